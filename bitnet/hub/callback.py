@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import BitnetError, NetworkError, Offline
 from bitnet.base.trust import redact_url
 from bitnet.hub.http import Transient
-from bitnet.hub.session import BACKOFF_S, HubSession
+from bitnet.hub.patience import BACKOFF_S
+from bitnet.hub.session import HubSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -54,7 +55,7 @@ def call_back(
 
 
 def _post(url: str, facts: Mapping[str, Any], session: HubSession) -> str:
-    """What is wrong with the reply to *facts*; empty if they were accepted."""
+    """The problem with the reply to *facts*; empty if they were accepted."""
     with session.post(url, facts) as reply:
         if 200 <= reply.status_code < 300:
             return ""

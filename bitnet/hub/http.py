@@ -274,7 +274,7 @@ def content_range(value: str | None) -> tuple[int, int, int | None] | None:
     return start, stop, size
 
 
-def unsatisfied_size(value: str | None) -> int | None:
+def complete_length(value: str | None) -> int | None:
     """Size of the whole file in the ``Content-Range`` of a reply 416; ``None`` without one."""
     match = _UNSATISFIED_RANGE.fullmatch((value or "").strip())
     return int(match[1]) if match is not None else None

@@ -187,7 +187,7 @@ def strong_etag(value: str | None) -> str | None:
     return value.strip('"') or None
 
 
-def sent_etag(response: requests.Response) -> str | None:
+def etag_of(response: requests.Response) -> str | None:
     """Strong ETag of the file that *response* brings, in the words of its description by `head`.
 
     None if redirects led to another server, whose ETags are its own, and the hub named none.

@@ -205,18 +205,18 @@ def _refuse_two_choices(ref: Ref) -> None:
     default = listed.file if listed is not None else ""
     if ref.packaged:
         problem = f"{ref.name} is one file"
-        other = "name a repository"
+        remedy = "name a repository"
     elif ref.tag:
         problem = f"{ref.name} names a quantization"
-        other = "leave the tag after the colon out"
+        remedy = "leave the tag after the colon out"
     elif ref.file not in ("", default):
         problem = f"{ref.file!r} names the file"
-        other = "leave --file out"
+        remedy = "leave --file out"
     else:
         return
     raise UsageError(
         f"--include and --exclude choose files of a repository, and {problem}",
-        hint=f"{other}, or leave --include and --exclude out",
+        hint=f"{remedy}, or leave --include and --exclude out",
     )
 
 

@@ -9,7 +9,6 @@ import json
 import logging
 import random
 import re
-import threading
 import time
 from base64 import b64encode
 from contextlib import suppress
@@ -25,7 +24,6 @@ from bitnet.base.errors import (
     BitnetError,
     NetworkError,
     Offline,
-    RateLimited,
     TokenInvalid,
     UsageError,
 )
@@ -33,6 +31,7 @@ from bitnet.base.trust import origin, printable, redact_url
 from bitnet.hub import http
 from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.http import TROUBLESHOOTING, Limits, Transient, request_error, requests, urllib3
+from bitnet.hub.patience import Patience
 from bitnet.hub.transport import bundle_error, mount_transport, tls_failure
 
 if TYPE_CHECKING:
@@ -48,11 +47,6 @@ DRILL_ATTEMPTS = 3  # an injected fault is meant to fail
 SIGNED_ATTEMPTS = 3  # at a storage address that refuses its own signature
 UNREACHED_ATTEMPTS = 3  # a server where no connection was ever possible is unlikely to appear soon
 LONGEST_DOCUMENT = 64 << 20  # bytes of a JSON document, or of all pages of a listing
-BACKOFF_S = 0.2  # doubles with every failure ...
-LONGEST_BACKOFF_S = 20.0  # ... up to this
-JITTER = 0.1  # largest share added to a wait, so that clients do not retry in step
-STOP_POLL_S = 0.2  # time in which a waiting thread notices cancellation
-FRESH_START_BYTES = 1 << 20  # an attempt that received this much does not count as a failure
 CONNECT_TIMEOUT_S = 15.0
 MAX_REDIRECTS = 8
 
@@ -346,81 +340,6 @@ class HubSession:
                     raise Transient(request_error(url, _reason(error))) from None
 
         return self.retrying(what, attempt)
-
-
-class Patience:
-    """Time and attempts left for one operation; all threads of the operation share one object."""
-
-    def __init__(self, session: HubSession) -> None:
-        self._session = session
-        self._lock = threading.Lock()
-        self._failures = 0
-        self._gained = 0
-        self._waited_s = 0.0
-        self._last_gain = session.clock()
-
-    def report_bytes(self, count: int) -> None:
-        """Report that *count* more bytes have arrived."""
-        with self._lock:
-            self._last_gain = self._session.clock()
-            self._waited_s = 0.0
-            self._gained += count
-            if self._gained >= FRESH_START_BYTES:
-                self._failures = 0
-                self._gained = 0
-
-    def report_failure(
-        self, what: str, broken: Transient, *, stopped: Callable[[], bool] | None = None
-    ) -> None:
-        """Report a failure of *what* and wait before the next attempt, or until *stopped*."""
-        session = self._session
-        options = self._session.options
-
-        # Count the failure, and choose the wait before the next attempt.
-        with self._lock:
-            self._failures += 1
-            self._gained = 0
-            failures = self._failures
-            silent_s = max(session.clock() - self._last_gain, self._waited_s)
-        wait = min(BACKOFF_S * 2 ** min(failures - 1, 30), LONGEST_BACKOFF_S)
-        wait *= 1 + JITTER * session.jitter()
-        if broken.retry_after_s is not None:
-            wait = max(wait, broken.retry_after_s)
-
-        # Give up?
-        limits = [limit for limit in (session.attempts, broken.attempts) if limit]
-        most = min(limits, default=None)
-        ending = ""
-        if most is not None and failures >= most:
-            ending = "1 attempt" if failures == 1 else f"{failures} attempts"
-        elif wait > settings.retry_after_max():
-            ending = f"the server asks to wait {wait:.0f} s, BITNET_RETRY_AFTER_MAX allows less"
-        elif silent_s > options.deadline_s:
-            ending = f"{failures} attempts, no progress for {silent_s:.0f} s"
-        if ending:
-            if failures > 1:
-                logger.warning("%s: attempt %d failed: %s", what, failures, broken.reason)
-            kind = RateLimited if isinstance(broken.error, RateLimited) else NetworkError
-            hint = broken.error.hint or TROUBLESHOOTING
-            raise kind(f"{broken.error.message} ({ending})", hint=hint)
-
-        # Wait. A wait requested by the server is not silence.
-        if broken.retry_after_s is None:
-            with self._lock:
-                self._waited_s += wait
-        number = f"{failures} of {most}" if most is not None else f"{failures}"
-        logger.warning(
-            "%s: attempt %s failed: %s; next attempt in %.1f s", what, number, broken.reason, wait
-        )
-        if stopped is None:
-            session.sleep(wait)
-        else:
-            until = session.clock() + wait
-            while (left := until - session.clock()) > 0 and not stopped():
-                session.sleep(min(left, STOP_POLL_S))
-        if broken.retry_after_s is not None:
-            with self._lock:
-                self._last_gain = session.clock()
 
 
 def _storage_refusal(status: int, url: str, address: str) -> AuthError | Transient:

@@ -29,8 +29,8 @@ from bitnet.base.quantities import human_size
 from bitnet.base.trust import redact_url
 from bitnet.hub import http
 from bitnet.hub.http import urllib3
-from bitnet.hub.repository import sent_etag, strong_etag
-from bitnet.hub.session import Patience
+from bitnet.hub.patience import Patience
+from bitnet.hub.repository import etag_of, strong_etag
 from bitnet.hub.trailing_hash import TrailingHash
 
 if TYPE_CHECKING:
@@ -268,6 +268,7 @@ class Transfer:
         self._stop.clear()
         self._hash.stop()
         self.partial.restart()
+        self.etag = None
         self._hash = TrailingHash(self.partial.path)
 
     def _fetch(self, piece: _Piece) -> None:
@@ -329,33 +330,33 @@ class Transfer:
         bound = self.partial.server_etag
         is_other = None not in (etag, bound) and etag != bound
         if response.status_code == 416:
-            if is_other or not asked:
+            if is_other:
                 raise _NoRanges
             return self._end_at(response, start)
         if is_other:
             raise Replaced
         if response.status_code == 206:
-            body_range = self._part_range(response, start, stop, asked=asked)
+            body_start, end = self._part_range(response, start, stop, asked=asked)
         else:
-            body_range = self._whole_range(response, asked=asked)
+            body_start, end = self._whole_range(response, asked=asked)
         if self.partial.server_etag is None and not self._in_pieces:
             self.partial.bind(etag)
         if not self.facts.sha256:
-            self.etag = sent_etag(response)
-        return body_range
+            self.etag = etag_of(response) or self.etag
+        return body_start, end
 
     def _end_at(self, response: requests.Response, start: int) -> tuple[int, int]:
         """No bytes, if *response* says that the file of unknown size ends at *start*."""
         if self.size is not None:
             raise _NoRanges
-        if http.unsatisfied_size(response.headers.get("Content-Range")) != start:
+        if http.complete_length(response.headers.get("Content-Range")) != start:
             raise _NoRanges
         self.size = start
         return start, start
 
     def _part_range(
         self, response: requests.Response, start: int, stop: int | None, *, asked: bool
-    ) -> tuple[int, int]:
+    ) -> tuple[int, int | None]:
         """Start and end of the part of the file in *response*."""
         part = http.content_range(response.headers.get("Content-Range"))
         if not asked or part is None:

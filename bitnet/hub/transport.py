@@ -60,10 +60,7 @@ def trust_store() -> ssl.SSLContext:
 def context_of(bundle: str) -> ssl.SSLContext:
     """The context of a download: it trusts *bundle*, or the system and ``certifi``.
 
-    *bundle* is a file or a folder, as for ``requests``.
-
-    Raises:
-        UsageError: *bundle* cannot be used.
+    *bundle* is a file or a folder, as for ``requests``. One that cannot be used is refused.
     """
     if not bundle:
         context = trust_store()

@@ -24,8 +24,9 @@ from bitnet.base.errors import (
     VocabMismatch,
 )
 from bitnet.hub.fetch_options import FetchOptions
+from bitnet.hub.patience import Patience
 from bitnet.hub.repository import file_url, head
-from bitnet.hub.session import HubSession, Patience
+from bitnet.hub.session import HubSession
 
 CONTENT = random.Random(7).randbytes(3_000_000)
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -162,6 +163,13 @@ def test_a_wait_longer_than_allowed_ends_it(session, hub, target, clock):
         fetch(hub, session, target)
     assert clock.waits == []
     assert caught.value.exit_code == 12
+
+
+def test_waits_that_a_server_asks_for_again_and_again_end(session, hub, target, clock):
+    hub.rules.append(Rule(where="hub", status=503, headers={"Retry-After": "60"}))
+    with pytest.raises(NetworkError, match=r"asks to wait 36\d\d s"):
+        fetch(hub, session, target)
+    assert sum(clock.waits) <= 3600
 
 
 def test_too_many_requests_ends_as_rate_limited(session, hub, target):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bitnet.hub.http import as_count, content_range, unsatisfied_size
+from bitnet.hub.http import as_count, complete_length, content_range
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_content_range_is_read_or_refused(value, found):
      ("", None), (None, None)],
 )  # fmt: skip
 def test_the_size_of_a_file_without_the_part_asked_for_is_read_or_ignored(value, found):
-    assert unsatisfied_size(value) == found
+    assert complete_length(value) == found
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,9 @@ from bitnet.base.errors import (
 )
 from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.http import Transient
+from bitnet.hub.patience import Patience
 from bitnet.hub.repository import file_url, head
-from bitnet.hub.session import HubSession, Patience
+from bitnet.hub.session import HubSession
 
 HUNG_UP = b""
 

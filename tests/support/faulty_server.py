@@ -22,7 +22,7 @@ MOST_REQUESTS = 200  # a client that sends more would never end
 
 @dataclass(frozen=True)
 class Habits:
-    """How the server answers every request."""
+    """The form of every reply of the server."""
 
     ranges: bool = True  # it sends the part that is asked for
     says_ranges: bool = True  # ... and announces that

@@ -1,0 +1,114 @@
+"""Limits of trying an operation again: attempts without progress, waits, and time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Protocol
+
+from bitnet.base import settings
+from bitnet.base.errors import NetworkError, RateLimited
+from bitnet.hub.http import TROUBLESHOOTING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bitnet.hub.fetch_options import FetchOptions
+    from bitnet.hub.http import Transient
+
+logger = logging.getLogger(__name__)
+
+BACKOFF_S = 0.2  # doubles with every failure ...
+LONGEST_BACKOFF_S = 20.0  # ... up to this
+JITTER = 0.1  # largest share added to a wait, so that clients do not retry in step
+STOP_POLL_S = 0.2  # time in which a waiting thread notices cancellation
+FRESH_START_BYTES = 1 << 20  # an attempt that received this much does not count as a failure
+
+
+class RetryPolicy(Protocol):
+    """Limits and time of the attempts of a session."""
+
+    options: FetchOptions
+    attempts: int | None  # in a row without progress
+    clock: Callable[[], float]
+    sleep: Callable[[float], None]
+    jitter: Callable[[], float]  # from 0 to 1
+
+
+class Patience:
+    """Time and attempts left for one operation; all threads of the operation share one object."""
+
+    def __init__(self, session: RetryPolicy) -> None:
+        self._session = session
+        self._lock = threading.Lock()
+        self._failures = 0
+        self._gained = 0
+        self._waited_s = 0.0
+        self._last_gain = session.clock()
+        self._last_byte = self._last_gain
+
+    def report_bytes(self, count: int) -> None:
+        """Report that *count* more bytes have arrived."""
+        with self._lock:
+            self._last_gain = self._session.clock()
+            self._last_byte = self._last_gain
+            self._waited_s = 0.0
+            self._gained += count
+            if self._gained >= FRESH_START_BYTES:
+                self._failures = 0
+                self._gained = 0
+
+    def report_failure(
+        self, what: str, broken: Transient, *, stopped: Callable[[], bool] | None = None
+    ) -> None:
+        """Report a failure of *what* and wait before the next attempt, or until *stopped*."""
+        session = self._session
+        options = self._session.options
+
+        # Count the failure, and choose the wait before the next attempt.
+        with self._lock:
+            self._failures += 1
+            self._gained = 0
+            failures = self._failures
+            silent_s = max(session.clock() - self._last_gain, self._waited_s)
+        wait = min(BACKOFF_S * 2 ** min(failures - 1, 30), LONGEST_BACKOFF_S)
+        wait *= 1 + JITTER * session.jitter()
+        asked_s = wait  # by the server, with the waits before that brought no byte
+        if broken.retry_after_s is not None:
+            wait = max(wait, broken.retry_after_s)
+            asked_s = wait + session.clock() - self._last_byte
+
+        # Give up?
+        limits = [limit for limit in (session.attempts, broken.attempts) if limit]
+        most = min(limits, default=None)
+        ending = ""
+        if most is not None and failures >= most:
+            ending = "1 attempt" if failures == 1 else f"{failures} attempts"
+        elif asked_s > settings.retry_after_max():
+            ending = f"the server asks to wait {asked_s:.0f} s, BITNET_RETRY_AFTER_MAX allows less"
+        elif silent_s > options.deadline_s:
+            ending = f"{failures} attempts, no progress for {silent_s:.0f} s"
+        if ending:
+            if failures > 1:
+                logger.warning("%s: attempt %d failed: %s", what, failures, broken.reason)
+            kind = RateLimited if isinstance(broken.error, RateLimited) else NetworkError
+            hint = broken.error.hint or TROUBLESHOOTING
+            raise kind(f"{broken.error.message} ({ending})", hint=hint)
+
+        # Wait. A wait requested by the server is not silence.
+        if broken.retry_after_s is None:
+            with self._lock:
+                self._waited_s += wait
+        number = f"{failures} of {most}" if most is not None else f"{failures}"
+        logger.warning(
+            "%s: attempt %s failed: %s; next attempt in %.1f s", what, number, broken.reason, wait
+        )
+        if stopped is None:
+            session.sleep(wait)
+        else:
+            until = session.clock() + wait
+            while (left := until - session.clock()) > 0 and not stopped():
+                session.sleep(min(left, STOP_POLL_S))
+        if broken.retry_after_s is not None:
+            with self._lock:
+                self._last_gain = session.clock()
