@@ -17,7 +17,7 @@ from bitnet.store import Store, tree
 from bitnet.store.partial import name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from bitnet.store import Pin
@@ -153,8 +153,10 @@ def _store_entries(root: Path) -> list[Entry]:
     users = store.users()
     blob_entries: list[Entry] = []
     for blob in blobs:
-        ours = [name for name in names if name.sha256 == blob.sha256]
-        record = next((name for name in ours if name.kind != "version"), None)
+        ours = [name for name in names if name.sha256 == blob.sha256 and name.kind != "version"]
+        # A tokenizer that is also part of a model is removed as a model, so only if users say so.
+        ours.sort(key=lambda name: name.kind == "tokenizer")
+        record = ours[0] if ours else None
         with contextlib.suppress(FileNotFoundError):
             entry = replace(
                 _entry(root, blob.path, []),
@@ -163,7 +165,7 @@ def _store_entries(root: Path) -> list[Entry]:
                 companions=(store.verified.file_for(blob.path),),
                 users=tuple(users.get(blob.sha256, ())),
                 origin=record,
-                names=tuple(name for name in ours if name.kind != "version"),
+                names=tuple(ours),
             )
             blob_entries.append(entry)
     return blob_entries
@@ -190,15 +192,26 @@ def _key(area: str, inner: list[str]) -> str:
     return "/".join(inner)
 
 
-def is_same_file(entry: Entry, stored: Entry, root: Path) -> bool:
-    """True if *entry* is a link, a reflink or a copy, in the cache, of the file *stored*."""
-    if entry.is_stored:
-        return False
-    if entry.inode == stored.inode and any(entry.inode):
-        return True
-    record = Store(root).verified.find(entry.path)
-    is_placed = record is not None and record.placed and record.is_unchanged
-    return is_placed and record is not None and record.sha256 == stored.path.name
+def file_ids(root: Path, everything: Iterable[Entry]) -> dict[Path, Hashable]:
+    """Identity of the file that each entry of the cache is a name of, by the path of the entry.
+
+    A link, a reflink or a copy of a file of the store has the identity of that file: its digest.
+    """
+    everything = list(everything)
+    stored = [entry for entry in everything if entry.is_stored]
+    digests = {entry.inode: entry.path.name for entry in stored if any(entry.inode)}
+    placed = {
+        record.path: record.sha256
+        for record in Store(root).verified
+        if record.placed and record.sha256 in digests.values() and record.is_unchanged
+    }
+    ids: dict[Path, Hashable] = {}
+    for entry in everything:
+        inode = entry.inode if any(entry.inode) else entry.path
+        copy_of = placed.get(os.path.abspath(entry.path), inode)  # noqa: PTH100
+        ids[entry.path] = digests.get(entry.inode, copy_of)
+    ids.update({entry.path: entry.path.name for entry in stored})
+    return ids
 
 
 def locks_for(path: Path) -> list[Path]:

@@ -25,14 +25,14 @@ from bitnet.base.options import parse_duration
 from bitnet.base.quantities import human_size
 from bitnet.base.tables import DIGITS, quantity
 from bitnet.base.trust import SHA256
-from bitnet.cache.entries import Entry, entries, is_same_file, locks_for
+from bitnet.cache.entries import Entry, entries, file_ids, locks_for
 from bitnet.store import Store, links
 from bitnet.store.placing import sweep_placings
 from bitnet.store.root import tag_problem
 from bitnet.store.tree import claim_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable, Mapping
 
     from bitnet.cache import Selection
     from bitnet.store import Pin
@@ -62,6 +62,17 @@ class Removal:
             entry.size_bytes for inode, entry in files.items() if names[inode] >= entry.links
         )
 
+    @property
+    def lone_names(self) -> list[Pin]:
+        """Names to drop whose bytes are not removed: these stay for other names, or are gone."""
+        digests = {entry.path.name for entry in self.remove if entry.is_stored}
+        return [name for name in self.names if name.sha256 not in digests]
+
+    @property
+    def is_empty(self) -> bool:
+        """True if there is nothing to remove."""
+        return not (self.remove or self.names or self.marks)
+
     def holders_of(self, entry: Entry) -> list[str]:
         """Paths of projects, and the number of other names, that still hold the bytes of *entry*.
 
@@ -75,17 +86,21 @@ class Removal:
         """The plan as JSON values."""
         groups = {"remove": self.remove, "busy": self.busy}
         facts = {name: [entry.facts() for entry in group] for name, group in groups.items()}
-        return {"root": str(self.root), "size_bytes": self.size_bytes, **facts}
+        names = [name.key for name in self.lone_names]
+        return {"root": str(self.root), "size_bytes": self.size_bytes, **facts, "names": names}
 
     def summary(self, verb: str) -> str:
         """The plan as one line; *verb* is ``would remove`` or ``removed``."""
+        names = f", {quantity(len(self.lone_names), 'name')}" if self.lone_names else ""
         note = f"; {quantity(len(self.busy), 'file')} kept" if self.busy else ""
-        return f"{verb} {quantity(len(self.remove), 'file')}, {human_size(self.size_bytes)}{note}"
+        files = quantity(len(self.remove), "file")
+        return f"{verb} {files}, {human_size(self.size_bytes)}{names}{note}"
 
     def files(self, verb: str) -> list[str]:
-        """The files of the plan, one per line."""
+        """The files and lone names of the plan, one per line."""
         return [
             *(f"{verb} {e.path} ({e.kind}, {human_size(e.size_bytes)})" for e in self.remove),
+            *(f"{verb} the name {name.key}" for name in self.lone_names),
             *(f"kept: {e.path} (in use by {e.owner})" for e in self.busy),
         ]
 
@@ -100,28 +115,56 @@ def plan(root: Path, selection: Selection, *, now_s: float | None = None) -> Rem
     age_s = parse_duration(selection.older_than, "--older-than") if selection.older_than else None
     now_s = time.time() if now_s is None else now_s
     everything = entries(root)
+    ids = file_ids(root, everything)
     chosen = [entry for entry in everything if _in_scope(root, entry, selection)]
     names: list[Pin] = []
     keys = sorted({entry.key for entry in chosen if entry.key})
     if selection.key:
-        chosen, names = _of_key(root, chosen, everything, selection.key)
+        chosen, names = _of_key(root, chosen, everything, ids, selection.key)
     names += _names_without_bytes(root, selection)
     if selection.key and not (chosen or names):
         raise NotFound(
             f"nothing in {root} has the key {selection.key!r}",
             hint=f"keys are: {', '.join(keys) or 'none'}; see: bitnet cache list",
         )
-    published = [entry for entry in chosen if entry.kind not in ("partial", "leftover")]
-    newest = sorted(published, key=lambda entry: entry.last_used_s, reverse=True)
-    kept = {entry.path for entry in newest[: selection.keep]}
-    chosen = [
-        entry
+
+    # A file is kept or removed with all its names: paths in the cache, and records.
+    id_of_name = {name: _id_of_name(root, name, ids) for name in names}
+    last_used = _last_used_by_file(everything, ids)
+    published = {ids[entry.path] for entry in chosen if entry.kind not in ("partial", "leftover")}
+    published.update(each for each in id_of_name.values() if each is not None)
+    newest = sorted(published, key=lambda file: last_used[file], reverse=True)
+    kept = set(newest[: selection.keep])
+    if age_s is not None:
+        kept.update(file for file, used_s in last_used.items() if now_s - used_s <= age_s)
+    chosen = [entry for entry in chosen if ids[entry.path] not in kept]
+    names = [name for name in names if id_of_name[name] not in kept]
+
+    owners = {ids[entry.path]: entry.owner for entry in everything if entry.owner}
+    busy = [
+        replace(entry, owner=entry.owner or owners[ids[entry.path]])
         for entry in chosen
-        if entry.path not in kept and (age_s is None or now_s - entry.last_used_s > age_s)
+        if ids[entry.path] in owners
     ]
-    busy = tuple(entry for entry in chosen if entry.owner)
-    free = tuple(entry for entry in chosen if not entry.owner)
-    return Removal(root, free, busy, tuple(names))
+    free = [entry for entry in chosen if ids[entry.path] not in owners]
+    return Removal(root, tuple(free), tuple(busy), tuple(names))
+
+
+def _last_used_by_file(
+    everything: list[Entry], ids: Mapping[Path, Hashable]
+) -> dict[Hashable, float]:
+    """Last use of each file under any of its names in the cache, since the epoch, by identity."""
+    last_used: dict[Hashable, float] = {}
+    for entry in everything:
+        file = ids[entry.path]
+        last_used[file] = max(entry.last_used_s, last_used.get(file, entry.last_used_s))
+    return last_used
+
+
+def _id_of_name(root: Path, name: Pin, ids: Mapping[Path, Hashable]) -> Hashable | None:
+    """Identity of the file that *name* means; None if neither it nor its link is in the cache."""
+    place = None if name.place is None else ids.get(root / name.place)
+    return ids.get(Store(root).path_of(name.sha256), place)
 
 
 @dataclass(frozen=True)
@@ -160,13 +203,15 @@ def plan_model(root: Path, files: ModelFiles) -> Removal:
     )
 
     # Links: at the places of the model, and to the bytes that go.
+    ids = file_ids(root, everything)
+    gone_ids = {ids[entry.path] for entry in gone}
     places = {root / record.place for record in mine if record.place is not None}
     link_entries = [
         entry
         for entry in everything
         if files.is_link(entry.path)
         or entry.path in places
-        or any(is_same_file(entry, each, root) for each in gone)
+        or (ids[entry.path] in gone_ids and not entry.is_stored)
     ]
     unfinished = [entry for entry in everything if files.is_unfinished(entry)]
     names = tuple(record for record in mine if record.kind != "version")
@@ -182,6 +227,7 @@ def plan_superseded(root: Path) -> list[Removal]:
     named = {record.sha256 for record in store.index if record.kind != "version"}
     users = store.users()
     everything = entries(root)
+    ids = file_ids(root, everything)
     plans = []
     for digest, mark in marks.items():
         if digest in users:
@@ -191,7 +237,7 @@ def plan_superseded(root: Path) -> list[Removal]:
         if digest in named:
             stored = []  # only the mark goes: the version is in use again
         elif stored:
-            same = [entry for entry in everything if is_same_file(entry, stored[0], root)]
+            same = [each for each in everything if ids[each.path] == digest and not each.is_stored]
         plans.append(Removal(root, (*stored, *same), is_whole=True, marks=(mark,)))
     return plans
 
@@ -231,7 +277,11 @@ def _names_without_bytes(root: Path, selection: Selection) -> list[Pin]:
 
 
 def _of_key(
-    root: Path, scope: list[Entry], everything: list[Entry], key: str
+    root: Path,
+    scope: list[Entry],
+    everything: list[Entry],
+    ids: Mapping[Path, Hashable],
+    key: str,
 ) -> tuple[list[Entry], list[Pin]]:
     """Entries of *key* with every name of the same file, so that its bytes are freed; the names.
 
@@ -246,8 +296,7 @@ def _of_key(
         if are_all_meant or is_digest_meant:
             # The bytes go, with every link to them.
             names += entry.names
-            paths.add(entry.path)
-            paths.update(link.path for link in everything if is_same_file(link, entry, root))
+            paths.update(each.path for each in everything if ids[each.path] == ids[entry.path])
         elif meant:
             # The bytes stay for the other names.
             names += meant
@@ -298,10 +347,11 @@ def prune(planned: Removal) -> Removal:
     store = Store(planned.root)
     removed: list[Entry] = []
     busy = list(planned.busy)
-    batches = [list(planned.remove)] if planned.is_whole else _by_file(planned.remove)
+    ids = file_ids(planned.root, planned.remove)
+    batches = [list(planned.remove)] if planned.is_whole else _by_file(planned.remove, ids)
     for batch in batches:
         with contextlib.ExitStack() as stack:
-            free, held = _lock(planned.root, batch, stack)
+            free, held = _lock(planned.root, batch, ids, stack)
             busy += held
             if planned.is_whole and held:
                 continue
@@ -320,7 +370,8 @@ def prune(planned: Removal) -> Removal:
         for mark in planned.marks:
             links.remove(mark)
     store.verified.sweep()
-    return replace(planned, remove=tuple(removed), busy=tuple(busy))
+    names = () if busy else planned.names
+    return replace(planned, remove=tuple(removed), busy=tuple(busy), names=names)
 
 
 def _forget_bytes(store: Store, digests: set[str]) -> None:
@@ -329,16 +380,16 @@ def _forget_bytes(store: Store, digests: set[str]) -> None:
         store.index.forget_if(lambda record: record.sha256 in digests)
 
 
-def _by_file(planned: tuple[Entry, ...]) -> list[list[Entry]]:
-    """*planned* in batches of one file's names, links to the store first."""
-    batches: dict[object, list[Entry]] = {}
+def _by_file(planned: tuple[Entry, ...], ids: Mapping[Path, Hashable]) -> list[list[Entry]]:
+    """*planned* in batches of one file's names."""
+    batches: dict[Hashable, list[Entry]] = {}
     for entry in planned:
-        batches.setdefault(entry.inode if any(entry.inode) else entry.path, []).append(entry)
-    return sorted(batches.values(), key=lambda batch: any(entry.is_stored for entry in batch))
+        batches.setdefault(ids[entry.path], []).append(entry)
+    return list(batches.values())
 
 
 def _lock(
-    root: Path, batch: list[Entry], stack: contextlib.ExitStack
+    root: Path, batch: list[Entry], ids: Mapping[Path, Hashable], stack: contextlib.ExitStack
 ) -> tuple[list[Entry], list[Entry]]:
     """Lock *batch* until *stack* ends: what may be removed, links first, and what is busy."""
     free: list[Entry] = []
@@ -348,8 +399,8 @@ def _lock(
         if root.resolve() not in entry.path.parent.resolve().parents:
             busy.append(replace(entry, owner="a link that leads out of the cache"))
             continue
-        holder = next((candidate for candidate in busy if candidate.inode == entry.inode), None)
-        if holder is not None and any(entry.inode):
+        holder = next((each for each in busy if ids[each.path] == ids[entry.path]), None)
+        if holder is not None:
             busy.append(replace(entry, owner=holder.owner))
             continue
         try:

@@ -215,7 +215,7 @@ def clean_cache(
         show(*map(brief, planned.files("would remove")))
     if not output.json and (dry_run or not yes):
         show(planned.summary("would remove"))
-    is_confirmed = not dry_run and (yes or not planned.remove)
+    is_confirmed = not dry_run and (yes or planned.is_empty)
     if not (is_confirmed or dry_run or terminal):
         raise UsageError(
             "nothing was removed: there is no terminal to ask on",

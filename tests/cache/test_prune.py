@@ -1,0 +1,145 @@
+"""A file of the cache is kept or removed with all its names: links, copies and records."""
+
+import hashlib
+import io
+import itertools
+import os
+import sys
+
+import pytest
+
+from bitnet.base import locks
+from bitnet.cache import Selection
+from bitnet.cache.entries import entries
+from bitnet.cache.prune import plan, prune
+from bitnet.commands import load
+from bitnet.commands.program import Program
+from bitnet.store import Pin, Store, tree
+
+NOW_S = 1_700_000_000.0
+DAY_S = 86_400
+FORMS = ("nothing", "hard link", "copy")  # of the second path that a file has in the cache
+
+
+@pytest.fixture
+def root(tmp_path):
+    root = tmp_path / "bitnet"
+    root.mkdir()
+    tag = b"Signature: 8a477f597d28d172789f06886806bc55\n# bitnet\n"
+    (root / "CACHEDIR.TAG").write_bytes(tag)
+    return root
+
+
+def add(root, name, *, age_days, form="hard link", repos=("acme",), kinds=("model",)):
+    """A file of the store, last used *age_days* ago, a name of each repo, and a place of it.
+
+    A copy was used last, and its bytes in the store ten years before.
+    """
+    store = Store(root)
+    raw = f"GGUF {name}".encode()
+    digest = hashlib.sha256(raw).hexdigest()
+    path = store.path_of(digest)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(raw)
+    used_s = NOW_S - age_days * DAY_S
+    place = root / f"models/{repos[0]}--{name}/main/{name}.gguf"
+    if form != "nothing":
+        place.parent.mkdir(parents=True)
+    if form == "hard link":
+        os.link(path, place)
+    os.utime(path, (used_s, used_s))
+    if form == "copy":
+        place.write_bytes(raw)
+        os.utime(place, (used_s, used_s))
+        store.verified.remember(place, digest, placed=True)
+        os.utime(path, (used_s - 3650 * DAY_S,) * 2)
+    for repo, kind in zip(repos, itertools.cycle(kinds), strict=False):
+        relative = str(place.relative_to(root)) if form != "nothing" and repo == repos[0] else None
+        pin = Pin(kind, f"{repo}/{name}", "main", f"{name}.gguf", sha256=digest, place=relative)
+        store.index.write(pin, *pin.index_name)
+    return path
+
+
+def listing(root):
+    """Files of the cache and recorded names; lock files and digests are not part of it."""
+    files = sorted(entry.path for entry in entries(root) if entry.kind != "leftover")
+    return files, sorted(name.key for name in Store(root).index)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("repos", [("acme",), ("acme", "other")])
+@pytest.mark.parametrize("key", ["", "acme/a", "acme--a/main/a.gguf", "digest"])
+@pytest.mark.parametrize("limits", [{"older_than": "30d"}, {"keep": 1}])
+def test_a_file_that_a_limit_keeps_keeps_every_name(root, form, repos, key, limits):
+    path = add(root, "a", age_days=1, form=form, repos=repos)
+    before = listing(root)
+    key = path.name if key == "digest" else key
+    planned = plan(root, Selection(key=key, models=True, **limits), now_s=NOW_S)
+    assert planned.is_empty
+    prune(planned)
+    assert listing(root) == before
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("keep", range(4))
+def test_keep_counts_files_and_not_their_names(root, form, keep):
+    for age, name in enumerate("abc"):
+        add(root, name, age_days=age, form=form, repos=("acme", "other"))
+    prune(plan(root, Selection(models=True, keep=keep), now_s=NOW_S))
+    files, names = listing(root)
+    paths_each = 1 if form == "nothing" else 2
+    assert len(files) == keep * paths_each
+    assert names == sorted(
+        f"{o}--{n}/main/{n}.gguf" for o in ("acme", "other") for n in "abc"[:keep]
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_file_over_a_limit_goes_with_every_name(root, form):
+    add(root, "a", age_days=40, form=form)
+    prune(plan(root, Selection(key="acme/a", models=True, older_than="30d"), now_s=NOW_S))
+    assert listing(root) == ([], [])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("is_planned_before", [True, False])
+def test_no_name_of_a_file_in_use_is_removed(root, form, is_planned_before):
+    path = add(root, "a", age_days=40, form=form)
+    before = listing(root)
+    claim = tree.claim_path(Store(root).folder, path.name)
+    claim.parent.mkdir(parents=True, exist_ok=True)
+    selection = Selection(models=True)
+    planned = plan(root, selection, now_s=NOW_S) if is_planned_before else None
+    with locks.hold(claim, timeout_s=5):
+        done = prune(planned or plan(root, selection, now_s=NOW_S))
+        assert {entry.path for entry in done.busy} >= set(before[0])
+        assert done.remove == ()
+    assert listing(root) == before
+
+
+@pytest.mark.parametrize("kinds", [("tokenizer", "model"), ("model", "tokenizer")])
+@pytest.mark.parametrize("selection", [Selection(), Selection(tokenizers_only=True)])
+def test_a_tokenizer_that_is_part_of_a_model_stays_with_the_model(root, kinds, selection):
+    path = add(root, "a", age_days=1, repos=("acme", "other"), kinds=kinds)
+    before = listing(root)
+    prune(plan(root, selection, now_s=NOW_S))
+    assert path.exists()
+    assert listing(root) == before
+
+
+@pytest.mark.parametrize(("words", "is_dropped"), [((), False), (("--yes",), True)])
+def test_a_name_whose_bytes_stay_is_listed_and_dropped_only_on_request(
+    root, words, is_dropped, capsys, monkeypatch
+):
+    add(root, "a", age_days=1, form="nothing", repos=("acme", "other"))
+    before = listing(root)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    line = ["bitnet", "cache", "clean", "--key", "acme/a", "--models", f"--cache-dir={root}"]
+    with pytest.raises(SystemExit) as stop:
+        Program(load(), "bitnet").run([*line, *words])
+    assert (stop.value.code, "0 files, 0 B, 1 name" in capsys.readouterr().out) == (
+        0 if is_dropped else 2,
+        True,
+    )
+    names = ["other--a/main/a.gguf"] if is_dropped else before[1]
+    assert listing(root) == (before[0], names)
