@@ -99,10 +99,21 @@ _DOWN: Mapping[str, _Rule] = {
     "Q4_0": lambda tensor: "Q4_1" if tensor.is_early and tensor.weighted else None,
     "Q5_0": lambda tensor: "Q5_1" if tensor.is_early and tensor.weighted else None,
 }
+# Falcon's, where they are others.
+_FALCON_DOWN: Mapping[str, _Rule | None] = {
+    "Q3_K_M": lambda tensor: tensor.by_depth("Q5_K", "Q4_K", "Q3_K"),
+    "Q3_K_L": "Q4_K",
+    "Q4_K_S": None,
+    "Q4_K_M": lambda tensor: tensor.by_depth("Q6_K", "Q5_K", "Q4_K"),
+}
 _ATTENTION_OUTPUT = {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}
+_FALCON_ATTENTION_OUTPUT = {"Q3_K_L": "Q4_K"}
 _EIGHT_EXPERTS_OUTPUT = frozenset(
     {"Q2_K", "Q3_K_S", "Q3_K_M", "IQ4_NL", "Q4_K_S", "Q4_K_M", "IQ4_XS"}
 )
+
+# Number of blocks of the models of an architecture that llama.cpp calls LLM_TYPE_70B.
+_BLOCKS_OF_70B = {"llama": 80, "llama-embed": 80, "qwen2": 80, "olmo": 80, "jais2": 68}
 
 _SUMS = ".in_sum2"
 _COUNTS = ".counts"
@@ -113,7 +124,7 @@ class _TensorPosition:
     """A tensor as the rules see it."""
 
     layer: int  # its number among the tensors of its role; with experts, that of its block
-    layers: int  # the number of these tensors, or of the blocks
+    layers: int  # the number of these tensors, or of the blocks, each as often as it runs
     sharing: int  # query heads per key head in the first block
     weighted: bool  # there is an importance matrix
 
@@ -127,6 +138,12 @@ class _TensorPosition:
         first = self.layers // 8
         late = self.layer >= 7 * self.layers // 8
         return self.is_early or late or (self.layer - first) % 3 == 2
+
+    def by_depth(self, first: str, sensitive: str, other: str) -> str:
+        """A type for the first sixteenth, one for other sensitive tensors, and one for the rest."""
+        if self.layer < self.layers // 16:
+            return first
+        return sensitive if self.is_sensitive else other
 
 
 def mixture_types(
@@ -159,6 +176,8 @@ class _Assignment:
         self.weights = checkpoint.weights
         self.architecture = checkpoint.architecture
         self.blocks = checkpoint.integer("block_count")
+        # Blocks that run several times count as often.
+        self.layers = self.blocks * checkpoint.integer("num_loops", 1)
         self.experts = checkpoint.integer("expert_count", 0)
         counts = [checkpoint.value(f"attention.head_count{suffix}", None) for suffix in ("", "_kv")]
         # The number of the first block, where each block has its own.
@@ -167,6 +186,9 @@ class _Assignment:
         )
         kv_heads = heads if kv_heads is None else kv_heads
         self.sharing = int(heads or 0) // int(kv_heads) if kv_heads else 0
+        self.is_70b = self.blocks == _BLOCKS_OF_70B.get(self.architecture)
+        if self.architecture in ("llama", "llama-embed") and heads == kv_heads:
+            self.is_70b = False
         self.values = sum(_role(name) == "values" for name in self.weights)
         self.counts: Counter[str] = Counter()
 
@@ -181,31 +203,35 @@ class _Assignment:
         default = self.default
         is_head = role == "output" or (role == "embedding" and "output.weight" not in self.weights)
         if self.mixture == "MXFP4_MOE":
-            experts = len(weight.shape) > 2 and weight.shape[0] > 1
-            return "MXFP4" if experts and not is_head else "Q8_0"
+            is_expert = len(weight.shape) > 2 and weight.shape[0] > 1
+            # Of this architecture, matrices of the latent attention are stored for each head.
+            if self.architecture == "bailingmoe3":
+                is_expert = is_expert and role in ("up", "gate", "down")
+            return "MXFP4" if is_expert and not is_head else "Q8_0"
         if is_head:
             rest = weight.shape[-1] % types.by_name(default).block_size
-            return "Q8_0" if rest or default == "Q8_0" else "Q6_K"
+            is_large = rest or default == "Q8_0" or self.architecture == "falcon"
+            return "Q8_0" if is_large else "Q6_K"
         has_eight_experts = self.experts == 8
         if role == "values":
             type_ = self._apply(_VALUES, weight.name, role, self.values)
-            # What llama.cpp calls LLM_TYPE_70B, by the number of blocks.
-            is_70b = self.blocks == 80 and self.architecture in ("llama", "qwen2", "olmo")
-            is_70b = is_70b and (self.architecture != "llama" or self.sharing != 1)
-            if is_70b and type_ in ("Q3_K", "Q4_K"):
+            if self.is_70b and type_ in ("Q3_K", "Q4_K"):
                 type_ = "Q5_K"
             return "Q8_0" if has_eight_experts else type_
         if role == "keys" and has_eight_experts:
             return "Q8_0"
         if role == "down":
-            return self._apply(_DOWN, weight.name, role, self.blocks)
+            rules = _DOWN if self.architecture != "falcon" else {**_DOWN, **_FALCON_DOWN}
+            return self._apply(rules, weight.name, role, self.layers)
         if role == "attention output":
+            if self.architecture == "falcon":
+                return _FALCON_ATTENTION_OUTPUT.get(self.mixture, default)
             if has_eight_experts:
                 return "Q5_K" if self.mixture in _EIGHT_EXPERTS_OUTPUT else default
             return _ATTENTION_OUTPUT.get(self.mixture, default)
         return default
 
-    def _apply(self, rules: Mapping[str, _Rule], name: str, role: str, layers: int) -> str:
+    def _apply(self, rules: Mapping[str, _Rule | None], name: str, role: str, layers: int) -> str:
         by_block = role == "down" and self.experts > 1
         tensor = _TensorPosition(
             _block(name) if by_block else self.counts[role], layers, self.sharing, self.weighted

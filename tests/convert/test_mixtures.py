@@ -35,6 +35,14 @@ DIGESTS = {
     "rows of 80": "51467182ac155b61",
     "fused queries, keys and values": "b0e6c5362b8f60b7",
     "states between attention": "0cf4aae5a38b48de",
+    "falcon of 34 blocks": "8cd27e8e22f175c2",
+    "tied falcon of 16 blocks": "6a7ae8f6d88158f7",
+    "jais2 of 68 blocks": "b482dbbc1659ddac",
+    "llama-embed of 80 blocks, two queries to a key": "70d7a9f893c4ee78",
+    "llama of 80 blocks, nine queries to eight keys": "a51a804b35b6d50a",
+    "blocks that run twice": "f7df16f7ad3613e0",
+    "bailingmoe3 of latent attention": "36eb84d786480134",
+    "deepseek2 of latent attention": "6a03f8b1424d53ca",
 }
 
 

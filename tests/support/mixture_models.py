@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from builders import Tensor, write_gguf
+from tiny_keys import LATENT as LATENT_KEYS
 
 from bitnet.convert.convert_options import MIXTURES, ConvertOptions
 from bitnet.convert.mixtures import mixture_types
@@ -21,9 +22,17 @@ ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
 FFN = ("ffn_gate", "ffn_up", "ffn_down")
 EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 FUSED = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
+LATENT = ("attn_q_a", "attn_q_b", "attn_kv_a_mqa", "attn_k_b", "attn_v_b", "attn_output")
+BY_HEAD = ("attn_k_b", "attn_v_b")
 STATES = ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta", "ssm_out", "ssm_conv1d")
 
 OWN_KEYS = {
+    "nanbeige": {"num_loops": 2},
+    "falcon": {"attention.layer_norm_epsilon": 1e-5},
+    "bailingmoe3": LATENT_KEYS
+    | {"kda.gate_lower_bound": -5.0, "kda.head_dim": 32, "ssm.conv_kernel": 4},
+    "deepseek2": LATENT_KEYS,
+    "jais2": {"attention.layer_norm_epsilon": 1e-5},
     "qwen35": {
         "ssm.conv_kernel": 4,
         "ssm.group_count": 2,
@@ -64,7 +73,11 @@ def model(
     for block in range(blocks):
         names = parts[block % len(parts)] if parts else (*ATTENTION, *FFN)
         for name in names:
-            shape = (experts, ROWS, width) if name in EXPERTS else (ROWS, width)
+            shape = (ROWS, width)
+            if name in EXPERTS:
+                shape = (experts, *shape)
+            if name in BY_HEAD:
+                shape = (heads, *shape)
             weights.append(_zeros(f"blk.{block}.{name}.weight", shape))
         weights.append(_zeros(f"blk.{block}.ffn_gate_inp.weight", (ROWS, width)))
         weights.append(_zeros(f"blk.{block}.attn_norm.weight", (width,)))
@@ -91,6 +104,18 @@ MODELS = {
     "states between attention": model(
         "qwen35", 24, kv_heads=1, parts=[(*STATES, *FFN)] * 3 + [(*ATTENTION, *FFN)]
     ),
+    "falcon of 34 blocks": model("falcon", 34, kv_heads=1, parts=[FUSED]),
+    "tied falcon of 16 blocks": model("falcon", 16, tied=True, parts=[FUSED]),
+    "jais2 of 68 blocks": model("jais2", 68),
+    "llama-embed of 80 blocks, two queries to a key": model("llama-embed", 80, kv_heads=2),
+    "llama of 80 blocks, nine queries to eight keys": model(
+        "llama", 80, heads=9, kv_heads=8, width=288
+    ),
+    "blocks that run twice": model("nanbeige", 11),
+    "bailingmoe3 of latent attention": model(
+        "bailingmoe3", 8, experts=6, parts=[(*LATENT, *EXPERTS)]
+    ),
+    "deepseek2 of latent attention": model("deepseek2", 8, experts=6, parts=[(*LATENT, *EXPERTS)]),
 }
 
 
