@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.quants.types import QuantType
 
+_I2_S_BLOCK = 128  # weights
 _FLOATS = frozenset({"F32", "F16", "BF16", "F64"})
 _CHUNK = 1 << 22  # weights at a time
 _COPY_BYTES = 8 << 20
@@ -123,10 +124,9 @@ class Job:
         """
         name = self.weight.name
         target = self.target
-        if target.name in BLOCKS and not np.isfinite(values).all():
+        if not np.isfinite(values).all():
             raise Unsupported(
-                f"{name}: some of its weights are infinite or NaN, which {target.name} cannot hold",
-                hint="choose F32 or BF16, or fetch the model again",
+                f"{name}: some of its weights are infinite or NaN", hint="fetch the model again"
             )
         with np.errstate(over="ignore", invalid="ignore"):
             if target.name in TERNARY:
@@ -140,8 +140,9 @@ class Job:
         largest = float(np.abs(values).max(initial=0))
         error = difference / (largest or 1.0)
         if not math.isfinite(error):
+            wider = "F32" if target.name == "BF16" else "BF16 or F32"
             raise Unsupported(
-                f"{name}: {target.name} cannot hold its largest weights", hint="choose BF16 or F32"
+                f"{name}: {target.name} cannot hold its largest weights", hint=f"choose {wider}"
             )
         is_rounding = self.weight.quant.name in _FLOATS and target.name in ROUNDED
         if not (exact or is_rounding or self.allow_lossy):
@@ -221,12 +222,25 @@ class Job:
                 f"{self.target.name} blocks of {self.target.block_size}",
                 hint="choose I2_S, or F16",
             )
+        if self.target.name == "I2_S" and math.prod(self.weight.shape) % _I2_S_BLOCK:
+            raise Unsupported(
+                f"{self.weight.name} has {math.prod(self.weight.shape):,} weights, and I2_S blocks "
+                f"of {_I2_S_BLOCK}",
+                hint="choose F16",
+            )
         ternary = self.ternary()
         used = _count_nonzero(ternary)
+        layout = SCALED_BLOCKS.get(self.target.name)
+        if layout is None and (ternary.codes > 1).any():
+            raise Unsupported(
+                f"{self.weight.name} has weights of twice their scale, which {self.target.name} "
+                "has no code for",
+                hint="choose PQ2_0 or Q2_0",
+            )
         if self.target.name == "I2_S":
             scales = self._one_each(ternary.scales.reshape(1, -1), used.reshape(1, -1), "tensor")
             return Ternary(ternary.codes, scales)
-        if self.target.name == "IQ2_BN":
+        if layout is None:  # IQ2_BN
             return Ternary(ternary.codes, self._one_each(ternary.scales, used, "row"))
         # The other types store a float16 scale for each block.
         blocks = ternary.codes.shape[1] // self.target.block_size
@@ -236,7 +250,7 @@ class Job:
             scales = self._one_each(ternary.scales.reshape(shape), used.reshape(shape), "block")
             ternary = Ternary(ternary.codes, scales.reshape(rows, blocks))
             used = _count_nonzero(ternary)
-        if reason := SCALED_BLOCKS[self.target.name].refusal(ternary):
+        if reason := layout.refusal(ternary):
             raise Unsupported(f"{self.weight.name} has {reason}", hint="choose PQ2_0 or Q2_0")
         with np.errstate(over="ignore"):
             halves = ternary.scales.astype(np.float16).astype(np.float32)
@@ -354,13 +368,16 @@ def _seems_ternary(weight: Weight, target: QuantType) -> bool:
 def _as_ternary(values: NDArray[np.float32], target: QuantType) -> Ternary | None:
     """*values* as codes and scales, exactly; ``None`` if *target* cannot hold them.
 
-    There is a scale for each block of *target*, or one for the whole matrix if it has no blocks.
+    There is a scale for each block of *target*, for each row, or for the whole matrix.
     """
     rows, columns = values.shape
     layout = SCALED_BLOCKS.get(target.name)
-    if layout is None:
+    if target.name == "I2_S":
         groups = values.reshape(1, -1)
         shape = (1, 1)
+    elif layout is None:  # IQ2_BN
+        groups = values
+        shape = (rows, 1)
     elif columns % layout.weights:
         return None
     else:
