@@ -243,6 +243,21 @@ def _end(evidence, verdict, requested, name, *, quiet):
     raise kind(f"crossval {verdict.status}: {reasons}", hint=verdict.hint or hint)
 
 
+def _recording_of(evidence, requested):
+    """The recording for the replay of a report: it needs one if and only if the report had one."""
+    if evidence.plan.live and requested.recording:
+        raise UsageError(
+            f"{requested.check} is not about a recording, but about {evidence.plan.against}",
+            hint="leave --recording out",
+        )
+    if not evidence.plan.live and not requested.recording:
+        raise UsageError(
+            f"{requested.check} is about a recording, which a replay needs",
+            hint="name the recording: --recording FILE",
+        )
+    return requested.recording
+
+
 def _check(requested, options, common):
     """``--check``: derive the verdict of a report again, and compare it with the report's."""
     from bitnet.crossval.check import check_report, compare_again, options_of, read_report
@@ -253,8 +268,7 @@ def _check(requested, options, common):
     if requested.replay:  # the whole cross-validation again
         again = options_of(evidence)
         again = replace(again, reference_timeout=requested.reference_timeout)
-        if not evidence.plan.live:
-            again = replace(again, recording=requested.recording)
+        again = replace(again, recording=_recording_of(evidence, requested))
         repeated = _compare(again, evidence.plan.asked, options, common)
         findings.append(compare_again(evidence, repeated))
     wrong = [finding for finding in findings if finding.severity == "failed"]

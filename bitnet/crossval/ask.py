@@ -77,13 +77,13 @@ def ask(
         raise EngineFailed(text, hint=OTHER_ENGINE)
     try:
         answer = read_json(target, hint=OTHER_ENGINE)
-        intermediates = _read_intermediates(folder)
+        # Behind an error, the file of intermediates may be incomplete.
+        if "error" in answer:
+            text = f"{engine} cannot run {model}: {answer['error']}"
+            raise EngineFailed(text, hint=OTHER_ENGINE)
+        return answer, _read_intermediates(folder)
     except InvalidFormat as error:
         raise EngineFailed(f"{engine}: {error.message}", hint=OTHER_ENGINE) from error
-    if "error" in answer:
-        text = f"{engine} cannot run {model}: {answer['error']}"
-        raise EngineFailed(text, hint=OTHER_ENGINE)
-    return answer, intermediates
 
 
 def _read_intermediates(folder: Path) -> dict[str, NDArray[np.float32]]:
@@ -105,8 +105,8 @@ def run(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run *command*, and return its exit status and stderr; messages call the program *name*.
 
-    After *limit_s* seconds it is killed with all processes that it started. :class:`EngineFailed`
-    is raised if it was killed, or does not start.
+    After *limit_s* seconds it is killed. All processes that it started are killed with it, also
+    when it ends by itself. :class:`EngineFailed` is raised if it was killed, or does not start.
     """
     # Files instead of pipes: a process that outlives the engine may hold a pipe open.
     with tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as errors:
@@ -130,8 +130,7 @@ def run(
             hint = "ask for less: --max-positions N, or wait longer: --reference-timeout SECONDS"
             raise EngineFailed(f"{name} took more than {seconds:,} s", hint=hint) from None
         finally:
-            if process.poll() is None:
-                _kill_group(process)
+            _kill_group(process)
         # Only the end is read: engines write logs of any length.
         errors.seek(0, os.SEEK_END)
         errors.seek(max(errors.tell() - _MOST_STDERR_BYTES, 0))
@@ -139,7 +138,7 @@ def run(
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill *process* and all processes of its group."""
+    """Kill *process*, if it still runs, and all other processes of its group."""
     if hasattr(os, "killpg"):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import InvalidFormat
+from bitnet.base.errors import InvalidFormat, UsageError
 from bitnet.base.files import read_json
 from bitnet.base.findings import Finding
 from bitnet.crossval.crossval_options import CrossvalOptions
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _RELATIVE = 1e-3
 _ABSOLUTE = 1e-13
 _SHOWN = 5  # differences in a message
+# Fields of a row: divergences, gaps and negative logarithms of probabilities.
+_AT_LEAST_ZERO = ("gap", "kl", "nll", "theirs_nll", "ours_kl", "theirs_kl")
 
 # Prefixes of the fields about the machine and the engines of the report. If one of them differs
 # here, the numbers of the report cannot be computed again.
@@ -48,7 +50,22 @@ def read_report(path: Path) -> tuple[Evidence, dict[str, Any]]:
     if not set(DERIVED) <= set(values):
         raise InvalidFormat(f"{path.name} is not a report", hint="name a report.json")
     claimed = {name: values.pop(name) for name in DERIVED}
-    return from_json(Evidence, values, path.name), claimed
+    evidence = from_json(Evidence, values, path.name)
+    _check_rows(evidence, path.name)
+    return evidence, claimed
+
+
+def _check_rows(evidence: Evidence, name: str) -> None:
+    """Refuse rows with numbers that no comparison gives; *name* is the file, for messages."""
+    for part, rows in (("rows", evidence.rows), ("greedy", evidence.greedy)):
+        for number, row in enumerate(rows):
+            for field in _AT_LEAST_ZERO:
+                value = getattr(row, field)
+                if value is not None and value < 0:
+                    raise InvalidFormat(
+                        f"{name}.{part}[{number}].{field} is {value!r}, expected at least 0",
+                        hint="write the report again",
+                    )
 
 
 def check_report(evidence: Evidence, claimed: dict[str, Any]) -> list[Finding]:
@@ -79,13 +96,19 @@ def options_of(evidence: Evidence) -> CrossvalOptions:
             f"{', '.join(REFERENCES)}",
             hint="compare again: bitnet crossval MODEL --report-dir DIR",
         )
-    return CrossvalOptions(
-        against=plan.against if plan.live else "",
-        max_positions=plan.limit,
-        greedy=plan.greedy,
-        tokenizer_only=plan.tokenizer_only,
-        require_real=plan.require_real,
-    )
+    try:
+        return CrossvalOptions(
+            against=plan.against if plan.live else "",
+            max_positions=plan.limit,
+            greedy=plan.greedy,
+            tokenizer_only=plan.tokenizer_only,
+            require_real=plan.require_real,
+        )
+    except UsageError as error:
+        raise InvalidFormat(
+            f"the plan of the report cannot be repeated: {error.message}",
+            hint="compare again: bitnet crossval MODEL --report-dir DIR",
+        ) from error
 
 
 def compare_again(evidence: Evidence, again: Evidence) -> Finding:

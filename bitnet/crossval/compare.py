@@ -33,7 +33,7 @@ _CLEANED_UP = re.compile(r" [?!.,]| ' | n't| '(?:m|s|ve|re)| \u2047 ")
 
 
 def faults_of(
-    trace: Trace, prompts: Sequence[Prompt], *, texts: int = 0, vocabulary: int = _LEAST
+    trace: Trace, prompts: Sequence[Prompt], *, texts: int = 0, vocabulary: int
 ) -> tuple[str, ...]:
     """Descriptions of what *trace* lacks or has beyond the request; empty if it is whole.
 
@@ -42,16 +42,16 @@ def faults_of(
     faults = []
     if len(trace.prompts) != len(prompts):
         faults.append(f"{len(trace.prompts)} prompts, expected {len(prompts)}")
-    least = min(_LEAST, vocabulary)
     for number, (answer, prompt) in enumerate(zip(trace.prompts, prompts, strict=False)):
-        faults += [f"prompt {number}: {fault}" for fault in _faults(answer, prompt, least)]
+        faults += [f"prompt {number}: {fault}" for fault in _faults(answer, prompt, vocabulary)]
     tokenized = len(trace.tokenized or ()) if texts else 0
     if tokenized != texts:
         faults.append(f"ids of {tokenized:,} texts, expected {texts:,}")
     return tuple(faults[:_SHOWN])
 
 
-def _faults(answer: PromptTrace, prompt: Prompt, least: int) -> Iterator[str]:
+def _faults(answer: PromptTrace, prompt: Prompt, vocabulary: int) -> Iterator[str]:
+    least = min(_LEAST, vocabulary)
     if answer.error:
         yield answer.error
     if not prompt.ids and not answer.error:
@@ -68,8 +68,17 @@ def _faults(answer: PromptTrace, prompt: Prompt, least: int) -> Iterator[str]:
         if len(position.ids) < least:
             yield f"{len(position.ids)} tokens stored at position {at}, expected at least {least}"
             break
+        if max(position.ids) >= vocabulary:
+            yield f"token {max(position.ids)} at position {at} is {_outside(vocabulary)}"
+            break
+    if max(answer.greedy, default=0) >= vocabulary:
+        yield f"token {max(answer.greedy)} of the continuation is {_outside(vocabulary)}"
     if len(answer.greedy) != prompt.steps and not answer.error:
         yield f"a continuation of {len(answer.greedy)} tokens, expected {prompt.steps}"
+
+
+def _outside(vocabulary: int) -> str:
+    return f"outside the vocabulary of {vocabulary:,}"
 
 
 def compare(

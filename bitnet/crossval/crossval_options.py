@@ -80,9 +80,34 @@ class CrossvalOptions:
                 f"{flags[0]} needs the weights, and --tokenizer-only does not read them",
                 hint="leave one of them out",
             )
+        self._check_against_report()
         if self.replay and not self.check:
             raise UsageError("--replay needs a report", hint="name it: --check report.json")
         if self.max_positions < 1:
             raise UsageError(f"--max-positions is {self.max_positions}, expected at least 1")
         if self.greedy < 0:
             raise UsageError(f"--greedy is {self.greedy}, expected at least 0")
+
+    def _check_against_report(self) -> None:
+        """Refuse options of a comparison with ``--check``, which reads its plan from the report."""
+        if not self.check:
+            return
+        options = {
+            "--against": self.against,
+            "--prompts": self.prompts,
+            "--tokenizer-only": self.tokenizer_only,
+            "--record": self.record,
+            "--report-dir": self.report_dir,
+            "--references": self.references,
+            "--require-real": self.require_real,
+        }
+        if flags := [flag for flag, value in options.items() if value]:
+            raise UsageError(
+                f"{flags[0]} does not go with --check, which derives the verdict of a report again",
+                hint="leave one of them out",
+            )
+        if self.recording and not self.replay:
+            raise UsageError(
+                "--recording goes with --check only to repeat the comparison",
+                hint="repeat it: --replay, or leave --recording out",
+            )

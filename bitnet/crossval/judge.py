@@ -130,12 +130,16 @@ class Verdict:
     @property
     def reasons(self) -> list[str]:
         """Reasons why it is not ``passed``; one that several checks give is listed once."""
-        severity = "failed" if self.status == "failed" else "skipped"
         by_text: dict[str, str] = {}
-        for finding in self.findings:
-            if finding.severity == severity:
-                by_text.setdefault(finding.text, f"{finding.subject}: {finding.text}")
+        for finding in self._decisive:
+            by_text.setdefault(finding.text, f"{finding.subject}: {finding.text}")
         return list(by_text.values())
+
+    @property
+    def _decisive(self) -> list[Finding]:
+        """The findings for which it is not ``passed``."""
+        severity = "failed" if self.status == "failed" else "skipped"
+        return [finding for finding in self.findings if finding.severity == severity]
 
     @property
     def not_checked(self) -> str:
@@ -145,8 +149,8 @@ class Verdict:
 
     @property
     def hint(self) -> str:
-        """The hint of the first finding that has one."""
-        return next((finding.hint for finding in self.findings if finding.hint), "")
+        """The first hint of the findings that are its reasons; empty if none has one."""
+        return next((finding.hint for finding in self._decisive if finding.hint), "")
 
 
 def checks_of(evidence: Evidence) -> dict[str, Callable[[Evidence], Finding]]:

@@ -57,12 +57,8 @@ def _our_prompt(
     model: LanguageModel, prompt: Prompt, generation: GenerationSettings
 ) -> PromptTrace:
     ids = prompt.ids
-    size = model.config.vocab_size
-    error = prompt.error
-    if not error and max(ids) >= size:
-        error = f"id {max(ids)} is outside the vocabulary of {size}"
-    if error:
-        return PromptTrace(prompt.text, ids, error=error, first=prompt.first)
+    if prompt.error:
+        return PromptTrace(prompt.text, ids, error=prompt.error, first=prompt.first)
     try:
         cache = KVCache(model.config, len(ids))
         forward = partial(model.engine.model.forward, cache=cache)

@@ -60,12 +60,9 @@ def prompts_for(
     """The prompts, cut to ``--max-positions`` in all; a *recording* brings its own, whole."""
     if recording is not None:
         return tuple(
-            Prompt(
-                recorded.prompt,
-                recorded.ids,
-                recorded.first,
-                len(recorded.greedy),
-                "" if recorded.ids else _NO_TOKENS,
+            _with_error(
+                Prompt(recorded.prompt, recorded.ids, recorded.first, len(recorded.greedy)),
+                model.config.vocab_size,
             )
             for recorded in recording.prompts
         )
@@ -119,10 +116,18 @@ def _prompt(model: LanguageModel, text: str, steps: int) -> Prompt:
         ids = tuple(model.tokenizer.encode(text))[: max(model.engine.context - steps, 1)]
     except BitnetError as error:
         return Prompt(text, (), error=f"it cannot be encoded: {error.message}")
-    if not ids:
-        return Prompt(text, (), error=_NO_TOKENS)
     first = len(ids) - COMPARED if len(ids) > LONG else 0
-    return Prompt(text, ids, first, steps)
+    return _with_error(Prompt(text, ids, first, steps), model.config.vocab_size)
+
+
+def _with_error(prompt: Prompt, vocabulary: int) -> Prompt:
+    """*prompt*, or one with an error and without ids if the model cannot run it."""
+    if not prompt.ids:
+        return Prompt(prompt.text, (), error=_NO_TOKENS)
+    if max(prompt.ids) >= vocabulary:
+        error = f"id {max(prompt.ids)} is outside the vocabulary of {vocabulary}"
+        return Prompt(prompt.text, (), error=error)
+    return prompt
 
 
 def texts_for(
@@ -193,7 +198,6 @@ def begin_evidence(
     if model is not None:  # with the form of its keys and values if it is not the default
         kind = model.config.kv_type
         backend = model.backend if kind == "f16" else f"{model.backend}, {kind} keys and values"
-    source = tokenizer.source.replace("\\", "/")  # shown without folders of the machine
     ours = EngineFacts("bitnet", __version__)
     if module := getattr(native.module(), "__file__", None):
         ours = replace(ours, library=Path(module).name, library_sha256=digest_of(Path(module)))
@@ -219,7 +223,7 @@ def begin_evidence(
         },
         model=replace(
             facts,
-            tokenizer=" ".join(word.rpartition("/")[2] for word in source.split(" ")),
+            tokenizer=Path(tokenizer.source).name,  # without folders of the machine
             tokenizer_sha256=tokenizer.fingerprint,
             vocab_size=tokenizer.vocab_size,
             layers=0 if model is None else model.config.n_layers,

@@ -75,8 +75,9 @@ def from_json(
                 key: read(arguments[1], entry, f"{where}.{key}") for key, entry in values.items()
             }
         if kind is float:
-            is_number = type(values) in (int, float) and math.isfinite(values)
-            return float(expect(is_number, values, where, "a finite number"))
+            # Also NaN, infinities, and integers that no float holds are not in this range.
+            is_number = type(values) in (int, float) and -_MOST <= values <= _MOST
+            return float(expect(is_number, values, where, f"a number up to {_MOST:g}"))
         return expect(type(values) is kind, values, where, kind.__name__)
 
     result: Record = read(kind, values, where)

@@ -7,6 +7,8 @@ answers say about each other. :mod:`bitnet.crossval.judge` derives the verdict f
 from __future__ import annotations
 
 import logging
+import os
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +54,9 @@ if TYPE_CHECKING:
     from bitnet.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+# The folders of an absolute path, without spaces.
+_FOLDERS = re.compile(r"(?<![\w./:])(?:/(?:[^/\s'\"]+/)+|[A-Za-z]:\\(?:[^\\\s'\"]+\\)+)")
 
 
 # The checks report values that are not finite; NumPy's warnings would repeat it.
@@ -115,22 +120,36 @@ def cross_validate(
     except (ReferenceUnavailable, EngineFailed) as error:
         severity: Severity = "skipped" if isinstance(error, ReferenceUnavailable) else "failed"
         no_answer = Finding(severity, "reference", error.message, error.hint)
-        return _as_reported(replace(evidence, no_answer=no_answer)), None
+        return _as_reported(replace(evidence, no_answer=no_answer), checkpoint), None
     evidence = _with_reference(evidence, theirs, question, tokenizer, model)
     if model is None:
-        return _as_reported(evidence), theirs
+        return _as_reported(evidence, checkpoint), theirs
 
     # Ask this runtime and the float64 pass, and compare all answers.
     evidence, exact = _with_model(evidence, theirs, question, reference, model)
     theirs = replace(theirs, exact=exact)
     if evidence.plan.live:
         theirs = replace(theirs, model_sha256=facts.sha256)
-    return _as_reported(evidence), theirs
+    return _as_reported(evidence, checkpoint), theirs
 
 
-def _as_reported(evidence: Evidence) -> Evidence:
-    """*evidence* with its numbers rounded as in a report."""
+def _as_reported(evidence: Evidence, checkpoint: Checkpoint) -> Evidence:
+    """*evidence* as in a report: with rounded numbers, and without folders of the machine."""
+    no_answer = evidence.no_answer
+    if no_answer is not None:
+        no_answer = replace(no_answer, text=_without_folders(no_answer.text, checkpoint))
+    faults = {
+        side: tuple(_without_folders(fault, checkpoint) for fault in found)
+        for side, found in evidence.faults.items()
+    }
+    evidence = replace(evidence, no_answer=no_answer, faults=faults)
     return from_json(Evidence, to_json(evidence))
+
+
+def _without_folders(text: str, checkpoint: Checkpoint) -> str:
+    """*text* of an error with the names of files instead of their paths."""
+    folder = f"{checkpoint.path.absolute().parent}{os.sep}"
+    return _FOLDERS.sub("", text.replace(folder, ""))
 
 
 def _with_reference(
@@ -201,6 +220,8 @@ def _with_model(
 
     tokens = {id for prompt in question.prompts for id in prompt.ids}
     tokens |= {id for row in rows for id in (row.ours, row.theirs) if id is not None}
+    # The model may have rows behind the tokenizer's vocabulary, and an engine may give any number.
+    spelled = sorted(id for id in tokens if 0 <= id < model.tokenizer.vocab_size)
     evidence = replace(
         evidence,
         compute_path=compute_path(graph, model.tokenizer, kernels),
@@ -209,7 +230,7 @@ def _with_model(
         rows=rows,
         greedy=greedy,
         operations=operations,
-        spellings={str(id): model.tokenizer.decode([id]) for id in sorted(tokens)},
+        spellings={str(id): model.tokenizer.decode([id]) for id in spelled},
     )
     return evidence, exact
 

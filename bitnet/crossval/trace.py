@@ -131,9 +131,11 @@ def positions_from(logits: NDArray[np.floating[Any]], *, count: int = KEPT) -> l
             continue
         highest = row.max()
         lse = highest + np.log(np.exp(row - highest).sum())
-        largest = np.argpartition(-row, min(count, len(row)) - 1)[:count]
-        # Equal logits: the lower id first, as in argmax. If more of them are equal than fit into
-        # *count*, any of these may be missing.
+        kept = min(count, len(row))
+        least = np.partition(row, len(row) - kept)[len(row) - kept]
+        # Equal logits: the lower id first, as in argmax; those of higher ids are left out.
+        above = np.flatnonzero(row > least)
+        largest = np.concatenate([above, np.flatnonzero(row == least)[: kept - len(above)]])
         best = largest[np.lexsort((largest, -row[largest]))]
         positions.append(Position(tuple(map(int, best)), tuple(map(float, row[best])), float(lse)))
     return positions
@@ -208,6 +210,9 @@ def trace_from(values: Mapping[str, Any], *, name: str) -> Trace:
         engine = values["engine"]
         if not isinstance(engine, dict):
             engine = {"name": engine}  # in the goldens of other programs
+        exact = values.get("exact")
+        if isinstance(exact, dict) and exact.get("exact") is not None:
+            raise ValueError("its float64 pass has another float64 pass")
         required = {"engine": engine, "prompts": values["prompts"]}
         trace = from_json(Trace, {**values, **required}, name, partial=True)
         for answer in trace.prompts:
@@ -225,8 +230,14 @@ def _check_answer(answer: PromptTrace) -> None:
     """Raise a ``ValueError`` if the parts of *answer* contradict each other."""
     count = len(answer.positions)
     gaps = len(answer.top2_gaps)
-    if count > len(answer.ids) or gaps != len(answer.greedy):
+    if not 0 <= answer.first < max(len(answer.ids), 1):
+        raise ValueError(f"positions from {answer.first} on, of {len(answer.ids)} ids")
+    if count > len(answer.ids) - answer.first or gaps != len(answer.greedy):
         raise ValueError(f"{len(answer.ids)} ids, {count} positions, {gaps} gaps")
+    stored = (id for position in answer.positions for id in position.ids)
+    lowest = min((*answer.ids, *answer.greedy, *stored), default=0)
+    if lowest < 0:
+        raise ValueError(f"the token id {lowest}")
     for position in answer.positions:
         ids = position.ids
         logits = position.logits

@@ -235,3 +235,12 @@ def test_an_empty_file_of_prompts_is_refused(bitnet, model, tmp_path):
 def test_every_hint_to_compare_does_what_it_says(bitnet, model, words):
     words = words.replace("models/model.gguf", str(model))
     assert bitnet(*shlex.split(words), "--prompts", model.with_name("prompts.txt")).code == 0
+
+
+@pytest.mark.parametrize("name", ["tok", "alice smith", "a b (c)"])
+def test_a_report_names_the_tokenizer_without_its_folders(run, tmp_path, name):
+    folder = tokenizer_folder(tiny_folder(tmp_path / name / "tok", "llama"), TOKENS)
+    tokenizer = folder / "tokenizer.json"
+    for _ in range(2):  # parsed, and from its compiled form
+        report = report_of(run("--tokenizer", tokenizer, "--tokenizer-only", "--json"))
+        assert report["model"]["tokenizer"] == "tokenizer.json"

@@ -42,6 +42,42 @@ def test_an_engine_that_hangs_is_killed_with_its_children(tmp_path):
         fcntl.flock(file, fcntl.LOCK_EX)  # waits for every process that has it
 
 
+CRASHES = """
+import fcntl, os, signal, sys
+lock = open(sys.argv[1], "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+if os.fork():
+    os._exit(int(sys.argv[2]))
+signal.alarm(60)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_the_children_of_an_engine_that_ended_are_killed(tmp_path, code):
+    lock = tmp_path / "lock"
+    command = [sys.executable, "-c", CRASHES, str(lock), str(code)]
+    assert ask.run(command, name="x", limit_s=60).returncode == code
+    with lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+FAILS = """
+import json, pathlib, sys
+target = pathlib.Path(sys.argv[1])
+target.write_text(json.dumps({"error": "OSError: No space left on device"}))
+target.with_name("answer.safetensors").write_bytes(bytes(12))
+"""
+
+
+def test_an_engine_that_fails_at_writing_intermediates_is_reported_with_its_error(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(ask, "isolate", lambda _, target: [sys.executable, "-c", FAILS, target])
+    with pytest.raises(EngineFailed, match="x cannot run m: OSError: No space left on device"):
+        ask.ask("x", {}, tmp_path, model="m", limit_s=60)
+
+
 def test_an_interrupt_kills_the_engine(tmp_path, monkeypatch):
     lock = tmp_path / "lock"
     ready = tmp_path / "ready"

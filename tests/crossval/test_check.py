@@ -1,5 +1,6 @@
 """A report is held to its own rows, and to a new one of the same model by the same engines."""
 
+import contextlib
 import copy
 import json
 from dataclasses import replace
@@ -222,6 +223,67 @@ def test_an_edit_of_any_single_field_is_caught(made):
         if value != leaf(report, place) and not is_caught(edited(report, place, value), again)
     ]
     assert missed == []
+
+
+EXTREMES = [-1e9, -1, 0, 1e300, -1e300, 1e308, 10**400, -(10**400), 1e-320]
+
+
+def test_no_number_in_a_report_ends_in_an_internal_error(made, tmp_path):
+    report, _ = made
+    path = tmp_path / "report.json"
+    numbers = [place for place in leaves(report) if type(leaf(report, place)) in (int, float)]
+    # The same field of two rows says no more, but for the first of all rows at once.
+    numbers = [place for place in numbers if not any(type(key) is int and key for key in place)]
+    assert len(numbers) > 40
+    for place in numbers:
+        for value in EXTREMES:
+            path.write_text(json.dumps(edited(report, place, value)))
+            with contextlib.suppress(InvalidFormat):
+                check_report(*read_report(path))
+    rows = [dict.fromkeys(row, 1e300) | {"prompt": 0, "position": 0} for row in report["rows"]]
+    rows = [row | dict.fromkeys(("ours", "theirs", "exact"), 0) for row in rows]
+    path.write_text(json.dumps(report | {"rows": rows}))
+    assert {one.severity for one in check_report(*read_report(path))} == {"ok", "failed"}
+
+
+@pytest.mark.parametrize("field", ["kl", "nll", "theirs_nll", "ours_kl", "theirs_kl", "gap"])
+def test_a_row_with_a_number_below_zero_is_refused_by_its_place(made, check, field):
+    done = check(edited(made[0], ("rows", 1, field), -1e9))
+    assert done.code == 13
+    assert f"report.json.rows[1].{field} is -1000000000.0, expected at least 0" in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--record", "r.json"), "--record does not go with --check"),
+        (("--report-dir", "reports"), "--report-dir does not go with --check"),
+        (("--references",), "--references does not go with --check"),
+        (("--against", "float64"), "--against does not go with --check"),
+        (("--require-real", "--replay"), "--require-real does not go with --check"),
+        (("--recording", "r.json"), "--recording goes with --check only to repeat"),
+        (("--recording", "r.json", "--replay"), "is not about a recording, but about float64"),
+    ],
+)
+def test_options_that_a_check_would_not_heed_are_refused(made, check, tmp_path, words, reason):
+    done = check(made[0], *words)
+    assert done.code == 2, done.out
+    assert reason in done.err
+
+
+def test_a_replay_of_a_recording_names_it_at_once(made, check):
+    report, model = made
+    done = check(changed(report, put("plan.against", "recorded")), "--replay", "--model", model)
+    assert done.code == 2
+    assert "name the recording: --recording FILE" in done.err
+
+
+def test_a_plan_that_no_command_has_is_refused(made, check):
+    report, model = made
+    for place, value in (("plan.limit", -1), ("plan.greedy", -3)):
+        done = check(changed(report, put(place, value)), "--replay", "--model", model)
+        assert done.code == 13
+        assert "the plan of the report cannot be repeated" in done.err
 
 
 def leaf(values, place):

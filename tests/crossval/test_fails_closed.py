@@ -52,6 +52,14 @@ def skewed(one):
     return replace(one, positions=tuple(positions))
 
 
+def with_unknown_token(one):
+    """The likeliest token of each row has an id that no model has."""
+    return replace(
+        one,
+        positions=tuple(replace(at, ids=(10**9, *at.ids[1:])) for at in one.positions),
+    )
+
+
 WRONG = {
     "no prompts": lambda t: replace(t, prompts=()),
     "one prompt less": lambda t: replace(t, prompts=t.prompts[:-1]),
@@ -77,6 +85,10 @@ WRONG = {
     "no continuations": lambda t: every_prompt(t, lambda p: replace(p, greedy=(), top2_gaps=())),
     "short continuations": lambda t: every_prompt(
         t, lambda p: replace(p, greedy=p.greedy[:1], top2_gaps=p.top2_gaps[:1])
+    ),
+    "a token outside the vocabulary": lambda t: every_prompt(t, with_unknown_token),
+    "a continuation outside the vocabulary": lambda t: every_prompt(
+        t, lambda p: replace(p, greedy=(*p.greedy[:-1], 10**9))
     ),
     "an error": lambda t: first_prompt(t, error="it gave up"),
     "no ids of texts": lambda t: replace(t, tokenized=()),
@@ -138,6 +150,7 @@ ENDINGS = {
     "writes something else": "import sys; open(sys.argv[1], 'w').write('{}')",
     "writes no JSON": "import sys; open(sys.argv[1], 'w').write('{')",
     "writes a list": "import sys; open(sys.argv[1], 'w').write('[1]')",
+    "names its files": "import sys; sys.exit(f'error: /usr/lib/x.so and {sys.argv[1]}: no')",
     "takes too long": "import signal; signal.alarm(60); signal.pause()",
 }
 
@@ -160,6 +173,8 @@ def test_a_missing_engine_is_excused_and_one_that_fails_is_not(bitnet, tmp_path,
     assert (done.code, report["verdict"]["status"]) == (15, "failed")
     assert report["no_answer"]["severity"] == "failed"
     assert report["verdict"]["findings"][0]["hint"]
+    if name != "refuses":
+        assert "/" not in report["no_answer"]["text"]
 
 
 def test_an_engine_that_fails_at_its_intermediates_fails_with_a_report(run, monkeypatch):

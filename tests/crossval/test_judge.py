@@ -164,6 +164,13 @@ def test_a_reference_that_is_not_installed_is_not_run_and_one_that_fails_fails(
     assert "ok" not in {one.severity for one in verdict.findings}
 
 
+def test_the_hint_is_that_of_a_reason_of_the_verdict():
+    mock = replace(PASSED, compute_path="mock")  # skipped, with a hint
+    assert judge(mock).hint == "leave --allow-mock out"
+    both = judge(replace(mock, greedy=()))  # and a check that failed, without a hint
+    assert (both.status, both.hint) == ("failed", "")
+
+
 def test_a_mock_is_not_checked():
     assert outcome(replace(PASSED, compute_path="mock"))[0] == "not run"
 

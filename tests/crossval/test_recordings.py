@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tiny_keys import VOCAB
 from tiny_models import in_encoding, tiny, write_model
 
 CHANGES = {
@@ -37,3 +38,39 @@ def test_a_recording_sees_what_is_too_small_for_the_logits(change, bitnet, tmp_p
     (tmp_path / "golden.json").write_text(json.dumps(golden))
     done = bitnet("crossval", "--model", "other.gguf", "--recording", "golden.json", "--greedy", 0)
     assert done.code == (15 if change else 0), done.out + done.err
+
+
+@pytest.fixture
+def recorded(bitnet, tmp_path, monkeypatch):
+    """Compare a model with its recording, in which a function has changed the first prompt."""
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "model.gguf", tiny("llama"))
+    (tmp_path / "prompts.txt").write_text("abcde\nzyx wvu\n")
+    words = ("--model", "model.gguf", "--greedy", 2, "--json")
+    record = ("--prompts", "prompts.txt", "--against", "float64", "--record", "golden.json")
+    assert bitnet("crossval", *words, *record).code == 0
+
+    def compare(change):
+        golden = json.loads((tmp_path / "golden.json").read_text())
+        change(golden["prompts"][0])
+        (tmp_path / "changed.json").write_text(json.dumps(golden))
+        return bitnet("crossval", *words, "--recording", "changed.json")
+
+    return compare
+
+
+def test_ids_that_the_model_does_not_have_fail_with_a_report(recorded):
+    def change_prompt(prompt):
+        prompt["ids"][1] = VOCAB
+
+    done = recorded(change_prompt)
+    assert done.code == 15, done.err
+    report = json.loads(done.out)
+    assert f"id {VOCAB} is outside the vocabulary of {VOCAB}" in str(report["verdict"]["reasons"])
+
+
+def test_a_best_token_that_the_model_does_not_have_fails_with_a_report(recorded):
+    done = recorded(lambda prompt: prompt["positions"][0]["ids"].__setitem__(0, 12345))
+    assert done.code == 15, done.err
+    report = json.loads(done.out)
+    assert "token 12345 at position 0 is outside" in str(report["verdict"]["reasons"])

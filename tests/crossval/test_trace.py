@@ -41,6 +41,14 @@ def test_the_best_tokens_are_kept_best_first_and_the_sum_over_all():
     assert positions_from(logits, count=99)[0].ids == (1, 3, 4, 2, 0)
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 64, 199, 200, 201, 2000])
+def test_of_equal_logits_those_of_the_lowest_ids_are_kept(count):
+    row = np.zeros(2000)
+    row[1000:1200] = 1.0
+    (found,) = positions_from(row[None], count=count)
+    assert found.ids == tuple(np.argsort(-row, kind="stable")[:count])
+
+
 def test_a_trace_survives_its_file(tmp_path):
     (position,) = positions_from(np.array([[0.25, 3.5, 1.0]]))
     prompt = PromptTrace("é\n", (0, 1), (position, position), (2, 1), (0.5, 0.25))
@@ -71,6 +79,13 @@ def damaged(**changes):
     return GOOD | {"prompts": [prompt]}
 
 
+def nested(values, depth):
+    """*values* as the float64 pass of the float64 pass ... of a trace."""
+    for _ in range(depth + 1):
+        values = GOOD | {"exact": values}
+    return values
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -85,6 +100,16 @@ def damaged(**changes):
         damaged(positions=[{"lse": 2.0, "ids": [1, 1], "logits": [1.0, 0.5]}]),
         damaged(positions=[{"lse": float("nan"), "ids": [1], "logits": [1.0]}]),
         damaged(positions=[None]),
+        damaged(first=-1),
+        damaged(first=2, positions=[]),
+        damaged(first=1, positions=GOOD["prompts"][0]["positions"] * 2),
+        damaged(ids=[-1, 2]),
+        damaged(greedy=[-4]),
+        damaged(positions=[{"lse": 1.5, "ids": [-4, 3], "logits": [1.0, 0.5]}]),
+        damaged(positions=[{"lse": 10**400, "ids": [4], "logits": [1.0]}]),
+        damaged(top2_gaps=[10**400]),
+        nested(GOOD, 1),
+        nested(GOOD, 5000),
         damaged(positions=GOOD["prompts"][0]["positions"] * 3),
         GOOD | {"engine": {"name": "e", "arithmetic": "int3"}},
     ],
