@@ -70,7 +70,12 @@ def verify(
     if against is not None:
         expected |= _read_expectations(against, path, key)
     if digest:
-        expected["find_pin"] = lambda _: Digest(digest, "--sha256")
+        if path.is_dir():
+            raise UsageError(
+                f"--sha256 is the digest of a file, and {path} is a folder",
+                hint="compare with an attestation or the original: --against FILE",
+            )
+        expected["find_pin"] = _pin_of(path, Digest(digest, "--sha256"), expected["find_pin"])
     allowed = {"allow_mock": allow_mock, "ignore_keys": ignore_key}
     chosen = {"tokenizer": tokenizer or None, "pre": pre or None}
     report = examine(path, output, **chosen, **allowed, **expected)
@@ -80,6 +85,15 @@ def verify(
     hints = [check["hint"] for check in report["findings"] if check["severity"] == "failed"]
     failure = VerificationFailed(report["verdict"], hint=next(iter(hints), ""))
     output.finish(report, [], failure)
+
+
+def _pin_of(path, digest, find_pin):
+    """*find_pin*, but for the file at *path*, which has the pin *digest*."""
+
+    def find(file):
+        return digest if file.resolve() == path.resolve() else find_pin(file)
+
+    return find
 
 
 def _find_model(model, missing, hint, context):

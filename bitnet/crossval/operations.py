@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -137,10 +138,12 @@ def describe(engine: str, steps: Sequence[Operation], layers: int) -> tuple[bool
             f"(at most {bound.mean:.0e})"
         )
     compared = {step.name for step in real_steps}
-    absent = [step.name for step in steps if step.error == NOT_GIVEN]
-    absent += [
+    not_given = (step.name for step in steps if step.error == NOT_GIVEN)
+    # Up to the first one that is not shown: a report may state any number of layers.
+    not_shown = (
         f"{_BLOCK}{layer}" for layer in range(layers) if not _is_shown(layer, layers, compared)
-    ]
+    )
+    absent = chain(not_given, not_shown)
     missing = next((name for name in absent if name not in compared), None)
     if missing is not None:
         return False, f"{engine} gave {len(real_steps)} intermediates, and no {missing}"

@@ -221,6 +221,17 @@ class Inventory:
             and not any(part.startswith(".") for part in name.parts)
         )
 
+    @property
+    def hidden(self) -> list[str]:
+        """Hidden files and folders below the folder, without those in hidden folders, sorted."""
+        outermost = set()
+        for path in _files_below(self.root):
+            parts = path.relative_to(self.root).parts
+            hidden = [at for at, part in enumerate(parts) if part.startswith(".")]
+            if hidden:
+                outermost.add("/".join(parts[: hidden[0] + 1]))
+        return sorted(outermost)
+
     def unread_sha256(self, names: Iterable[str]) -> dict[str, str]:
         """SHA-256 of each of *names*, files that no reader asked for."""
         return {name: digest_of(self.path(name)) for name in names}

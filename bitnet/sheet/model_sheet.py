@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from bitnet.tokenizer.folder_files import FileUse
     from bitnet.tokenizer.tokenizer import Tokenizer
 
-_LICENCE = re.compile(r"^license:\s*[\"']?([\w.+ -]+)", re.MULTILINE)
+_LICENCE = re.compile(r"^license:[ \t]*(.*)$\n?((?:^[ \t]*-[ \t].*$\n?)*)", re.MULTILINE)
+_LICENCE_NAME = re.compile(r"[\"']?([\w.+][\w.+ -]*)")
 _ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -218,6 +219,13 @@ def _licence(checkpoint: Checkpoint) -> str:
         text = read_bytes(checkpoint.inventory.path("README.md")).decode("utf-8", "replace")
     except (OSError, BitnetError):
         return ""
+    text = "\n".join(text.splitlines())
     head = text.split("\n---", 1)[0] if text.startswith("---") else ""
     match = _LICENCE.search(head)
-    return match[1].strip() if match else ""
+    if match is None:
+        return ""
+    # A text, a list in brackets, or a list of lines.
+    entries = match[1].strip(" []").split(",")
+    entries += [line.strip(" \t").removeprefix("-") for line in match[2].splitlines()]
+    names = (_LICENCE_NAME.match(entry.partition(" #")[0].strip()) for entry in entries)
+    return ", ".join(name[1].strip() for name in names if name)

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 FIRST_WINDOW = 1 << 20  # bytes that are read at first: enough for the header of many models
 LARGEST_HEADER = 256 << 20  # bytes; a longer header is refused
+# Tables of which a token reads one row.
+_LOOKED_UP = ("per_layer_token_embd.weight", "position_embd.weight", "token_types.weight")
 CONTEXT = 4096  # most tokens of context for which memory is planned
 
 
@@ -67,11 +69,14 @@ class MemoryParts:
     rest: int = OVERHEAD_BYTES  # activations, logits and the interpreter
 
     @classmethod
-    def of(cls, tensors: Collection[Weight], used: int, caches: Sequence[int]) -> MemoryParts:
+    def of(
+        cls, tensors: Collection[Weight], used: int, caches: Sequence[int], *, writes: bool = True
+    ) -> MemoryParts:
         """Parts of a model with these *tensors*.
 
         *used* is the number of experts that a token uses, *caches* are the bytes of the cache with
-        each :data:`KVType`: 16 bits, then q8.
+        each :data:`KVType`: 16 bits, then q8. A model that *writes* has an output head, which may
+        share its tensor with the embedding.
         """
         module = native.module()
         kinds = [] if module is None else module.kernel_types()
@@ -82,8 +87,11 @@ class MemoryParts:
             touched[tensor.name] = (
                 sizes[tensor.name] * min(used, tensor.shape[0]) // max(tensor.shape[0], 1)
             )
-        if "output.weight" in sizes and "token_embd.weight" in sizes:
-            del touched["token_embd.weight"]  # a token reads one row of it, which is negligible
+        looked_up = {*_LOOKED_UP}
+        if "output.weight" in sizes or not writes:
+            looked_up.add("token_embd.weight")
+        for name in looked_up & touched.keys():
+            del touched[name]  # a token reads one row of it, which is negligible
         mapped = sum(sizes[each.name] for each in experts if multiplies_in_rows(each, kinds))
         return cls(sum(sizes.values()), mapped, sum(touched.values()), *caches)
 
@@ -208,11 +216,12 @@ def read_header(
                     f"{label} ends after {len(buffer):,} bytes, within its header",
                     hint="the file is incomplete or damaged: fetch it again",
                 ) from error
-            count = max(2 * len(buffer), min(error.needs, LARGEST_HEADER))
-            if count > LARGEST_HEADER:
+            if error.needs > LARGEST_HEADER:
                 raise InvalidFormat(
-                    f"{label}: the header is longer than {_size(LARGEST_HEADER)}"
+                    f"{label}: the header is longer than {_size(LARGEST_HEADER)}",
+                    hint="the file is damaged: fetch it again",
                 ) from error
+            count = min(max(2 * len(buffer), error.needs), LARGEST_HEADER)
 
 
 def plan_model(
@@ -287,7 +296,7 @@ def _plan(
         context = min(CONTEXT, config.context_length)
         kinds = (replace(config, kv_type=kv_type) for kv_type in get_args(KVType))
         caches = [KVCache(kind, context).cost(context, PREFILL_CHUNK) for kind in kinds]
-        parts = MemoryParts.of(tensors, experts_used, caches)
+        parts = MemoryParts.of(tensors, experts_used, caches, writes=config.writes)
     problems = [*findings]
     template = False
     try:
@@ -352,12 +361,18 @@ def _plan_folder(checkpoint: Checkpoint, machine: Resources, **origin: Any) -> M
         checkpoint.integer("expert_used_count", 0),
         describe,
         name=checkpoint.path.name,
-        size_bytes=sum(file.stat().st_size for file in checkpoint.path.glob("*.safetensors")),
+        size_bytes=_weights_size(checkpoint),
         local=True,
         architecture=checkpoint.architecture,
         machine=machine,
         **origin,
     )
+
+
+def _weights_size(checkpoint: Checkpoint) -> int:
+    """Bytes of the files of a folder that hold its weights, without copies that are not read."""
+    names = (name for name in checkpoint.inventory.names if name.endswith(".safetensors"))
+    return sum(checkpoint.inventory.path(name).stat().st_size for name in names)
 
 
 def _judge(plan: ModelPlan, findings: Iterable[Finding] = ()) -> ModelPlan:

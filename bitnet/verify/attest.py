@@ -22,7 +22,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -52,6 +51,7 @@ logger = logging.getLogger(__name__)
 SCHEMA = 1
 SECTIONS = ("metadata", "template", "tensors", "tokenizer")
 _THREADS = 8  # that compute digests, at most
+_MOST = 1e300  # of a log-probability; NaN, infinities and larger integers are outside
 _SHOWN = 5  # differences that a message lists
 HINT = (
     "fetch it again; a change of yours: bitnet attest F --output FILE, "
@@ -240,13 +240,16 @@ def _differences(
 
 def _from_facts(facts: Mapping[str, Any]) -> Attestation:
     tensors = {
-        str(name): TensorDigest(tuple(map(int, shape)), str(encoding), _hexadecimal(digest))
+        str(name): TensorDigest(tuple(map(_size, shape)), str(encoding), _hexadecimal(digest))
         for name, (encoding, shape, digest) in facts["tensors"].items()
     }
     keys = {str(key): _hexadecimal(digest) for key, digest in facts["keys"].items()}
     if not tensors and not keys:
         raise ValueError("an attestation of nothing")
-    lists = {str(key): Grid.parse(**grid) for key, grid in facts["lists"].items()}
+    lists = {
+        str(key): Grid.parse(_size(grid["length"]), grid["rows"], grid["columns"])
+        for key, grid in facts["lists"].items()
+    }
     trace = _trace(facts["trace"])
     files = tuple(map(str, facts["files"]))
     name = str(facts["name"])
@@ -262,10 +265,17 @@ def _trace(trace: Mapping[str, Any]) -> Mapping[str, Any]:
     is_valid = all(isinstance(id, int) and id >= 0 for id in ids) and bool(ids or not rows)
     for name, positions in rows.items():
         is_valid &= name in ("reference", "native") and len(positions) == len(ids)
-        is_valid &= all(isinstance(id, int) and math.isfinite(value) for id, value in positions)
+        is_valid &= all(isinstance(id, int) and -_MOST <= value <= _MOST for id, value in positions)
     if not is_valid:
         raise ValueError("not a trace")
     return trace
+
+
+def _size(value: Any) -> int:
+    """*value* if it is a number of items."""
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a number of items")
+    return value
 
 
 def _hexadecimal(digest: Any) -> str:

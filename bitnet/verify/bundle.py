@@ -46,7 +46,7 @@ def statement_of(checkpoint: Checkpoint, attestation: Attestation) -> dict[str, 
     files = read_files(checkpoint)
     if checkpoint.path.is_dir():
         names = {name: name for name in (*files.names, *attestation.unread)}
-        hidden = [path.name for path in checkpoint.path.iterdir() if path.name.startswith(".")]
+        hidden = checkpoint.inventory.hidden
     else:  # model-signing calls the only file of a model "."
         names = {name: "." if len(files.names) == 1 else name for name in files.names}
         hidden = []
@@ -83,7 +83,7 @@ def sign(statement: dict[str, Any], key: Path) -> dict[str, Any]:
         form = crypto.serialization
         pem = public.public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
         signature = private.sign(_message_of(payload), _algorithm(crypto, public))
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, crypto.UnsupportedAlgorithm) as error:
         raise _not_a_key(key, "private") from error
     hint = hashlib.sha256(pem).hexdigest()
     return {
@@ -197,7 +197,9 @@ def _identity_in(certificate: Any) -> tuple[str, str]:
         first = next(iter(names)).value
     except ModuleNotFoundError:
         return unknown
-    except (x509.ExtensionNotFound, KeyError, TypeError, ValueError, StopIteration):
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):
+        return unknown
+    except (KeyError, TypeError, ValueError, StopIteration):
         return unknown
     return printable(str(first)), printable(text)
 
@@ -222,7 +224,7 @@ def _check_signature(bundle: dict[str, Any], key: Path, path: Path) -> bytes:
     try:
         public = crypto.serialization.load_pem_public_key(read_bytes(key))
         algorithm = _algorithm(crypto, public)
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, crypto.UnsupportedAlgorithm) as error:
         raise _not_a_key(key, "public") from error
     try:
         public.verify(signature, _message_of(payload), algorithm)
@@ -250,7 +252,7 @@ def _algorithm(crypto: Any, public: Any) -> Any:
 def _crypto() -> Any:
     """The parts of the package ``cryptography`` that signatures need."""
     try:
-        from cryptography.exceptions import InvalidSignature
+        from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
     except ModuleNotFoundError as error:
@@ -258,7 +260,11 @@ def _crypto() -> Any:
             f"signatures need the package {error.name}", hint=extra_command("signing")
         ) from None
     return SimpleNamespace(
-        InvalidSignature=InvalidSignature, ec=ec, hashes=hashes, serialization=serialization
+        InvalidSignature=InvalidSignature,
+        UnsupportedAlgorithm=UnsupportedAlgorithm,
+        ec=ec,
+        hashes=hashes,
+        serialization=serialization,
     )
 
 

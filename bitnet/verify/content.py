@@ -238,12 +238,12 @@ class Grid:
             tuple(text[at : at + _DIGITS] for at in range(0, len(text), _DIGITS))
             for text in (rows, columns)
         ]
-        side = _side(int(length))
-        sizes = [math.ceil(int(length) / side), min(side, int(length))]
+        side = _side(length)
+        sizes = [-(-length // side), min(side, length)]
         if list(map(len, parts)) != sizes or len(rows + columns) != _DIGITS * sum(sizes):
             raise ValueError("not the digests of so many items")
         bytes.fromhex(rows + columns)
-        return cls(int(length), *parts)
+        return cls(length, *parts)
 
     def facts(self) -> dict[str, Any]:
         """The grid as JSON values."""

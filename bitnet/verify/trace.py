@@ -69,12 +69,14 @@ def log_probabilities(logits: NDArray[np.floating]) -> NDArray[np.float64]:
 def record(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> dict[str, Any]:
     """Trace of *checkpoint*: ids, and per backend the best token and its log-probability.
 
-    A vocabulary without tensors has none.
+    It is empty for a vocabulary without tensors, and if the tokenizer gives no ids for the text.
     """
     if not checkpoint.weights:
         return {}
     config = config_from(checkpoint)
     ids = ids_for(tokenizer, config.vocab_size, min(POSITIONS, config.context_length))
+    if not ids:
+        return {}
     backends: dict[str, Ops] = {"reference": ReferenceOps()}
     if native.module() is not None:
         backends["native"] = NativeOps(threads=0)
@@ -107,6 +109,8 @@ def forward_verdict(
     """
     config = config_from(checkpoint)
     ids = ids_for(tokenizer, config.vocab_size, min(TOKENS, config.context_length))
+    if not ids:
+        return _finding("failed", "the tokenizer makes 0 tokens of an English sentence")
     backend = "reference" if native.module() is None else "native"
     positions = {name: rows for name, rows in (trace or {}).items() if name != "ids"}
     recorded = positions.get(backend)

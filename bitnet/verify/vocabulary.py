@@ -110,7 +110,8 @@ def _out_of_order(spec: TokenizerSpec, types: Mapping[int, int]) -> Iterator[str
         return
     tokens = list(spec.tokens)
     ids = {text: id for id, text in enumerate(tokens)}
-    products = [tokens[left] + tokens[right] for left, right in spec.merges]
+    prefix = spec.continuing_prefix  # of the right half, which the product does not have
+    products = [tokens[left] + tokens[right].removeprefix(prefix) for left, right in spec.merges]
     # Ids of the products of two consecutive merges, where the second id is the smaller one.
     inversions = [(a, b) for a, b in pairwise(map(ids.__getitem__, products)) if b < a]
     if 0 < len(inversions) <= FEW:
