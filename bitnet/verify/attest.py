@@ -36,7 +36,7 @@ from bitnet.base.outputs import OutputKind, json_in
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf import part_number
 from bitnet.tokenizer.load import read_files
-from bitnet.verify.content import Grid, content_of, section_of
+from bitnet.verify.content import Grid, content_of, parse_size, section_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -240,16 +240,13 @@ def _differences(
 
 def _from_facts(facts: Mapping[str, Any]) -> Attestation:
     tensors = {
-        str(name): TensorDigest(tuple(map(_size, shape)), str(encoding), _hexadecimal(digest))
+        str(name): TensorDigest(tuple(map(parse_size, shape)), str(encoding), _hexadecimal(digest))
         for name, (encoding, shape, digest) in facts["tensors"].items()
     }
     keys = {str(key): _hexadecimal(digest) for key, digest in facts["keys"].items()}
     if not tensors and not keys:
         raise ValueError("an attestation of nothing")
-    lists = {
-        str(key): Grid.parse(_size(grid["length"]), grid["rows"], grid["columns"])
-        for key, grid in facts["lists"].items()
-    }
+    lists = {str(key): Grid.parse(**grid) for key, grid in facts["lists"].items()}
     trace = _trace(facts["trace"])
     files = tuple(map(str, facts["files"]))
     name = str(facts["name"])
@@ -269,13 +266,6 @@ def _trace(trace: Mapping[str, Any]) -> Mapping[str, Any]:
     if not is_valid:
         raise ValueError("not a trace")
     return trace
-
-
-def _size(value: Any) -> int:
-    """*value* if it is a number of items."""
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is not a number of items")
-    return value
 
 
 def _hexadecimal(digest: Any) -> str:

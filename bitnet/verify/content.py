@@ -238,7 +238,7 @@ class Grid:
             tuple(text[at : at + _DIGITS] for at in range(0, len(text), _DIGITS))
             for text in (rows, columns)
         ]
-        side = _side(length)
+        side = _side(parse_size(length))
         sizes = [-(-length // side), min(side, length)]
         if list(map(len, parts)) != sizes or len(rows + columns) != _DIGITS * sum(sizes):
             raise ValueError("not the digests of so many items")
@@ -289,6 +289,13 @@ def _rows(items: Items, side: int) -> tuple[str, ...]:
 
 def _short_digest(raw: bytes | memoryview) -> str:
     return hashlib.sha256(raw).hexdigest()[:_DIGITS]
+
+
+def parse_size(value: object) -> int:
+    """*value*, read from a file, if it is a number of items; else a ``ValueError``."""
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a number of items")
+    return value
 
 
 def _side(length: int) -> int:

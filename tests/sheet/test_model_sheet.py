@@ -84,3 +84,24 @@ def test_real_models_are_described_by_name_and_file(test_models):
         sheet = describe_model(path, MACHINE)
         assert sheet.tokenizer.special
         assert sheet.plan.context_length >= 8192
+
+
+@pytest.mark.parametrize(
+    ("head", "licence"),
+    [
+        ("license: mit", "mit"),
+        ('license: "llama3.2" # a comment', "llama3.2"),
+        ("license: [mit, 'apache-2.0']", "mit, apache-2.0"),
+        ("license:\n- mit\n- apache-2.0\nlanguage: en", "mit, apache-2.0"),
+        ("license:\n  - mit", "mit"),
+        ("license:\nlanguage: en", ""),
+        ("license: []", ""),
+        ("tags:\n- mit\nlicense: other\nlanguage:\n- en", "other"),
+        ("language: en", ""),
+    ],
+)
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_the_licence_of_a_page_is_read_in_every_form_of_yaml(folder, head, licence, line_end):
+    page = f"---\n{head}\n---\nlicense: none of this\n"
+    (folder / "README.md").write_bytes(page.replace("\n", line_end).encode())
+    assert describe_model(folder, MACHINE).plan.licence == licence

@@ -3,10 +3,12 @@ from dataclasses import replace
 
 import pytest
 from builders import Tensor, f32, gguf_bytes, i2_s, llama_metadata, vocabulary, write_gguf
+from tiny_models import tiny, write_model
 
 from bitnet.base.errors import InvalidFormat, NotFound, Unsupported
 from bitnet.families.refused import kind_of, list_refused
 from bitnet.formats.containers import open_checkpoint
+from bitnet.formats.gguf_header import NeedMoreBytes
 from bitnet.models.load import config_from
 from bitnet.sheet import plan
 from bitnet.sheet.plan import (
@@ -193,3 +195,62 @@ def test_8_bit_keys_and_values_take_half(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", keys, [f32("token_embd.weight", (40, 256))])
     parts = plan_path(path, ROOMY).memory
     assert 2 * parts.cache_q8 == parts.cache
+
+
+KIB = 1 << 10
+
+
+@pytest.mark.parametrize(
+    ("needs", "least", "reads"),
+    [
+        # (bytes that a shorter header says to need, length of the header, bytes that are read)
+        (1 << 40, None, KIB),
+        (257 * KIB, None, KIB),
+        (2 * KIB, 200 * KIB, 256 * KIB),
+        (130 * KIB, 220 * KIB, 256 * KIB),
+        (256 * KIB, 256 * KIB, 256 * KIB),
+    ],
+)
+def test_a_header_is_read_up_to_the_limit_and_refused_before_it_is(
+    monkeypatch, needs, least, reads
+):
+    class Header:
+        @staticmethod
+        def parse(buffer, **_):
+            if least is None or len(buffer) < least:
+                raise NeedMoreBytes(max(needs, len(buffer) + 1))
+            return "parsed"
+
+    monkeypatch.setattr(plan, "GGUF", Header)
+    monkeypatch.setattr(plan, "FIRST_WINDOW", KIB)
+    monkeypatch.setattr(plan, "LARGEST_HEADER", 256 * KIB)
+    ends = []
+
+    def read(start, stop):
+        ends.append(stop)
+        return bytes(stop - start)
+
+    if least is None:
+        with pytest.raises(InvalidFormat, match=r"the header is longer than 262"):
+            read_header(read)
+    else:
+        assert read_header(read) == ("parsed", reads)
+    assert ends[-1] == reads
+
+
+def test_tables_of_which_a_token_reads_a_row_do_not_count_as_read(tmp_path):
+    per_layer = f32("per_layer_token_embd.weight", (40, 512))
+    tied = [f32("token_embd.weight", (40, 256)), per_layer, i2_s("blk.0.attn_q.weight", (256, 256))]
+    found = plan_path(write_gguf(tmp_path / "m.gguf", metadata(), tied), ROOMY).memory
+    assert found.weights - found.touched == 40 * 512 * 4
+    whole = [*tied, f32("output.weight", (40, 256))]
+    found = plan_path(write_gguf(tmp_path / "n.gguf", metadata(), whole), ROOMY).memory
+    assert found.weights - found.touched == 40 * (512 + 256) * 4
+
+
+def test_a_token_of_an_encoder_reads_one_row_of_its_embeddings(tmp_path):
+    path = write_model(tmp_path / "bert.gguf", tiny("bert"))
+    weights = open_checkpoint(path).weights
+    tables = ("token_embd.weight", "position_embd.weight", "token_types.weight")
+    memory = plan_path(path, ROOMY).memory
+    assert memory.weights - memory.touched == sum(weights[name].size_bytes for name in tables)

@@ -62,3 +62,11 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
     shutil.rmtree(tmp_path)
     with pytest.raises(NotFound, match="no such file or folder"):
         plan_path(tmp_path, ROOMY)
+
+
+def test_weights_that_no_reader_opens_do_not_count(folder):
+    size = plan_path(folder, ROOMY).size_bytes
+    for name in ("consolidated.safetensors", "old/model.safetensors"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copy(folder / "model.safetensors", folder / name)
+    assert plan_path(folder, ROOMY).size_bytes == size

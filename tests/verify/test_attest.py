@@ -1,5 +1,7 @@
 """Attestations: the same for the same content, another for any other, and what differs is named."""
 
+import contextlib
+import hashlib
 import json
 import re
 from dataclasses import replace
@@ -17,6 +19,7 @@ from tiny_models import letters, tiny, tiny_gguf
 from bitnet.base.errors import InvalidFormat, NotFound, Unsupported
 from bitnet.formats.containers import open_checkpoint
 from bitnet.tokenizer.discover import resolve_tokenizer
+from bitnet.verify import trace as pass_over_text
 from bitnet.verify import verify_model
 from bitnet.verify.attest import (
     Attestation,
@@ -66,7 +69,8 @@ def test_order_alignment_and_file_name_do_not_matter(original, tmp_path):
     assert digest(aligned) == digest(original)
 
 
-def test_a_split_does_not_matter(original, tmp_path):
+def split_file(tmp_path):
+    """The model of *original* in two parts."""
     total = {"split.count": Typed(UINT16, 2), "split.tensors.count": Typed(INT32, 20)}
     first = model(
         tmp_path / "m-00001-of-00002.gguf",
@@ -78,8 +82,13 @@ def test_a_split_does_not_matter(original, tmp_path):
         Tensor(name, weight.shape, 0, weight.data.tobytes())
         for name, weight in list(checkpoint.weights.items())[7:]
     ]
-    write_gguf(tmp_path / "m-00002-of-00002.gguf", total | {"split.no": Typed(UINT16, 1)}, rest)
-    assert digest(first) == digest(original)
+    second = tmp_path / "m-00002-of-00002.gguf"
+    write_gguf(second, total | {"split.no": Typed(UINT16, 1)}, rest)
+    return first, second
+
+
+def test_a_split_does_not_matter(original, tmp_path):
+    assert digest(split_file(tmp_path)[0]) == digest(original)
 
 
 def test_shards_of_safetensors_do_not_matter(tmp_path):
@@ -374,3 +383,64 @@ def test_a_list_of_the_wrong_type_has_a_digest_and_no_traceback(tmp_path):
     checkpoint = open_checkpoint(model(tmp_path / "m.gguf", keys=keys))
     assert compare(attest(checkpoint, trace=False), checkpoint) == []
     vocabulary_out_of_range(checkpoint)
+
+
+HUGE = [float("inf"), float("-inf"), float("nan"), 10**400, -(10**400), 1.5, True, None, "x", []]
+
+
+def places_of_numbers(value, place=()):
+    """Places of the numbers in JSON *value*."""
+    if type(value) in (int, float):
+        return [place]
+    inside = value.items() if isinstance(value, dict) else ()
+    inside = enumerate(value) if isinstance(value, list) else inside
+    return [found for key, entry in inside for found in places_of_numbers(entry, (*place, key))]
+
+
+def with_number(facts, place, number):
+    if not place:
+        return number
+    copied = dict(facts) if isinstance(facts, dict) else list(facts)
+    copied[place[0]] = with_number(copied[place[0]], place[1:], number)
+    return copied
+
+
+def test_any_number_in_an_attestation_is_read_or_refused(original):
+    facts = attest(open_checkpoint(original)).facts()
+    tensors = {name: facts["tensors"][name] for name in [*facts["tensors"]][:2]}
+    places = places_of_numbers(facts | {"tensors": tensors})
+    assert len(places) > 20
+    for place in places:
+        for number in HUGE:
+            text = json.dumps(with_number(facts, place, number))
+            with contextlib.suppress(InvalidFormat, Unsupported):
+                Attestation.parse(text, "attestation.json")
+
+
+def test_a_model_whose_tokenizer_gives_no_ids_has_no_recorded_pass(original, monkeypatch):
+    checkpoint = open_checkpoint(original)
+    monkeypatch.setattr(pass_over_text, "ids_for", lambda *_: [])
+    attestation = attest(checkpoint, tokenizer=resolve_tokenizer(checkpoint))
+    assert attestation.trace == {}
+    assert Attestation.parse(attestation.text(), "x") == attestation
+    finding = pass_over_text.forward_verdict(checkpoint, resolve_tokenizer(checkpoint))
+    assert (finding.severity, "0 tokens of an English sentence" in finding.text) == ("failed", True)
+
+
+def test_a_digest_of_a_file_does_not_go_with_a_folder(bitnet, tmp_path):
+    folder = tiny_folder(tmp_path / "model", "llama")
+    done = bitnet("verify", folder, f"--sha256={'0' * 64}")
+    assert done.code == 2
+    assert "--sha256 is the digest of a file" in done.err
+    assert "--against FILE" in done.err
+
+
+def test_a_digest_is_that_of_the_named_part_of_a_split_file(bitnet, tmp_path):
+    parts = split_file(tmp_path)
+    digits = hashlib.sha256(parts[0].read_bytes()).hexdigest()
+    done = bitnet("verify", parts[0], f"--sha256={digits}", "--allow-mock")
+    assert "--sha256 says" not in done.out + done.err
+    other = hashlib.sha256(parts[1].read_bytes()).hexdigest()
+    done = bitnet("verify", parts[0], f"--sha256={other}", "--allow-mock")
+    assert done.code == 15
+    assert f"SHA-256 of {parts[0].name} is {digits}, --sha256 says {other}" in done.out

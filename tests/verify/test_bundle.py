@@ -274,3 +274,65 @@ def test_a_bundle_with_odd_values_is_refused(keys, tmp_path, path, value):
     file.write_text(json.dumps(document))
     with pytest.raises((IntegrityError, Unsupported)):
         open_bundle(file, keys[1])
+
+
+P256 = bytes.fromhex("2a8648ce3d030107")  # the object identifiers of two curves
+SM2 = bytes.fromhex("2a811ccf5501822d")
+
+
+@pytest.mark.parametrize("kind", ["private", "public"])
+def test_a_key_of_a_curve_that_is_not_supported_is_not_a_key(bitnet, tmp_path, kind):
+    private = ec.generate_private_key(ec.SECP256R1())
+    der = private.private_bytes(
+        serialization.Encoding.DER,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    (tmp_path / "right.pem").write_bytes(
+        private.private_bytes(PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    if kind == "public":
+        form = serialization.PublicFormat.SubjectPublicKeyInfo
+        der = private.public_key().public_bytes(serialization.Encoding.DER, form)
+    assert P256 in der
+    text = base64.encodebytes(der.replace(P256, SM2)).decode()
+    title = f"{kind.upper()} KEY"
+    key = tmp_path / "sm2.pem"
+    key.write_text(f"-----BEGIN {title}-----\n{text}-----END {title}-----\n")
+    model = tiny_gguf(tmp_path / "tiny.gguf")
+    signer = key if kind == "private" else tmp_path / "right.pem"
+    words = ("attest", model, "--bundle", tmp_path / "b.sig", "--no-trace", "--key", signer)
+    done = bitnet(*words)
+    if kind == "public":
+        done = bitnet("verify", model, "--against", tmp_path / "b.sig", "--key", key)
+    assert done.code == 2, done.err
+    assert f"is not a {kind} elliptic-curve key" in done.err
+
+
+@pytest.fixture
+def hidden(tmp_path):
+    """A folder with hidden files at every depth."""
+    folder = tokenizer_folder(tiny_folder(tmp_path / "hidden", "llama"), TOKENS)
+    for name in (".DS_Store", "sub/.DS_Store", "sub/deep/.cache/a/b", "sub/page.md", ".x/y/.z"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    return folder
+
+
+def test_hidden_files_in_folders_are_listed_as_left_out(bitnet, hidden, tmp_path):
+    bundle = tmp_path / "b.json"
+    assert bitnet("attest", hidden, "--bundle", bundle, "--no-trace").code == 0
+    predicate = json.loads(bundle.read_text())["predicate"]
+    left_out = predicate["serialization"]["ignore_paths"]
+    assert left_out == [".DS_Store", ".x", "sub/.DS_Store", "sub/deep/.cache"]
+    named = {resource["name"] for resource in predicate["resources"]}
+    assert "sub/page.md" in named
+    assert not any(part.startswith(".") for name in named for part in name.split("/"))
+
+
+@needs_package
+@pytest.mark.filterwarnings("ignore")
+def test_the_package_verifies_a_folder_with_hidden_files(bitnet, hidden, keys, tmp_path):
+    bundle = tmp_path / "b.sig"
+    assert bitnet("attest", hidden, "--bundle", bundle, "--key", keys[0], "--no-trace").code == 0
+    _package_verifies(hidden, bundle, keys[1])

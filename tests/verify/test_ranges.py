@@ -1,11 +1,13 @@
 """Checks of numbers and settings without an original: limits, copies, known values."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from builders import STRING, Typed, write_gguf
 from damages import small, write_model
+from hf_folders import tiny_folder
 from tiny_keys import FAMILIES
 from tiny_models import tiny
 
@@ -127,3 +129,21 @@ def test_a_folder_of_numbers_is_sampled_whole_row_by_whole_row():
     )
     (text,) = numbers_out_of_range(checkpoint)
     assert text.startswith("blk.0.ffn_up.weight: a row is ")
+
+
+@pytest.mark.parametrize("prefix", ["", "##"])
+def test_merges_of_tokens_with_a_prefix_are_judged_as_others(tmp_path, prefix):
+    letters = [chr(ord("a") + number) for number in range(26)]
+    tokens = [*letters, *(prefix + letter for letter in letters if prefix)]
+    merges = [[letter, f"{prefix}b"] for letter in letters[:20]]
+    tokens += [f"{letter}b" for letter in letters[:20]]
+    tokens[-1], tokens[-2] = tokens[-2], tokens[-1]
+    folder = tiny_folder(tmp_path / "model", "llama")
+    affix = {"continuing_subword_prefix": prefix} if prefix else {}
+    model = {"type": "BPE", "vocab": {token: id for id, token in enumerate(tokens)}, **affix}
+    step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    parts = {"pre_tokenizer": step, "decoder": step, "added_tokens": []}
+    document = parts | {"model": model | {"merges": merges}}
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    (text,) = vocabulary_out_of_range(open_checkpoint(folder))
+    assert text.startswith("tokens are not in the order of their merges")
