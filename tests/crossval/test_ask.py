@@ -42,13 +42,15 @@ def test_an_engine_that_hangs_is_killed_with_its_children(tmp_path):
         fcntl.flock(file, fcntl.LOCK_EX)  # waits for every process that has it
 
 
+# A process that ends at once, and its child, which keeps a lock and tells if it lives too long.
 CRASHES = """
-import fcntl, os, signal, sys
+import fcntl, os, pathlib, signal, sys
 lock = open(sys.argv[1], "w")
 fcntl.flock(lock, fcntl.LOCK_EX)
 if os.fork():
-    os._exit(int(sys.argv[2]))
-signal.alarm(60)
+    os._exit(int(sys.argv[3]))
+signal.signal(signal.SIGALRM, lambda *_: pathlib.Path(sys.argv[2]).touch())
+signal.alarm(10)
 signal.pause()
 """
 
@@ -56,10 +58,12 @@ signal.pause()
 @pytest.mark.parametrize("code", [0, 1])
 def test_the_children_of_an_engine_that_ended_are_killed(tmp_path, code):
     lock = tmp_path / "lock"
-    command = [sys.executable, "-c", CRASHES, str(lock), str(code)]
+    survived = tmp_path / "survived"
+    command = [sys.executable, "-c", CRASHES, str(lock), str(survived), str(code)]
     assert ask.run(command, name="x", limit_s=60).returncode == code
     with lock.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
+    assert not survived.exists()
 
 
 FAILS = """

@@ -81,9 +81,11 @@ def damaged(**changes):
 
 def nested(values, depth):
     """*values* as the float64 pass of the float64 pass ... of a trace."""
+    values = values | {"engine": {"name": "e"}}
+    whole = values
     for _ in range(depth + 1):
-        values = GOOD | {"exact": values}
-    return values
+        whole = values | {"exact": whole}
+    return whole
 
 
 @pytest.mark.parametrize(
