@@ -29,6 +29,9 @@ _SPECIAL = (
     (stat.S_ISBLK, "a device"),
 )
 _READ_BYTES = 1 << 18  # at once; they fit into the cache of a core
+# Bytes of a file's name that the name of a file beside it repeats. Together with what is added to
+# them they stay below 143, the shortest limit of a usual file system (eCryptfs).
+_REPEATED_BYTES = 99
 CACHE_HINT = (
     "free space there (`bitnet cache clean --models --dry-run` lists what the cache can free), or "
     "choose another disk: --cache-dir DIR"
@@ -183,6 +186,20 @@ def path_of(text: str) -> Path:
     return Path(os.fsdecode(text.encode("utf-8", "surrogateescape")))
 
 
+def beside(path: Path, end: str) -> Path:
+    """A hidden file in the folder of *path* that belongs to it: ``.NAME.END``.
+
+    A name that is too long to be repeated is cut, and followed by its digest: two files never share
+    a file beside them.
+    """
+    encoded = path.name.encode(errors="surrogatepass")
+    if len(encoded) <= _REPEATED_BYTES:
+        return path.with_name(f".{path.name}.{end}")
+    digest = hashlib.sha256(encoded).hexdigest()[:16]
+    beginning = encoded[: _REPEATED_BYTES - len(f"-{digest}")]
+    return path.with_name(f".{beginning.decode(errors='ignore')}-{digest}.{end}")
+
+
 def write_text(path: Path, text: str) -> None:
     """Write *text* as UTF-8 with :func:`write_bytes`."""
     write_bytes(path, text.encode())
@@ -208,7 +225,7 @@ def write_bytes(
             target.write_bytes(b"".join(parts))
             return
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name[:99]}.{os.getpid()}-{token_hex(4)}.tmp")
+        temporary = beside(target, f"{os.getpid()}-{token_hex(4)}.tmp")
         try:
             with open(temporary, "xb", opener=create) as out:
                 out.writelines(parts)

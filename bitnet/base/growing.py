@@ -19,15 +19,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from bitnet.base import locks
 from bitnet.base.errors import from_os_error
-from bitnet.base.files import is_file_or_folder, write_text
+from bitnet.base.files import beside, is_file_or_folder, write_text
 from bitnet.base.outputs import json_in
 
 if TYPE_CHECKING:
-    from pathlib import Path
 
     from bitnet.base.outputs import OutputFile
-
-_LONGEST_NAME = 99  # characters of the output's name that the names of these files repeat
 
 
 class GrowingFile:
@@ -51,8 +48,8 @@ class GrowingFile:
         self._key = key
         self._beginning = beginning
         self._target = output.path.resolve()
-        self.path = self._beside("rows")
-        self._record = self._beside("progress")
+        self.path = beside(self._target, "rows")
+        self._record = beside(self._target, "progress")
         self._size = beginning
         self._held = ExitStack()
         self._file: BinaryIO | None = None
@@ -65,7 +62,7 @@ class GrowingFile:
             self._target.parent.mkdir(parents=True, exist_ok=True)
             self._held.enter_context(
                 locks.hold(
-                    self._beside("growing"),
+                    beside(self._target, "growing"),
                     timeout_s=0,
                     what=str(self._output.path),
                     hint="wait for that run to end, or choose another --output",
@@ -157,6 +154,3 @@ class GrowingFile:
         for path in (self.path, self._record):
             with suppress(OSError):
                 path.unlink(missing_ok=True)
-
-    def _beside(self, end: str) -> Path:
-        return self._target.with_name(f".{self._target.name[:_LONGEST_NAME]}.{end}")

@@ -18,18 +18,20 @@ import re
 import stat
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base import locks
-from bitnet.base.errors import BitnetError, UsageError, from_os_error
-from bitnet.base.files import open_file, write_bytes
+from bitnet.base.errors import BitnetError, CacheBusy, UsageError, from_os_error
+from bitnet.base.files import beside, open_file, write_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 _LONGEST_JSON = 1 << 26  # bytes; no command writes a larger document
-_LONGEST_NAME = 99  # characters of the output's name that the names of its draft and lock repeat
+# Seconds to wait for a writer that removes old drafts, which takes it no time unless it is stopped.
+_REMOVAL_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,8 @@ class OutputFile:
         If another process creates the output meanwhile, the rules of :meth:`check` apply to it.
         """
         target = self.path.resolve()
-        draft = target.with_name(f".{target.name[:_LONGEST_NAME]}.{os.getpid()}.partial")
+        # Threads share a process's number, and so do containers with a common folder.
+        draft = beside(target, f"{os.getpid()}-{token_hex(4)}.partial")
         with _drafting(target):
             try:
                 yield draft
@@ -173,21 +176,32 @@ def _drafting(target: Path) -> Iterator[None]:
     """Hold a lock while *target* is written; first remove drafts that killed processes left.
 
     Writers share the lock. A process that gets it exclusively knows that there is no other writer.
+
+    Raises:
+        CacheBusy: another process has been removing drafts for a minute, which could remove ours.
     """
-    guard = target.with_name(f".{target.name[:_LONGEST_NAME]}.lock")
+    guard = beside(target, "lock")
+    hint = "wait for that process to end, or end it"
     with ExitStack() as stack:
         with suppress(BitnetError, OSError), locks.hold(guard, timeout_s=0, leave=False) as lock:
             if lock.is_kernel:
                 _remove_drafts(target)
-        with suppress(BitnetError):
-            stack.enter_context(locks.hold(guard, timeout_s=0, leave=False, shared=True))
+        held = locks.hold(
+            guard, timeout_s=_REMOVAL_S, what=target.name, hint=hint, leave=False, shared=True
+        )
+        try:
+            stack.enter_context(held)
+        except CacheBusy:
+            raise
+        except BitnetError:
+            pass  # a lock file cannot be here, so no process gets the lock and removes drafts
         yield
 
 
 def _remove_drafts(target: Path) -> None:
     """Remove the drafts of *target* that killed processes left; no process may be writing one."""
-    stem = re.escape(f".{target.name[:_LONGEST_NAME]}")
-    name = re.compile(stem + r"\.\d+\.partial")
+    stem = re.escape(beside(target, "").name)
+    name = re.compile(stem + r"\d+(-[0-9a-f]{8})?\.partial")
     for path in list(target.parent.iterdir()):
         if name.fullmatch(path.name):
             path.unlink()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet import __version__
 from bitnet.base.errors import RowsFailed, UsageError
+from bitnet.base.files import beside
 from bitnet.base.invocation import shell_quote
 from bitnet.base.options import option
 from bitnet.base.outputs import OutputFile, OutputKind, begins_with
@@ -70,7 +71,7 @@ def batch(
     _check(target, options, model)
     target.parent.mkdir(parents=True, exist_ok=True)
     real_path = target.resolve()  # two names of one file have one lock
-    lock = real_path.with_name(f".{real_path.name}.bitnet-lock")  # not the name of a user's file
+    lock = beside(real_path, "bitnet-lock")  # not the name of a user's file
     hint = "wait for that run to end, or choose another --output"
     with (
         locks.hold(lock, timeout_s=0, what=options.output, hint=hint, leave=False),

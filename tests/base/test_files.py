@@ -4,7 +4,9 @@ from pathlib import Path
 import pytest
 
 from bitnet.base.errors import NotFound, PermissionDenied
-from bitnet.base.files import digest_of, free_space, write_text
+from bitnet.base.files import beside, digest_of, free_space, write_text
+from bitnet.base.growing import GrowingFile
+from bitnet.base.outputs import OutputFile
 
 
 def test_a_digest_is_that_of_the_whole_content(tmp_path):
@@ -51,3 +53,33 @@ def test_a_text_takes_over_permissions_and_links_of_what_was_there(tmp_path):
 def test_a_device_is_written_to_and_never_replaced():
     write_text(Path("/dev/null"), "text")
     assert Path("/dev/null").is_char_device()
+
+
+def write_rows(path):
+    with GrowingFile(OutputFile(path), {}) as file:
+        file.append(b"text", rows=1, digest="")
+        file.publish()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: write_text(path, "text"),
+        lambda path: OutputFile(path).write(b"text"),
+        write_rows,
+    ],
+    ids=["file", "output", "rows"],
+)
+@pytest.mark.parametrize("name", ["字" * 85, "a" + "é" * 127, "x" * 255])
+def test_a_name_of_as_many_bytes_as_the_file_system_takes_is_written(write, name, tmp_path):
+    assert len(name.encode()) == 255
+    write(tmp_path / name)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: "text"}
+
+
+def test_files_with_the_same_beginning_have_other_files_beside_them(tmp_path):
+    names = [f"{beginning}{end}" for beginning in ("", "字" * 80) for end in "ab"]
+    companions = {beside(tmp_path / name, "lock").name for name in names}
+    assert len(companions) == len(names)
+    assert max(len(name.encode()) for name in companions) < 143
+    assert ".a.lock" in companions

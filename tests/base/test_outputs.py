@@ -4,7 +4,9 @@ import os
 
 import pytest
 
-from bitnet.base.errors import NoSpace, UsageError
+from bitnet.base import locks, outputs
+from bitnet.base.errors import CacheBusy, NoSpace, UsageError
+from bitnet.base.files import beside
 from bitnet.base.outputs import OutputFile, OutputKind, begins_with
 
 LETTER = OutputKind("a letter", lambda path: begins_with(path, b"Dear "))
@@ -70,8 +72,8 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path, before):
     if before is not None:
         target.write_bytes(before)
         target.chmod(0o640)
-    left = tmp_path / ".letter.4711.partial"
-    left.write_bytes(b"half of it")
+    for name in ("4711", "4711-0123abcd"):
+        (tmp_path / f".letter.{name}.partial").write_bytes(b"half of it")
     foreign = tmp_path / ".letter.json.4711.partial"
     foreign.write_bytes(b"of another file")
     OutputFile(target, LETTER).write(b"Dear new")
@@ -89,6 +91,27 @@ def test_a_writer_leaves_the_draft_of_another_alone(tmp_path):
         OutputFile(target, LETTER).write(b"Dear second")
         own.rename(draft)
     assert target.read_bytes() == b"Dear first"
+
+
+def test_two_writers_of_one_process_have_a_draft_each(tmp_path):
+    target = tmp_path / "letter"
+    with OutputFile(target, LETTER).draft() as first:
+        first.write_bytes(b"Dear first")
+        OutputFile(target, LETTER).write(b"Dear second")
+        assert target.read_bytes() == b"Dear second"
+    assert target.read_bytes() == b"Dear first"
+    assert [path.name for path in tmp_path.iterdir()] == ["letter"]
+
+
+def test_a_writer_does_not_begin_while_another_removes_drafts(tmp_path, monkeypatch):
+    monkeypatch.setattr(outputs, "_REMOVAL_S", 0)
+    target = tmp_path / "letter"
+    with (
+        locks.hold(beside(target, "lock"), timeout_s=0),
+        pytest.raises(CacheBusy, match="letter is held by process"),
+    ):
+        OutputFile(target, LETTER).write(b"Dear")
+    assert not target.exists()
 
 
 def test_a_file_that_appears_while_the_draft_is_written_stays(tmp_path):
