@@ -33,6 +33,10 @@ logger = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 10.0
 POLL_INTERVAL_S = 0.05
+# To see if a lock is held, `is_held` takes it for a moment. A lock that is busy in all of these
+# tries has another holder.
+_TRIES = 5
+_TRY_INTERVAL_S = 0.005
 # Errors of flock if a file system has no locks, or if its lock server is not running.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP}
 
@@ -172,7 +176,7 @@ def hold(
     try:
         lock.is_kernel = lock.is_kernel and _locks_work(path.parent)
         started = last_report = clock()
-        while not lock.acquire():
+        while not _acquire(lock):
             waited = clock() - started
             if waited >= timeout_s:
                 raise CacheBusy(
@@ -195,11 +199,20 @@ def hold(
         lock.release()
 
 
+def _acquire(lock: Lock) -> bool:
+    """As :meth:`Lock.acquire`, unless :func:`is_held` has the lock at that moment: try again."""
+    for _ in range(_TRIES - 1):
+        if lock.acquire():
+            return True
+        time.sleep(_TRY_INTERVAL_S)
+    return lock.acquire()
+
+
 def is_held(path: Path) -> bool:
     """True if a process holds the lock file *path* at this moment."""
     lock = _SystemLock(path)
     with suppress(OSError):
-        if path.exists() and not lock.acquire():
+        if path.exists() and not _acquire(lock):
             return True
     lock.release()
     return False

@@ -180,6 +180,17 @@ def test_a_shared_lock_excludes_only_the_exclusive_one(path):
         raise AssertionError("held by two")
 
 
+def test_a_process_that_looks_at_a_lock_is_not_its_holder(path, monkeypatch):
+    looker = locks.Lock(path)
+    monkeypatch.setattr(locks.time, "sleep", lambda _seconds: looker.release())
+    for shared in (False, True):
+        assert looker.acquire()
+        with hold(path, timeout_s=0, shared=shared):
+            pass
+    assert looker.acquire()
+    assert not is_held(path)
+
+
 def test_any_other_answer_is_an_error(path, flock):
     flock(errno.EIO)
     with pytest.raises(BitnetError, match=r"os error 5"), hold(path, timeout_s=0):
