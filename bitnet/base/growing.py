@@ -23,7 +23,6 @@ from bitnet.base.files import beside, is_file_or_folder, write_text
 from bitnet.base.outputs import json_in
 
 if TYPE_CHECKING:
-
     from bitnet.base.outputs import OutputFile
 
 
