@@ -17,7 +17,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +37,11 @@ _RUN = (
 )
 
 PACKAGE = "bitnet-xtask"
+# Keys of a package in the receipt of uv that its options can express.
+_KEYS_OF_UV = {
+    "name", "extras", "specifier", "marker", "directory", "editable", "path", "url", "git",
+    "subdirectory",
+}  # fmt: skip
 
 
 def isolate(module: str, *words: str) -> list[str]:
@@ -97,14 +102,18 @@ def extra_command(extra: str) -> str:
     required = []
     with suppress(PackageNotFoundError):  # it runs from its sources, without metadata
         required = [m[1] for text in requires(PACKAGE) or [] if (m := of_extra.match(text))]
-    packages = " ".join(map(shlex.quote, required or [f"{PACKAGE}[{extra}]"]))
+    requirements = [shlex.quote(text) for text in required or [f"{PACKAGE}[{extra}]"]]
+    packages = " ".join(requirements)
     if _has("pipx_metadata.json"):
         return f"pipx inject {PACKAGE} {packages}"
-    if _has("uv-receipt.toml"):
-        added, extras = _receipt_of_uv()
-        additions = " ".join(f"--with {package}" for package in [*added, *packages.split()])
-        return f"uv tool install {additions} {_source(extras)}"
-    return f"{_pip_install()} {packages}"
+    if not _has("uv-receipt.toml"):
+        return f"{_pip_install()} {packages}"
+    receipt = _receipt_of_uv()
+    if receipt is None:
+        return f"uv pip install --python {as_typed(sys.executable)} {packages}"
+    added, extras = receipt
+    new = [f"--with {requirement}" for requirement in requirements]
+    return f"uv tool install {' '.join([*added, *new])} {_source(extras)}"
 
 
 def reinstall_command() -> str:
@@ -112,9 +121,11 @@ def reinstall_command() -> str:
     if _has("pipx_metadata.json"):
         return f"pipx reinstall {PACKAGE}"
     if _has("uv-receipt.toml"):
-        added, extras = _receipt_of_uv()
-        additions = "".join(f"--with {package} " for package in added)
-        return f"uv tool install --reinstall {additions}{_source(extras)}"
+        receipt = _receipt_of_uv()
+        if receipt is None:
+            return f"uv tool upgrade --reinstall {PACKAGE}"
+        added, extras = receipt
+        return " ".join(["uv tool install --reinstall", *added, _source(extras)])
     editable = "-e " if direct_url().get("dir_info", {}).get("editable") else ""
     return f"{_pip_install()} --force-reinstall --no-deps {editable}{_source()}"
 
@@ -130,26 +141,72 @@ def direct_url() -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def _receipt_of_uv() -> tuple[list[str], list[str]]:
-    """Packages that ``uv tool install --with`` added before, and the extras of this package.
+def _receipt_of_uv() -> tuple[list[str], list[str]] | None:
+    """Options that add again what ``uv tool install`` added before, and extras of this package.
 
-    The next ``uv tool install`` removes those that it does not name again.
+    The next ``uv tool install`` removes the packages that it does not name again. None: the receipt
+    cannot be read, or has a package that no option names.
     """
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
-    receipt = tomllib.loads((Path(sys.prefix) / "uv-receipt.toml").read_text(encoding="utf-8"))
-    packages = []
+    options: list[str] = []
     own_extras: list[str] = []
-    for entry in receipt.get("tool", {}).get("requirements", []):
-        extras = entry.get("extras") or []
-        if entry["name"] == PACKAGE:
-            own_extras += extras
-        else:
-            bracketed = f"[{','.join(extras)}]" if extras else ""
-            packages.append(shlex.quote(f"{entry['name']}{bracketed}{entry.get('specifier', '')}"))
-    return packages, own_extras
+    try:
+        receipt = tomllib.loads((Path(sys.prefix) / "uv-receipt.toml").read_text(encoding="utf-8"))
+        for entry in receipt.get("tool", {}).get("requirements", []):
+            if entry["name"] == PACKAGE:
+                own_extras += entry.get("extras", [])
+            else:
+                options.append(_option_of_uv(entry))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+    return options, own_extras
+
+
+def _option_of_uv(entry: dict[str, Any]) -> str:
+    """Option of ``uv tool install`` for a package of its receipt (uv 0.13), from the same origin.
+
+    Raises:
+        ValueError: the *entry* has a key without a counterpart, such as that of an index.
+    """
+    if unknown := entry.keys() - _KEYS_OF_UV:
+        raise ValueError(f"unknown keys: {unknown}")
+    extras = ",".join(entry.get("extras", []))
+    bracketed = f"[{extras}]" if extras else ""
+    if "editable" in entry:
+        return f"--with-editable {shlex.quote(entry['editable'] + bracketed)}"
+    requirement = f"{entry['name']}{bracketed}{entry.get('specifier', '')}"
+    if origin := _origin_of_uv(entry):
+        requirement += f" @ {origin}"
+    if "marker" in entry:
+        requirement += f" ; {entry['marker']}"
+    return f"--with {shlex.quote(requirement)}"
+
+
+def _origin_of_uv(entry: dict[str, Any]) -> str:
+    """Address from which uv installed the package *entry*; empty for one from an index.
+
+    Raises:
+        ValueError: the address of a repository has a part that is unknown.
+    """
+    path = entry.get("directory") or entry.get("path")
+    if path:
+        return Path(path).as_uri()
+    if "git" not in entry:
+        fragment = f"#subdirectory={entry['subdirectory']}" if "subdirectory" in entry else ""
+        return f"{entry['url']}{fragment}" if "url" in entry else ""
+    address = urlsplit(entry["git"])
+    parts = dict(parse_qsl(address.query, strict_parsing=bool(address.query)))
+    subdirectory = parts.pop("subdirectory", "")
+    revisions = [parts.pop(kind) for kind in ("rev", "tag", "branch") if kind in parts]
+    if parts or len(revisions) > 1:
+        raise ValueError(f"unknown parts: {address.query}")
+    repository = urlunsplit(address._replace(query="", fragment=""))
+    revision = f"@{revisions[0]}" if revisions else ""
+    fragment = f"#subdirectory={subdirectory}" if subdirectory else ""
+    return f"git+{repository}{revision}{fragment}"
 
 
 def _has(name: str) -> bool:

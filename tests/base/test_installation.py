@@ -47,6 +47,50 @@ def test_uv_is_given_again_what_it_added_before(prefix):
     assert extra_command("structured").startswith(command)
 
 
+@pytest.mark.parametrize(
+    ("entry", "option"),
+    [
+        ("directory = '/src/loc'", "--with 'loc @ file:///src/loc'"),
+        ("path = '/a b/loc.whl', extras = ['x']", "--with 'loc[x] @ file:///a%20b/loc.whl'"),
+        ("editable = '/src/loc'", "--with-editable /src/loc"),
+        (
+            "url = 'https://h/loc.zip', subdirectory = 'sub'",
+            "--with 'loc @ https://h/loc.zip#subdirectory=sub'",
+        ),
+        ("git = 'https://h/loc'", "--with 'loc @ git+https://h/loc'"),
+        (
+            "git = 'file:///loc?subdirectory=sub&rev=v1#0123'",
+            "--with 'loc @ git+file:///loc@v1#subdirectory=sub'",
+        ),
+        (
+            "specifier = '>=1,<2', marker = \"python_version > '3.1'\"",
+            """--with 'loc>=1,<2 ; python_version > '"'"'3.1'"'"''""",
+        ),
+    ],
+)
+def test_uv_adds_a_package_again_from_its_origin(entry, option, prefix):
+    text = f"[tool]\nrequirements = [{{ name = 'loc', {entry} }}]\n"
+    (prefix / "uv-receipt.toml").write_text(text)
+    assert extra_command("structured").startswith(f"uv tool install {option} --with ")
+    assert reinstall_command().startswith(f"uv tool install --reinstall {option} ")
+
+
+@pytest.mark.parametrize(
+    "receipt",
+    [
+        "[tool",
+        "tool = 1",
+        "[tool]\nrequirements = [1]",
+        "[tool]\nrequirements = [{ name = 'loc', index = 'https://h/simple' }]",
+        "[tool]\nrequirements = [{ name = 'loc', git = 'https://h/loc?lfs=true' }]",
+    ],
+)
+def test_a_receipt_that_cannot_be_repeated_is_left_to_uv(receipt, prefix):
+    (prefix / "uv-receipt.toml").write_text(receipt)
+    assert extra_command("structured").startswith("uv pip install --python ")
+    assert reinstall_command() == "uv tool upgrade --reinstall bitnet-xtask"
+
+
 def test_an_environment_without_pip_is_changed_by_uv(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert extra_command("structured").startswith("uv pip install --python ")
