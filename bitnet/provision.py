@@ -14,19 +14,26 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from bitnet.base import settings
-from bitnet.base.errors import NotFound, TokenizerNotFound, UsageError, VocabMismatch
+from bitnet.base.errors import (
+    NotFound,
+    TokenizerNotFound,
+    UsageError,
+    VocabMismatch,
+    from_os_error,
+)
+from bitnet.base.files import exists
 from bitnet.base.options import check_type, wrong_type
 from bitnet.sources import Source, TokenizerDownloadInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -130,22 +137,32 @@ def load(
             checkpoint = open_checkpoint(path, i2_s_layout=i2_s_layout, ignore_keys=ignore_keys)
             return replace(checkpoint, kv_type=kv_type)
 
-    checkpoint = model if isinstance(model, Checkpoint) else open_named(model)
-    if lora:
-        checkpoint = with_adapters(checkpoint, map(parse_adapter, lora))
-    if isinstance(tokenizer, str | os.PathLike):
-        tokenizer = Path(tokenizer)
-    return load_checkpoint(
-        checkpoint,
-        tokenizer=tokenizer,
-        pre=pre,
-        context=context,
-        threads=threads,
-        allow_mock=allow_mock,
-        exact_head=exact_head,
-        draft=None if draft_model is None else open_named(draft_model),
-        lock_memory=lock_memory,
-    )
+    with _system_errors():
+        checkpoint = model if isinstance(model, Checkpoint) else open_named(model)
+        if lora:
+            checkpoint = with_adapters(checkpoint, map(parse_adapter, lora))
+        if isinstance(tokenizer, str | os.PathLike):
+            tokenizer = Path(tokenizer)
+        return load_checkpoint(
+            checkpoint,
+            tokenizer=tokenizer,
+            pre=pre,
+            context=context,
+            threads=threads,
+            allow_mock=allow_mock,
+            exact_head=exact_head,
+            draft=None if draft_model is None else open_named(draft_model),
+            lock_memory=lock_memory,
+        )
+
+
+@contextmanager
+def _system_errors() -> Iterator[None]:
+    """Raise the error of this package for one of the system, such as for a path too long."""
+    try:
+        yield
+    except OSError as error:
+        raise from_os_error(error, error.filename or "model") from error
 
 
 def embed(
@@ -189,15 +206,17 @@ def locate(
     from bitnet.formats.model_files import only_model
 
     path = Path(text)
-    with suppress(OSError, ValueError):  # a name may be too long for a path, or have a NUL
-        if path.exists():
+    if exists(path):
+        try:
             return only_model(path)
+        except OSError as error:
+            raise from_os_error(error, path) from error
     # Imported here: the modules that open connections load slowly, and a path needs none of them.
     from bitnet.hub.models import locate_model
     from bitnet.hub.ref import parse, suggest_names
 
     ref = parse(text)
-    if ref.path is not None and not ref.path.exists():
+    if ref.path is not None and not exists(ref.path):
         if "/" in ref.text or "\\" in ref.text or ref.path.suffix.lower() in _SUFFIXES:
             return ref.path  # it can only be a path
         raise NotFound(
@@ -241,12 +260,15 @@ class SmartTokenizerDownload:
             info: its first file must be in the repository; the others are optional.
 
         Raises:
+            UsageError: *info* names no file.
             Offline: it is not in the cache, and the network is switched off.
             VocabMismatch: the file does not have ``info.expected_vocab`` ids.
             BitnetError: it cannot be fetched; see :func:`bitnet.hub.fetch.fetch`.
         """
         from bitnet.hub.provide import fetch_source
 
+        if not info.files:
+            raise UsageError("info.files is empty, expected the names of one file or more")
         key = info.cache_key
         vocab_size = info.expected_vocab
         paths = []
@@ -278,5 +300,5 @@ def _check(path: Path, vocab_size: int) -> None:
     elif (actual := load_spec(path).vocab_size) != vocab_size:
         raise VocabMismatch(
             f"Vocabulary size mismatch: expected {vocab_size}, got {actual} ({path})",
-            hint="bitnet tokenizer --source mirror --output models --force",
+            hint="correct expected_vocab, or name the repository of another tokenizer",
         )

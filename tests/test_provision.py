@@ -2,13 +2,15 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 
 from bitnet import SmartTokenizerDownload, TokenizerDownloadInfo
-from bitnet.base.errors import Offline, TokenizerNotFound, VocabMismatch
+from bitnet.base.errors import Offline, TokenizerNotFound, UsageError, VocabMismatch
 from bitnet.hub.fetch_options import FetchOptions
 
+SENTENCEPIECE = Path(__file__).parent / "fixtures" / "spm" / "tiny.model"
 WORDS = {f"t{id}": id for id in range(5)}
 CONTENT = json.dumps({"version": "1.0", "model": {"type": "BPE", "vocab": WORDS, "merges": []}})
 INFO = TokenizerDownloadInfo("org/name", ("tokenizer.json",), "five", 5)
@@ -53,3 +55,16 @@ def test_a_further_file_that_is_there_has_to_fit(download, hub):
     both = TokenizerDownloadInfo("org/name", ("tokenizer.json", "tokenizer.model"), "five", 5)
     with pytest.raises(TokenizerNotFound, match=r"tokenizer\.model"):
         download.download_tokenizer_sync(both)
+
+
+def test_a_tokenizer_without_files_is_refused(download):
+    with pytest.raises(UsageError, match=r"info\.files is empty"):
+        download.download_tokenizer_sync(TokenizerDownloadInfo("org/name", (), "five", 5))
+
+
+def test_the_hint_for_another_vocabulary_names_no_other_tokenizer(download, hub):
+    hub.add("org/name", "tokenizer.model", SENTENCEPIECE.read_bytes())
+    info = TokenizerDownloadInfo("org/name", ("tokenizer.model",), "six", 6)
+    with pytest.raises(VocabMismatch, match="expected 6, got") as refused:
+        download.download_tokenizer_sync(info)
+    assert "mirror" not in refused.value.hint

@@ -1,6 +1,9 @@
 """``bitnet.load`` by name: what commands take as MODEL, a notebook takes, too."""
 
+from pathlib import Path
+
 import pytest
+from locked_folders import lock_folder
 from tiny_models import tiny_gguf
 
 import bitnet
@@ -27,3 +30,30 @@ def test_what_is_not_here_is_named_with_the_command_that_helps(monkeypatch):
         bitnet.load("hf:org/none")
     assert str(refused.value) == f"{refused.value.message}\nhint: {refused.value.hint}"
     assert "bitnet download-model org/none" in str(refused.value)
+
+
+@pytest.fixture
+def locked(tmp_path, monkeypatch):
+    """A folder that this user may not search, also if it is root."""
+    folder = tmp_path / "locked"
+    folder.mkdir()
+    lock_folder(monkeypatch, folder)
+    return folder
+
+
+PATHS = ("a" * 300, f"{'a' * 300}.gguf", f"x/{'a' * 300}", "a\0b", "{locked}/x.gguf", "{locked}/x",
+         "{locked}", "x" * 5000)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+@pytest.mark.parametrize("argument", ["model", "tokenizer", "draft_model", "lora"])
+@pytest.mark.parametrize("text", PATHS)
+def test_a_path_that_cannot_be_looked_up_is_refused(text, argument, kind, locked, tmp_path):
+    value = kind(text.format(locked=locked))
+    options = {argument: [value] if argument == "lora" else value}
+    if argument != "model":
+        options["model"] = tiny_gguf(tmp_path / "tiny.gguf")
+    with pytest.raises(bitnet.BitnetError) as refused:
+        bitnet.load(**options, fetch=False)
+    assert "internal error" not in refused.value.message
+    assert refused.value.hint

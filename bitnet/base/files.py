@@ -82,6 +82,19 @@ def is_file_or_folder(path: Path) -> bool:
     return True
 
 
+def exists(path: Path) -> bool:
+    """True if *path* exists; False if not, or if it cannot be looked up.
+
+    Such a path has a part that is too long, or is in a folder that this user may not search.
+    ``Path.exists`` raises an ``OSError`` for it before Python 3.14.
+    """
+    try:
+        path.stat()
+    except (OSError, ValueError):  # ValueError: a NUL in the text
+        return False
+    return True
+
+
 def sha256_of(path: Path) -> str:
     """SHA-256 of the file *path*, hexadecimal."""
     digest = hashlib.sha256()

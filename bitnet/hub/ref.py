@@ -18,7 +18,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +26,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 from bitnet import sources
 from bitnet.base import settings, trust
 from bitnet.base.errors import UsageError
+from bitnet.base.files import exists
 from bitnet.base.invocation import shell_quote
 from bitnet.hub.tags import has_tag, is_tag
 from bitnet.shipped import SHIPPED
@@ -116,9 +116,8 @@ def names() -> list[str]:
 def parse(text: str) -> Ref:
     """The model or tokenizer that *text* means; a path if it is nothing else."""
     path = Path(text)
-    with suppress(OSError, ValueError):
-        if path.exists():
-            return Ref(text, path=path)
+    if exists(path):
+        return Ref(text, path=path)
     if text in names():
         if text in SHIPPED:
             return Ref(text, shipped=text)
@@ -134,9 +133,7 @@ def parse(text: str) -> Ref:
             raise UsageError(f"{text!r} is not a repository on the hub", hint=_FORMS)
         return _from_match(text, match)
     # A name in an existing folder is a mistyped path, and must not mean a repository.
-    is_in_folder = False
-    with suppress(OSError, ValueError):  # a name that is too long for a file system
-        is_in_folder = path.parent.is_dir()
+    is_in_folder = exists(path.parent) and path.parent.is_dir()
     if is_in_folder or text.lower().endswith(_SUFFIXES):
         return Ref(text, path=path)
     if _WITHOUT_SCHEME.match(text):
