@@ -9,7 +9,7 @@ import tempfile
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bitnet import __version__
 from bitnet.base import locks, native, settings
@@ -107,9 +107,10 @@ def _model(path: Path | None) -> Finding:
 
 def _cache(root: Path) -> list[Finding]:
     """Findings on the cache folder: writable, lockable, enough room; leaves nothing behind."""
-    existing = next(folder for folder in (root, *root.parents) if folder.exists())
+    existing = root
     findings = []
     try:
+        existing = next(folder for folder in (root, *root.parents) if folder.exists())
         with tempfile.TemporaryDirectory(prefix=".doctor-", dir=existing) as folder:
             findings = [Finding("ok", "cache folder", f"{root}, writable")]
             path = Path(folder, "probe.lock")
@@ -133,17 +134,28 @@ def _cache(root: Path) -> list[Finding]:
 
 
 def _settings() -> list[Finding]:
-    findings = []
-    for setting in settings.ALL:
-        if (text := settings.as_set(setting)) is None:
-            continue
-        try:
-            setting()
-            findings.append(Finding("ok", setting.names[0], text))
-        except BitnetError as error:
-            findings.append(Finding.of(setting.names[0], error))
+    findings = [finding for setting in settings.ALL for finding in _setting(setting)]
     if any(finding.failed for finding in findings):
         return findings
     network = "switched off" if settings.offline() else "allowed"
     token = "set" if settings.access_token() else "not set"
     return [*findings, Finding("ok", "network", network), Finding("ok", "access token", token)]
+
+
+def _setting(setting: settings.Setting[Any]) -> list[Finding]:
+    """A finding for each variable of *setting* that is not valid, else for the one that counts."""
+    problems = [_problem(setting, name) for name in setting.names]
+    failures = [finding for finding in problems if finding is not None]
+    if failures:
+        return failures
+    variable = settings.as_set(setting)
+    return [] if variable is None else [Finding("ok", *variable)]
+
+
+def _problem(setting: settings.Setting[Any], name: str) -> Finding | None:
+    """The failure of the variable *name* of *setting*, or None."""
+    try:
+        setting.value_of(name)
+    except BitnetError as error:
+        return Finding.of(name, error)
+    return None

@@ -90,7 +90,8 @@ def environment() -> str:
         "Read when a command runs, never before. Of several names in a row the first one that is "
         "set wins; a switch is on when any of its names is. Switches are on with `1`, `true`, "
         "`yes`, `on` and off with `0`, `false`, `no`, `off` or an empty value; anything else is an "
-        "error that names the variable (exit code 2). "
+        "error that names the variable (exit code 2). Of the variables of other programs, "
+        "`RAYON_NUM_THREADS` and `RUST_LOG`, a value that is not understood is ignored. "
         "Proxies and certificates are found through `HTTPS_PROXY`, `NO_PROXY` and "
         "`REQUESTS_CA_BUNDLE`."
     )

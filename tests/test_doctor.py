@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from builders import write_gguf
+from locked_folders import lock_folder
 
 import bitnet
 from bitnet.base.errors import NetworkError, NoSpace, PermissionDenied
@@ -92,6 +93,39 @@ def test_a_read_only_cache_folder_is_found(tmp_path):
     tmp_path.chmod(0o500)
     problem = by_name(examine(tmp_path / "cache"))["cache folder"]
     assert problem.exit_code == PermissionDenied.exit_code
+
+
+def test_a_cache_folder_that_may_not_be_looked_up_is_found(tmp_path, monkeypatch):
+    lock_folder(monkeypatch, tmp_path / "locked")
+    findings = by_name(examine(tmp_path / "locked" / "cache"))
+    assert findings["cache folder"].exit_code == PermissionDenied.exit_code
+    assert "BITNET_CACHE_DIR=DIR" in findings["cache folder"].hint
+    assert "access token" in findings
+
+
+def test_a_token_that_is_switched_off_with_a_device_is_not_set(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN_PATH", "/dev/null")
+    assert by_name(examine(tmp_path))["access token"].text == "not set"
+
+
+def test_the_variable_that_counts_is_listed(tmp_path, monkeypatch):
+    monkeypatch.setenv("BITNET_THREADS", "")
+    monkeypatch.setenv("RAYON_NUM_THREADS", "2")
+    monkeypatch.setenv("BITNET_OFFLINE", "0")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    findings = by_name(examine(tmp_path))
+    assert findings["RAYON_NUM_THREADS"].text == "'2'"
+    assert findings["HF_HUB_OFFLINE"].text == "'1'"
+    assert not {"BITNET_THREADS", "BITNET_OFFLINE"} & set(findings)
+
+
+def test_every_wrong_variable_is_a_failure_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("BITNET_OFFLINE", "maybe")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "perhaps")
+    findings = by_name(examine(tmp_path))
+    for name, text in (("BITNET_OFFLINE", "maybe"), ("HF_HUB_OFFLINE", "perhaps")):
+        assert findings[name].failed
+        assert f"{name} is '{text}'" in findings[name].text
 
 
 def test_a_full_disk_is_found(tmp_path, monkeypatch):

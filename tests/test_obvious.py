@@ -69,6 +69,7 @@ ANY_TEXT = {
     "other programs' words": {
         "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
     },
+    "other programs understand more": {"RAYON_NUM_THREADS", "RUST_LOG"},
 }  # fmt: skip
 REFUSES = sorted(
     {name for setting in settings.ALL for name in setting.names}.difference(*ANY_TEXT.values())

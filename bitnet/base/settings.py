@@ -11,11 +11,20 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from bitnet.base.errors import UsageError
+from bitnet.base.errors import BitnetError, UsageError
 from bitnet.base.files import open_file
+from bitnet.base.setting_values import (
+    parse_addresses,
+    parse_boolean,
+    parse_choice,
+    parse_drill,
+    parse_rate,
+    parse_seconds,
+    parse_size,
+    parse_whole_number,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,111 +34,20 @@ T = TypeVar("T")
 MAX_CONNECTIONS = 64
 MAX_THREADS = 1024  # more would only take time to start and wait for each other
 
-# An entry of `_drill`: ``timeout`` or ``reset``, which may have @SIZE, or ``html`` or a status,
-# which may not; then :TIMES.
-_FAULT = re.compile(
-    r"(?P<kind>(?:timeout|reset)(?![^@:])|(?:html|[45]\d\d)(?!@))"
-    r"(?:@(?P<size>\d+)(?P<unit>[kmg]?)b?)?(?::(?P<times>\d+))?",
-    re.IGNORECASE,
-)
-
-_RATE = re.compile(r"(?P<count>[0-9]{1,15}(\.[0-9]+)?)(?P<unit>[kmg]?)(b?(/s)?)", re.IGNORECASE)
-_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}
-_TRUE = frozenset({"1", "true", "yes", "on"})
 # User and password of an address, up to its @; also of one without a scheme.
 _LOGIN = re.compile(r"(?<=//)[^/?#\s]*@|(?<![^\s,])[^/?#\s]*:[^/?#\s]*@")
-_FALSE = frozenset({"0", "false", "no", "off", ""})
 
 ALL: list[Setting[Any]] = []  # filled by the definitions below, in this order
 
 
-def _boolean(text: str) -> bool:
-    word = text.strip().lower()
-    if word in _TRUE:
-        return True
-    if word in _FALSE:
-        return False
-    raise ValueError("expected 1, true, yes, on or 0, false, no, off")
+def _user_path(text: str) -> Path:
+    """The path *text* with ``~`` replaced, which only a shell does, and not an env file."""
+    return expand_home(Path(text))
 
 
-def _seconds(text: str, *, none: bool = False) -> float:
-    """A positive number of seconds, or 0 if *none* allows it."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not (0 < value < float("inf") or (none and value == 0)):
-        raise ValueError("expected a positive number of seconds")
-    return value
-
-
-def parse_rate(text: str) -> float:
-    """Bytes per second in *text*, such as ``500k``, ``10M`` or ``1.5MB/s``; 0: no limit."""
-    match = _RATE.fullmatch(text.strip())
-    if match is None:
-        raise ValueError("expected bytes per second, such as 500k or 10M; 0: no limit")
-    return float(match["count"]) * _UNITS[match["unit"].lower()]
-
-
-def parse_size(text: str) -> float:
-    """Bytes in *text*, such as ``500M`` or ``8G``."""
-    match = _RATE.fullmatch(text.strip())
-    if match is None or "/" in text:
-        raise ValueError("expected a number of bytes, such as 500M or 8G; 0: nothing is kept")
-    return float(match["count"]) * _UNITS[match["unit"].lower()]
-
-
-def _addresses(text: str) -> str:
-    parts = [urlsplit(part.strip()) for part in text.split(",")]
-    if not all(part.scheme in ("http", "https") and part.hostname for part in parts):
-        raise ValueError("expected an address, such as https://hub.example.org")
-    return text.rstrip("/")
-
-
-def _count(text: str, most: int = 0) -> int:
-    """A whole number, at most *most* if that is not 0."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = -1
-    if value < 0 or value > most > 0:
-        raise ValueError(f"expected a whole number, 0 {f'to {most}' if most else 'or more'}")
-    return value
-
-
-def _one_of(text: str, *, choices: tuple[str, ...]) -> str:
-    if text.lower() not in choices:
-        raise ValueError(f"expected one of {', '.join(choices)}")
-    return text.lower()
-
-
-class NetworkFault(NamedTuple):
-    """A broken request: the fault, and the bytes of the body sent before it (None: no reply)."""
-
-    kind: str
-    after_bytes: int | None = None
-
-
-def _drill(text: str) -> tuple[list[NetworkFault], bool] | None:
-    """The faults of a drill, and True if the last one repeats forever; ``None``: no drill.
-
-    ``1`` breaks every request. A list breaks one request per entry, in order; later requests work:
-
-        timeout        no reply                     reset      connection refused or reset
-        503, 429 ...   a reply with that status     html       a login page instead of the file
-        reset@1MB      the body breaks off there    timeout@1MB  the body stops there
-        timeout:2      the same twice
-    """
-    if text.strip().lower() in _TRUE | _FALSE:
-        return ([NetworkFault("reset")], True) if _boolean(text) else None
-    faults: list[NetworkFault] = []
-    for entry in text.split(","):
-        match = _FAULT.fullmatch(entry.strip())
-        if match is None:
-            raise ValueError("expected 1, or a list such as timeout:2,503,reset@1MB,429:3,html")
-        after = int(match["size"]) * _UNITS[match["unit"].lower()] if match["size"] else None
-        faults += [NetworkFault(match["kind"].lower(), after)] * int(match["times"] or 1)
-    return faults, False
+def _model_name(text: str) -> str:
+    """The path, name or address of a model in *text*, with ``~`` at its beginning replaced."""
+    return str(_user_path(text)) if text.startswith("~") else text
 
 
 @dataclass(eq=False)
@@ -138,7 +56,8 @@ class Setting(Generic[T]):
 
     If several of its names are set, the first one counts; a boolean is true if one of them is on.
     *parse* raises ``ValueError`` with the values it expects. The *default* is used when no variable
-    is set; an empty one counts as unset, unless *keep_empty* is on.
+    is set; an empty one counts as unset, unless *keep_empty* is on. A *borrowed* name belongs to
+    other programs: a value that is not valid here may be valid there, and counts as unset.
     """
 
     variables: str  # its names in order of precedence
@@ -147,6 +66,7 @@ class Setting(Generic[T]):
     help: str
     secret: bool = False  # never in any output
     keep_empty: bool = False
+    borrowed: str = ""  # one of its names
 
     def __post_init__(self) -> None:
         ALL.append(self)
@@ -157,35 +77,64 @@ class Setting(Generic[T]):
         return self.variables.split()
 
     def __call__(self) -> T:
-        """The present value; the text of a variable that is not valid is refused."""
-        values: list[T] = []
+        """The present value.
+
+        Raises:
+            UsageError: the text of a variable is not valid.
+        """
+        chosen = self._chosen()
+        return self.default if chosen is None else chosen[1]
+
+    def variable(self) -> str | None:
+        """Name of the variable that the present value comes from; None: it is the default.
+
+        Raises:
+            UsageError: the text of a variable is not valid.
+        """
+        chosen = self._chosen()
+        return None if chosen is None else chosen[0]
+
+    def value_of(self, name: str) -> T | None:
+        """Value of the variable *name*, one of its names; None: it is not set.
+
+        Raises:
+            UsageError: its text is not valid.
+        """
+        text = os.environ.get(name)
+        if text is None or (text == "" and not self.keep_empty):
+            return None
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            if name == self.borrowed:
+                return None
+            shown = "a value that is not valid" if self.secret else repr(without_login(text))
+            raise UsageError(
+                f"environment variable {name} is {shown}: {error}",
+                hint=f"unset {name}, or set it to a valid value: {self.help}",
+            ) from None
+
+    def _chosen(self) -> tuple[str, T] | None:
+        """Name and value of the variable that counts; None: none is set."""
+        values: list[tuple[str, T]] = []
         for name in self.names:
-            text = os.environ.get(name)
-            if text is None or (text == "" and not self.keep_empty):
-                continue
-            try:
-                values.append(self.parse(text))
-            except ValueError as error:
-                description = (
-                    "a value that is not valid" if self.secret else repr(without_login(text))
-                )
-                raise UsageError(
-                    f"environment variable {name} is {description}: {error}",
-                    hint=f"unset {name}, or set it to a valid value: {self.help}",
-                ) from None
+            value = self.value_of(name)
+            if value is not None:
+                values.append((name, value))
         if isinstance(self.default, bool):
-            return next((value for value in values if value), values[0] if values else self.default)
-        return values[0] if values else self.default
+            switched_on = [entry for entry in values if entry[1]]
+            values = switched_on or values
+        return values[0] if values else None
 
 
-_flag = partial(Setting[bool], parse=_boolean, default=False)
+_flag = partial(Setting[bool], parse=parse_boolean, default=False)
 _text = partial(Setting[str], parse=str.strip, default="")
-_path = partial(Setting[Path | None], parse=Path, default=None)
+_path = partial(Setting[Path | None], parse=_user_path, default=None)
 _secret = partial(
     Setting[str | None], parse=lambda text: text.strip() or None, default=None, secret=True
 )
-_time = partial(Setting[float], parse=_seconds)
-_wait = partial(Setting[float], parse=partial(_seconds, none=True))
+_time = partial(Setting[float], parse=parse_seconds)
+_wait = partial(Setting[float], parse=partial(parse_seconds, none=True))
 
 cache_dir_override = _path(
     "BITNET_CACHE_DIR",
@@ -205,7 +154,7 @@ hf_token_path = _path(
 )
 hf_endpoint = Setting(
     "HF_ENDPOINT",
-    parse=_addresses,
+    parse=parse_addresses,
     default="https://huggingface.co",
     help="address of the hub or of a mirror that speaks its protocol",
 )
@@ -237,7 +186,7 @@ retry_after_max = _wait(
 )
 connections = Setting(
     "BITNET_CONNECTIONS",
-    parse=partial(_count, most=MAX_CONNECTIONS),
+    parse=partial(parse_whole_number, most=MAX_CONNECTIONS),
     default=0,
     help="parallel connections; 0: one, and 4 above 64 MB where one is slow and ranges work",
 )
@@ -255,13 +204,13 @@ hub_hosts: Setting[tuple[str, ...]] = Setting(
 )
 simulate_network_error = Setting(
     "BITNET_SIMULATE_NETWORK_ERROR",
-    parse=_drill,
+    parse=parse_drill,
     default=None,
     help="fault drill: 1, or a list such as timeout:2,503,reset@1MB,429:3",
 )
 strict_tokenizers = Setting(
     "BITNET_STRICT_TOKENIZERS",
-    parse=_boolean,
+    parse=parse_boolean,
     default=None,
     keep_empty=True,
     help="1: refuse a mock tokenizer even with --allow-mock; 0: a vocabulary mismatch only warns",
@@ -273,13 +222,13 @@ deterministic = _flag(
 )
 seed = Setting(
     "BITNET_SEED",
-    parse=_count,
+    parse=parse_whole_number,
     default=None,
     help="random seed of commands and requests that set none",
 )
 force_cpu = _flag("BITNET_FORCE_CPU", help="1: use the CPU even if there is a GPU")
 api_key = _secret("BITNET_API_KEY", help="key that clients of `bitnet serve` must send")
-gguf = _path("BITNET_GGUF", help="model of commands that name none")
+gguf = _text("BITNET_GGUF", parse=_model_name, help="model of commands that name none")
 editor = _text("VISUAL EDITOR", help="editor that `!edit` opens in `chat`")
 history = _path(
     "BITNET_HISTORY",
@@ -293,13 +242,14 @@ presets = _path(
 )
 backend = Setting(
     "BITNET_BACKEND",
-    parse=partial(_one_of, choices=("auto", "native", "reference")),
+    parse=partial(parse_choice, choices=("auto", "native", "reference")),
     default="auto",
     help="auto, native (an error if the compiled module is missing) or reference (NumPy)",
 )
 threads = Setting(
     "BITNET_THREADS RAYON_NUM_THREADS",
-    parse=partial(_count, most=MAX_THREADS),
+    borrowed="RAYON_NUM_THREADS",
+    parse=partial(parse_whole_number, most=MAX_THREADS),
     default=0,
     help="compute threads; 0: one per core, within the quota of a container",
 )
@@ -308,13 +258,13 @@ bitnet_cpp_dir = _path(
 )
 ternary_layout = Setting(
     "BITNET_TERNARY_LAYOUT",
-    parse=partial(_one_of, choices=("auto", "2bit", "dense")),
+    parse=partial(parse_choice, choices=("auto", "2bit", "dense")),
     default="auto",
     help="ternary weights in memory: auto (by instruction set), 2bit or dense (1.6 bits)",
 )
 experts = Setting(
     "BITNET_EXPERTS",
-    parse=partial(_one_of, choices=("auto", "copied", "mapped")),
+    parse=partial(parse_choice, choices=("auto", "copied", "mapped")),
     default="auto",
     help="weights of experts: copied for speed, mapped (multiplied where they are in the file), or "
     "auto (copied if the copy fits in memory)",
@@ -328,6 +278,7 @@ prompt_cache_size = Setting(
 )
 log = Setting(
     "BITNET_LOG RUST_LOG",
+    borrowed="RUST_LOG",
     parse=str,
     default="",
     help="log filter: debug, or area=level pairs such as bitnet_tokenizers::download=info",
@@ -345,18 +296,28 @@ otel_endpoint = _text(
 no_color = _flag("NO_COLOR", parse=bool, help="any value: no bold text on the terminal")
 
 
-def presets_file() -> Path:
-    """File with the presets; it need not exist."""
-    configuration = Path(os.environ.get("XDG_CONFIG_HOME", ""))
-    default = configuration if configuration.is_absolute() else Path.home() / ".config"
-    return presets() or default / "bitnet" / "presets.toml"
+def presets_file() -> Path | None:
+    """File with the presets, which need not exist; None: this user has no home folder for it."""
+    return presets() or _user_file("XDG_CONFIG_HOME", ".config", "presets.toml")
 
 
-def history_file() -> Path:
-    """File with the lines typed in earlier sessions."""
-    state = Path(os.environ.get("XDG_STATE_HOME", ""))
-    default = state if state.is_absolute() else Path.home() / ".local" / "state"
-    return history() or default / "bitnet" / "history"
+def history_file() -> Path | None:
+    """File with the lines typed in earlier sessions; None: this user has no home folder for it."""
+    return history() or _user_file("XDG_STATE_HOME", ".local/state", "history")
+
+
+def _user_file(variable: str, default: str, name: str) -> Path | None:
+    """The file *name* of this program in the folder that *variable* names.
+
+    It is the folder *default* of the home folder where that is not an absolute path.
+    """
+    folder = Path(os.environ.get(variable, ""))
+    if not folder.is_absolute():
+        try:
+            folder = Path.home() / default
+        except RuntimeError:
+            return None
+    return folder / "bitnet" / name
 
 
 def check() -> None:
@@ -365,12 +326,19 @@ def check() -> None:
         setting()
 
 
-def as_set(setting: Setting[Any]) -> str | None:
-    """The text of *setting* in the environment, to be shown; None if unset, a secret is masked."""
-    for name in setting.names:
-        if (text := os.environ.get(name)) is not None:
-            return "(set, not shown)" if setting.secret else repr(without_login(text))
-    return None
+def as_set(setting: Setting[Any]) -> tuple[str, str] | None:
+    """Variable that the value of *setting* comes from, and its text, to be shown.
+
+    A secret is masked. None: no variable of it is set.
+
+    Raises:
+        UsageError: the text of a variable is not valid.
+    """
+    name = setting.variable()
+    if name is None:
+        return None
+    text = os.environ[name]
+    return name, "(set, not shown)" if setting.secret else repr(without_login(text))
 
 
 def without_login(text: str) -> str:
@@ -386,7 +354,7 @@ def dumb_terminal() -> bool:
 def cache_dir() -> Path:
     """The present cache folder; it need not exist."""
     if (override := cache_dir_override()) is not None:
-        return expand_home(override).absolute()
+        return override.absolute()
     if sys.platform == "win32":  # pragma: no cover
         local = os.environ.get("LOCALAPPDATA")
         return Path(local) / "bitnet" if local else Path.home() / "AppData/Local/bitnet"
@@ -436,13 +404,16 @@ def _expand(path: Path) -> Path:
 
 
 def access_token() -> str | None:
-    """The hub's access token: ``HF_TOKEN``, else the one that ``hf auth login`` stored."""
+    """The hub's access token: ``HF_TOKEN``, else the one that ``hf auth login`` stored.
+
+    None: there is no file with one, or it cannot be read.
+    """
     if (token := hf_token()) is not None:
         return token
     try:
         with open_file(hugging_face_token_path()) as file:
             text = file.read().decode("ascii").strip()
-    except (OSError, ValueError):
+    except (BitnetError, OSError, ValueError):  # BitnetError: a device, such as /dev/null
         return None
     return text if text and text.isprintable() and " " not in text else None
 

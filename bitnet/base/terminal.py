@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import sys
+from contextlib import suppress
 from typing import Any, TextIO
 
 from bitnet.base import settings
@@ -151,11 +152,19 @@ def discard_output(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
+def traceback_of(record: logging.LogRecord) -> str:
+    """Traceback of the exception in *record*, after a line end; empty without ``BITNET_DEBUG``."""
+    with suppress(UsageError):  # BITNET_DEBUG is not valid: a log line reports no other error
+        if record.exc_info and settings.debug():
+            return "\n" + logging.Formatter().formatException(record.exc_info)
+    return ""
+
+
 class _Stderr(logging.Handler):
     """Writes to what ``sys.stderr`` is at that moment, so that redirection and capture work."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = harmless(as_started(record.getMessage()))
+        text = harmless(as_started(record.getMessage() + traceback_of(record)))
         print_if_possible(_BEGINNINGS.get(record.levelname, "") + text, sys.stderr)
 
 
@@ -172,17 +181,30 @@ def configure(verbosity: int = 0, *, warnings: bool = True) -> None:
         root.propagate = False
     base = logging.WARNING if warnings else logging.ERROR
     root.setLevel({0: base, 1: logging.INFO}.get(verbosity, logging.DEBUG))
-    for entry in filter(None, (part.strip() for part in settings.log().split(","))):
-        area, _, level = entry.rpartition("=")
-        if level.lower() not in _LEVELS:
-            raise UsageError(
-                f"log filter {entry!r}: {level!r} is not a level",
-                hint=f"use one of {', '.join(_LEVELS)}, for example BITNET_LOG=debug",
-            )
+    for area, threshold in _log_filters():
         names: tuple[str, ...] = ("bitnet",)
         if area:
             names = _AREAS.get(area, (area.replace("::", "."),))
         for name in names:
             logger = logging.getLogger(name)
-            threshold = _LEVELS[level.lower()]
             logger.setLevel(threshold if logger is not root else min(threshold, root.level))
+
+
+def _log_filters() -> list[tuple[str, int]]:
+    """Area and level of each log filter in the environment; the area of all is empty.
+
+    Filters of RUST_LOG that are not understood are skipped: it is set for programs in Rust, and
+    they understand more, such as the name of an area alone.
+    """
+    filters = []
+    is_borrowed = settings.log.variable() == settings.log.borrowed
+    for entry in filter(None, (part.strip() for part in settings.log().split(","))):
+        area, _, level = entry.rpartition("=")
+        if level.lower() in _LEVELS:
+            filters.append((area, _LEVELS[level.lower()]))
+        elif not is_borrowed:
+            raise UsageError(
+                f"log filter {entry!r}: {level!r} is not a level",
+                hint=f"use one of {', '.join(_LEVELS)}, for example BITNET_LOG=debug",
+            )
+    return filters

@@ -379,7 +379,7 @@ def summary(answer: Answer) -> str:
 def recall_lines():
     """Let ``input`` edit lines and recall those of earlier sessions; add the new ones.
 
-    Without readline, or if the file of lines cannot be used, the session has no earlier lines.
+    Without readline, or if there is no file that can be used, a session works without them.
     """
     try:
         import readline
@@ -387,6 +387,9 @@ def recall_lines():
         yield
         return
     path = settings.history_file()
+    if path is None:
+        yield
+        return
     readline.clear_history()
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

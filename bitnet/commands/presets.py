@@ -73,6 +73,9 @@ def create(
     new_preset = Preset(**values)
 
     path = settings.presets_file()
+    if path is None:
+        hint = "set BITNET_PRESETS to a file that can be written to"
+        raise UsageError("this user has no home folder for presets", hint=hint)
     if name in read_presets(path) and not force:
         raise UsageError(f"there is a preset {name!r} in {path}", hint="add --force to replace it")
     before = read_text(str(path), whole=True) if path.exists() else ""
@@ -161,7 +164,7 @@ def find_preset(name):
     from bitnet.wire.presets import NAME, read_presets
 
     path = settings.presets_file()
-    if not name or not NAME.fullmatch(name) or not path.exists():
+    if path is None or not name or not NAME.fullmatch(name) or not path.exists():
         return None
     return read_presets(path).get(name)
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 from bitnet.base import settings, trust
 from bitnet.base.errors import UsageError
 from bitnet.base.options import check_bounds, option
+from bitnet.base.setting_values import parse_rate
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class FetchOptions:
         check_bounds(self)
         if self.limit_rate:
             try:
-                settings.parse_rate(self.limit_rate)
+                parse_rate(self.limit_rate)
             except ValueError as error:
                 raise UsageError(f"--limit-rate is {self.limit_rate!r}: {error}") from None
         addresses = self.base_url.split(",") if self.base_url else []
@@ -71,7 +72,7 @@ class FetchOptions:
     @property
     def rate(self) -> float:
         """Bytes per second of all connections together; 0: unlimited."""
-        return settings.parse_rate(self.limit_rate) if self.limit_rate else settings.limit_rate()
+        return parse_rate(self.limit_rate) if self.limit_rate else settings.limit_rate()
 
     @property
     def endpoint(self) -> str:

@@ -21,7 +21,7 @@ from bitnet.hub.http import Transient, request_error, requests, urllib3
 if TYPE_CHECKING:
     from requests import PreparedRequest, Response
 
-    from bitnet.base.settings import NetworkFault
+    from bitnet.base.setting_values import NetworkFault
 
 
 TLS_ATTEMPTS = 3  # with a server that refuses a handshake

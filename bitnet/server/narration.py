@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from bitnet.base.errors import UsageError
 from bitnet.base.options import check_type
+from bitnet.base.terminal import traceback_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -283,7 +284,8 @@ class _Events(logging.Handler):
         # 0, 1 or 2: the index of the level
         at = (record.levelno >= logging.WARNING) + (record.levelno >= logging.ERROR)
         level = get_args(Level)[at]
-        self._narrate("log", text=record.getMessage(), level=level, actor=record.name, error=kind)
+        text = record.getMessage() + traceback_of(record)
+        self._narrate("log", text=text, level=level, actor=record.name, error=kind)
 
 
 class _Lines(io.TextIOBase):

@@ -112,3 +112,29 @@ def test_a_level_that_does_not_exist_is_an_error(monkeypatch):
     monkeypatch.setenv("BITNET_LOG", "bitnet_cli=loud")
     with pytest.raises(UsageError, match="'loud' is not a level"):
         terminal.configure()
+
+
+@pytest.mark.parametrize("text", ["hyper", "info,my_crate[span]", "warn/regular", "a=b=c"])
+def test_a_filter_that_only_programs_in_rust_understand_is_skipped(text, monkeypatch, capsys):
+    monkeypatch.setenv("RUST_LOG", text)
+    terminal.configure()
+    say()
+    levels = ["info", "warning", "error"]
+    assert shown(capsys) == (levels if text.startswith("info") else levels[1:])
+    monkeypatch.setenv("BITNET_LOG", text)
+    with pytest.raises(UsageError, match="is not a level"):
+        terminal.configure()
+
+
+@pytest.mark.parametrize("debug", ["0", "1"])
+def test_a_traceback_is_shown_for_debugging(debug, monkeypatch, capsys):
+    monkeypatch.setenv("BITNET_DEBUG", debug)
+    terminal.configure()
+    try:
+        raise ValueError("the cause")
+    except ValueError:
+        logging.getLogger("bitnet.server").exception("a pass failed")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "Error: a pass failed"
+    assert (lines[-1] == "ValueError: the cause") is (debug == "1")
+    assert (len(lines) > 1) is (debug == "1")

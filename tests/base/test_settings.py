@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from bitnet.base import settings
 from bitnet.base.errors import UsageError
+from bitnet.hub.ref import parse
 
 BOOLEANS = [setting for setting in settings.ALL if isinstance(setting.default, bool)]
 WORDS = [setting for setting in BOOLEANS if setting is not settings.no_color]
@@ -108,6 +109,50 @@ def test_the_endpoint_loses_its_last_slash(monkeypatch):
     assert settings.hf_endpoint() == "https://mirror.example"
 
 
+def test_every_endpoint_loses_its_blanks_and_its_last_slash(monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "https://hub.example/ , https://b.example/x//")
+    assert settings.hf_endpoint() == "https://hub.example,https://b.example/x"
+    assert parse("https://hub.example/org/model").repo == "org/model"
+
+
+@pytest.mark.parametrize("text", ["https://h:99999", "https://h:0", "https://[", "https://a,", "x"])
+def test_an_endpoint_that_is_not_an_address_is_a_usage_error(text, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", text)
+    with pytest.raises(UsageError, match="HF_ENDPOINT"):
+        settings.hf_endpoint()
+
+
+PATHS = [setting for setting in settings.ALL if setting.parse is settings.history.parse]
+
+
+@pytest.mark.parametrize("setting", [*PATHS, settings.gguf], ids=names)
+def test_a_home_folder_is_replaced_in_every_path(setting, monkeypatch):
+    monkeypatch.setenv(setting.names[0], "~/x")
+    assert Path(setting()) == Path.home() / "x"
+
+
+@pytest.mark.parametrize("text", ["hf://org/model", "https://h/x.gguf", "smollm2-135m", "./x"])
+def test_a_model_that_the_environment_names_is_as_on_the_command_line(text, monkeypatch):
+    monkeypatch.setenv("BITNET_GGUF", text)
+    assert settings.gguf() == text
+
+
+@pytest.mark.parametrize("text", ["2000", "many", "-1"])
+def test_a_value_that_only_other_programs_understand_counts_as_unset(text, monkeypatch):
+    monkeypatch.setenv("RAYON_NUM_THREADS", text)
+    assert settings.threads() == 0
+    assert settings.as_set(settings.threads) is None
+    monkeypatch.setenv("BITNET_THREADS", text)
+    with pytest.raises(UsageError, match="BITNET_THREADS"):
+        settings.threads()
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/", "/dev/null/x", "x" * 300])
+def test_a_token_file_that_cannot_be_read_is_no_token(path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN_PATH", path)
+    assert settings.access_token() is None
+
+
 def test_a_wrong_secret_is_not_quoted(monkeypatch):
     def refuse(text):
         raise ValueError("not valid")
@@ -124,10 +169,11 @@ def test_what_is_set_is_shown_and_secrets_are_not(monkeypatch):
     assert settings.as_set(settings.seed) is None
     monkeypatch.setenv("BITNET_SEED", "7")
     monkeypatch.setenv("HF_TOKEN", "hush")
-    assert settings.as_set(settings.seed) == "'7'"
+    assert settings.as_set(settings.seed) == ("BITNET_SEED", "'7'")
     monkeypatch.setenv("HF_ENDPOINT", "https://me:hush@mirror.example/x")
-    assert "hush" not in settings.as_set(settings.hf_token)
-    assert settings.as_set(settings.hf_endpoint) == "'https://***@mirror.example/x'"
+    assert settings.as_set(settings.hf_token) == ("HF_TOKEN", "(set, not shown)")
+    shown = "'https://***@mirror.example/x'"
+    assert settings.as_set(settings.hf_endpoint) == ("HF_ENDPOINT", shown)
 
 
 def test_the_cache_folder_follows_its_order(monkeypatch, tmp_path):
@@ -141,13 +187,32 @@ def test_the_cache_folder_follows_its_order(monkeypatch, tmp_path):
     assert settings.cache_dir() == Path.home() / "mine"
 
 
-def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch, tmp_path):
+@pytest.fixture
+def homeless(monkeypatch):
+    """A user without a home folder, as one of a container may be."""
+
     def nowhere(*_):
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.delenv("XDG_CACHE_HOME")
+    for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", nowhere)
     monkeypatch.setattr(Path, "expanduser", nowhere)
+
+
+@pytest.mark.parametrize(
+    ("file", "variable"),
+    [(settings.presets_file, "BITNET_PRESETS"), (settings.history_file, "BITNET_HISTORY")],
+)
+def test_a_user_without_a_home_folder_has_only_the_files_that_are_named(
+    file, variable, homeless, monkeypatch, tmp_path
+):
+    assert file() is None
+    monkeypatch.setenv(variable, str(tmp_path / "file"))
+    assert file() == tmp_path / "file"
+
+
+def test_a_user_without_a_home_folder_is_told_what_to_set(homeless, monkeypatch, tmp_path):
     with pytest.raises(UsageError, match="no home folder") as caught:
         settings.cache_dir()
     assert "BITNET_CACHE_DIR" in caught.value.hint

@@ -174,3 +174,17 @@ def test_a_chat_template_that_is_not_here_is_refused_at_once(bitnet, presets, pa
     assert done.code != 0
     assert "absent.jinja" in done.err
     assert not presets.exists()
+
+
+def test_a_user_without_a_home_folder_runs_models_and_has_no_presets(bitnet, path, monkeypatch):
+    def nowhere():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("BITNET_PRESETS")
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", nowhere)
+    assert find_preset("brief") is None
+    assert bitnet("run", str(path), "abc", "--max-tokens", "1").code == 0
+    refused = bitnet("create", "brief", "--from", str(path))
+    assert refused.code == 2
+    assert "set BITNET_PRESETS" in refused.err

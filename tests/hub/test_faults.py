@@ -3,7 +3,8 @@ import requests
 import urllib3
 
 from bitnet.base.errors import UsageError
-from bitnet.base.settings import NetworkFault, simulate_network_error
+from bitnet.base.setting_values import NetworkFault
+from bitnet.base.settings import simulate_network_error
 from bitnet.hub.transport import FaultyTransport
 
 NAME = "BITNET_SIMULATE_NETWORK_ERROR"

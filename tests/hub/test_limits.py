@@ -8,7 +8,7 @@ from hub_server import Rule
 
 from bitnet.base import settings
 from bitnet.base.errors import UsageError
-from bitnet.base.settings import parse_rate
+from bitnet.base.setting_values import parse_rate
 from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.http import Limits, Stopped
 from bitnet.hub.repository import file_url

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import logging
 import string
 import sys
 from pathlib import Path
@@ -30,6 +31,21 @@ def test_what_is_written_to_stderr_becomes_events():
     assert events[1]["human"].startswith("model.gguf: 10 B")
     assert {event["worker_id"] for event in events} == {"w"}
     assert sys.stderr is not None
+
+
+@pytest.mark.parametrize("debug", ["0", "1"])
+def test_the_traceback_of_a_log_line_is_in_its_event_for_debugging(debug, monkeypatch):
+    monkeypatch.setenv("BITNET_DEBUG", debug)
+    lines = []
+    with output_as_events(narrator(lines.append, form="json")):
+        try:
+            raise ValueError("the cause")
+        except ValueError:
+            logging.getLogger("bitnet.server").exception("a pass failed")
+    event = json.loads(lines[0])
+    assert event["error"] == "ValueError"
+    assert event["human"].startswith("a pass failed")
+    assert event["human"].endswith("ValueError: the cause") is (debug == "1")
 
 
 def calls():
