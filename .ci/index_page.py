@@ -7,7 +7,6 @@ known, links stay relative and there are no addresses.
 
 from __future__ import annotations
 
-import configparser
 import re
 from email.parser import HeaderParser
 from pathlib import Path
@@ -26,25 +25,61 @@ PLACES = {
     "Changelog": "/blob/HEAD/CHANGELOG.md",
     "Issues": "/issues",
 }
-_BY_SSH = re.compile(r"(?:ssh://)?git@(?P<host>[\w.-]+)[:/](?P<path>.+)")
+_BY_SSH = re.compile(r"git@(?P<host>[\w.-]+):(?P<path>.+)")
+# Lines of a git config, as its manual describes them.
+_SECTION = re.compile(r'\[(?P<name>[\w.-]+)(?:\s+"(?P<part>(?:[^"\\]|\\.)*)")?\s*\]')
+_ENTRY = re.compile(r"(?P<key>[A-Za-z][\w-]*)\s*=(?P<value>.*)")
+_VALUE = re.compile(r'"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<plain>[^"#;\\]+)|\\(?P<escaped>.)|[#;].*')
 _LINK = re.compile(r"(?P<text>!?\[[^\]]*\])\((?P<target>(?!#|\w+:)[^)\s]+)\)")
 
 
 def repository(root: Path) -> str:
     """Address of the repository that *root* was cloned from, without user or token, or empty."""
-    config = configparser.ConfigParser(strict=False, interpolation=None)
-    config.read(root / ".git/config", encoding="utf-8")
-    url = config.get('remote "origin"', "url", fallback="")
+    try:
+        text = (root / ".git/config").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return _of_source_package(root)
+    url = _origin_in(text)
     if by_ssh := _BY_SSH.fullmatch(url):
         host = by_ssh["host"]
         path = by_ssh["path"]
     else:
-        parts = urlsplit(url)
-        if parts.scheme != "https" or not parts.hostname:
+        try:
+            parts = urlsplit(url)
+            host = parts.hostname or ""
+            # The port of an SSH server is not that of its pages.
+            port = parts.port if parts.scheme == "https" else None
+        except ValueError:
             return _of_source_package(root)
-        host = parts.hostname
+        is_ssh = parts.scheme == "ssh" and parts.username == "git"
+        if not host or not (is_ssh or parts.scheme == "https"):
+            return _of_source_package(root)
+        if ":" in host:
+            host = f"[{host}]"
+        if port:
+            host = f"{host}:{port}"
         path = parts.path
     return f"https://{host}/{path.strip('/').removesuffix('.git')}"
+
+
+def _origin_in(config: str) -> str:
+    """The first ``url`` of ``remote "origin"`` in the text of a git *config*, or an empty text."""
+    is_origin = False
+    for line in config.replace("\\\n", "").splitlines():
+        rest = line.strip()
+        if section := _SECTION.match(rest):
+            is_origin = (section["name"].lower(), section["part"]) == ("remote", "origin")
+            rest = rest[section.end() :].strip()
+        entry = _ENTRY.fullmatch(rest)
+        if is_origin and entry and entry["key"].lower() == "url":
+            parts = [
+                re.sub(r"\\(.)", r"\1", part["quoted"] or "")
+                + (part["plain"] or "")
+                + (part["escaped"] or "")
+                for part in _VALUE.finditer(entry["value"])
+            ]
+            return "".join(parts).strip()
+    return ""
 
 
 def _of_source_package(root: Path) -> str:

@@ -2,6 +2,8 @@
 
 import importlib.util
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -40,13 +42,48 @@ def cloned(folder, url):
         "https://user:secret@example.org/me/bitnet.git",
         "git@example.org:me/bitnet.git",
         "ssh://git@example.org/me/bitnet",
+        "ssh://git@example.org:2222/me/bitnet.git",
     ],
 )
 def test_the_repository_is_the_one_that_was_cloned(index_page, tmp_path, url):
     assert index_page.repository(cloned(tmp_path, url)) == HERE
 
 
-@pytest.mark.parametrize("url", ["/home/me/bitnet", "file:///home/me/bitnet", "http://host/x", ""])
+def test_an_address_keeps_its_port(index_page, tmp_path):
+    for host in ("git.example.org:8443", "[::1]:8443"):
+        cloned(tmp_path, f"https://user:secret@{host}/a/b.git")
+        assert index_page.repository(tmp_path) == f"https://{host}/a/b"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        '[core]\n\tbare\n[remote "origin"]\n\turl = {url}\n\t\tfetch = x\n',
+        '[Remote "origin"] URL={url} ; a comment\n',
+        '[remote "origin"]\n\turl = "{url}" # a comment\n\turl = https://h/second\n',
+        '[remote "other"]\n\turl = https://h/other\n[remote "origin"]\nurl = {url}\n[x]\nurl = y',
+        '[remote "origin"]\n\turl = https://example.org/\\\nme/bitnet\n',
+        '# [remote "origin"]\n%%%\n=\n[a\n[remote "origin"]\nurl = {url}\n\xff',
+    ],
+)
+def test_every_form_of_a_git_config_is_read(config, index_page, tmp_path):
+    cloned(tmp_path, "")
+    text = config.format(url=HERE)
+    (tmp_path / ".git/config").write_bytes(text.encode("latin-1"))
+    assert index_page.repository(tmp_path) == HERE
+    if shutil.which("git") and "%%%" not in text:
+        command = ["git", "config", "--file", tmp_path / ".git/config", "--get-all"]
+        done = subprocess.run([*command, "remote.origin.url"], capture_output=True, text=True)
+        assert done.stdout.splitlines()[0] == HERE
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "/home/me/bitnet", "file:///home/me/bitnet", "http://host/x", "", "https://h:x/a",
+        "https://[/a", "ssh://me@host/home/me/bitnet",
+    ],
+)  # fmt: skip
 def test_a_folder_is_not_an_address(index_page, tmp_path, url):
     assert index_page.repository(cloned(tmp_path, url)) == ""
 
