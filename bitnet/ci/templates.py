@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Literal
 
 from bitnet.base import settings
-from bitnet.base.errors import NotFound, UsageError, from_os_error
-from bitnet.base.files import open_file, read_bytes
+from bitnet.base.errors import InvalidFormat, NotFound, UsageError, from_os_error
+from bitnet.base.files import exists, open_file, read_bytes
 from bitnet.base.findings import Finding
 from bitnet.base.invocation import direct_url
 from bitnet.base.outputs import OutputFile, OutputKind
@@ -39,6 +39,10 @@ _COPIES = "COPY .github/bitnet .github/bitnet\n"
 _IMAGE = re.compile(r"^((?:  image:|FROM) )(\S+)", re.MULTILINE)
 _BY_DIGEST = re.compile(r"[\w.:/-]+@sha256:[0-9a-f]{64}")
 _PINNED = re.compile(r"git\+https://[^\s@]+@[0-9a-f]{40}")  # a requirement of one commit
+
+_BRANCH_NAME = re.compile(r"\w([\w./-]*\w)?")
+_PLAIN = re.compile(r"[A-Za-z][A-Za-z/_-]*")  # in YAML, unless it is one of the words
+_YAML_WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
 
 # A file of the project with other content may have been edited: it is never recognised as ours.
 _TEMPLATE = OutputKind("as ci-init writes it", lambda _path: False)
@@ -106,7 +110,7 @@ def plan_files(
     if unknown := sorted(set(names) - set(EVERY)):
         text = f"no template {', '.join(unknown)}; there are {', '.join(EVERY)}"
         raise UsageError(text, hint=f"bitnet ci-init --with {EVERY[0]}")
-    if not project.is_dir():
+    if not (exists(project) and project.is_dir()):
         raise NotFound(f"no folder {project}", hint="name the root of a project: --project DIR")
     required = {needed for name in names for needed in (name, *_NEEDS.get(name, ()))}
     chosen = [name for name in EVERY if name in required]
@@ -117,16 +121,17 @@ def plan_files(
         # The file that records the source stays as it is, unless *source* replaces it.
         path = project / _SOURCE
         present = ""
-        if path.exists() and not source:
-            present = read_bytes(path).decode()
+        if exists(path) and not source:
+            present = _read_text(path)
         last_line = present.strip().rpartition("\n")[2]
         source = _find_source(project, source or last_line)
         text = present or f"# Where CI installs bitnet from; written by ci-init.\n{source}\n"
         records = [Planned(Path(_SOURCE), text, _state(path, text))]
+    branch_in_yaml = _branch_in_yaml(branch)
     planned = []
     for template, target in files:
         text = (template_folder() / template).read_text(encoding="utf-8")
-        text = _with_notice(text, template).replace(_BRANCH, f"branches: [{branch}]")
+        text = _with_notice(text, template).replace(_BRANCH, f"branches: [{branch_in_yaml}]")
         text = _with_image(project / target, text, image)
         # Without a commit, bitnet is built from a folder or a wheel, which the image needs as well.
         if target == "Dockerfile" and not _PINNED.fullmatch(source):
@@ -212,16 +217,43 @@ def _with_image(path: Path, text: str, image: str) -> str:
     tag = _IMAGE.search(text)
     if tag is None:
         return text
-    present = _IMAGE.search(read_bytes(path).decode()) if path.is_file() else None
-    if not image and present is not None:
-        image = present[2]
+    if not image and exists(path):
+        # Bytes that are not UTF-8 are in other lines, or else in an image that is refused below.
+        present = _IMAGE.search(read_bytes(path).decode(errors="replace"))
+        if present is not None:
+            image = present[2]
     if not _BY_DIGEST.fullmatch(image):
         raise UsageError(
             f"{path.name} runs in a container, and {image or tag[2]} names no digest of it",
             hint=f"name it by its digest with --image, which this prints: docker buildx imagetools "
             f"inspect {tag[2]}",
         )
-    return _IMAGE.sub(rf"\1{image}", text)
+    return _IMAGE.sub(rf"\g<1>{image}", text)
+
+
+def _read_text(path: Path) -> str:
+    """The text of the file *path*."""
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise InvalidFormat(
+            f"{path} is not UTF-8 at byte {error.start:,}",
+            hint="save it as UTF-8, or replace it: bitnet ci-init --force --from SOURCE",
+        ) from error
+
+
+def _branch_in_yaml(branch: str) -> str:
+    """*branch* as an entry of a list in YAML, quoted if it could be read as another value.
+
+    The names of a workflow are patterns: one with a character of patterns is refused.
+    """
+    if not _BRANCH_NAME.fullmatch(branch):
+        raise UsageError(
+            f"--branch is {branch!r}, expected letters, digits and -, _, . or / between them",
+            hint="bitnet ci-init --branch main",
+        )
+    is_plain = _PLAIN.fullmatch(branch) and branch.lower() not in _YAML_WORDS
+    return branch if is_plain else json.dumps(branch, ensure_ascii=False)
 
 
 def _find_source(project: Path, requirement: str) -> str:
@@ -236,7 +268,7 @@ def _find_source(project: Path, requirement: str) -> str:
     if _PINNED.fullmatch(source):
         return source
     inside = not Path(source).is_absolute() and ".." not in Path(source).parts
-    if "://" in source or not inside or not (project / source).exists():
+    if "://" in source or not inside or not exists(project / source):
         raise UsageError(
             f"--from is {source}, expected git+https:// with @ and a commit of 40 digits, or a "
             "folder or a wheel of the project",

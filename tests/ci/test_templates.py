@@ -10,7 +10,7 @@ import pytest
 import yaml
 from ci_project import IMAGE
 
-from bitnet.base.errors import NotFound, UsageError
+from bitnet.base.errors import InvalidFormat, NotFound, UsageError
 from bitnet.ci import templates
 from bitnet.ci.templates import DEFAULT, EVERY, plan_files, template_folder, write_files
 
@@ -286,3 +286,51 @@ def test_the_token_goes_to_the_action_and_nowhere_else():
             if "bitnet-setup" in step.get("uses", "")
         ]
         assert str(workflow).count("${{ secrets.") == len(given), name
+
+
+LATIN = "# Café\n".encode("latin-1")
+
+
+def test_files_of_the_project_that_are_not_utf_8_are_changed_or_refused(tmp_path):
+    names = ["docker", "gitlab", "pre-commit", "parity-smoke"]
+    for file in plan(tmp_path, names, image=IMAGE):
+        path = tmp_path / file.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(LATIN + file.text.encode())
+    assert set(states(tmp_path, names).values()) == {"changed"}
+    with pytest.raises(InvalidFormat, match=r"source\.txt is not UTF-8 at byte 5") as refused:
+        plan(tmp_path, names, source="")
+    assert "--from" in refused.value.hint
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1:5000/", "1", ""])
+def test_an_image_on_any_host_is_written_as_it_is(host, tmp_path):
+    image = f"{host}python@sha256:{'ab' * 32}"
+    texts = [file.text for file in plan(tmp_path, ["docker"], image=image)]
+    assert any(f"FROM {image}\n" in text for text in texts)
+
+
+@pytest.mark.parametrize("branch", ["trunk", "release/1.0", "1.0", "on", "No", "日本", "v2"])
+def test_a_branch_is_that_text_in_every_workflow(branch, tmp_path):
+    for file in plan(tmp_path, branch=branch):
+        if file.path.suffix == ".yml" and "branches:" in file.text:
+            triggers = yaml.safe_load(file.text)[True]
+            named = [
+                event["branches"] for event in triggers.values() if "branches" in (event or {})
+            ]
+            assert named
+            assert all(names == [branch] for names in named)
+
+
+@pytest.mark.parametrize("branch", ["", "a]", "a, b", "a\nb", "*", "a: b", "#", "/a", "a/", "a b"])
+def test_a_branch_that_no_workflow_can_name_is_refused(branch, tmp_path):
+    with pytest.raises(UsageError, match="--branch is"):
+        plan(tmp_path, branch=branch)
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a\0b"])
+def test_a_project_or_source_that_cannot_be_looked_up_is_refused(name, tmp_path):
+    with pytest.raises(NotFound, match="no folder"):
+        plan(tmp_path / name)
+    with pytest.raises(UsageError, match="--from is"):
+        plan(tmp_path, source=name)
