@@ -1,6 +1,7 @@
 """Bounds of agreement."""
 
 import importlib.util
+import json
 import math
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import pytest
 from asked_here import share_this_process
 from crossval_evidence import ROW, evidence
 from llama_cpp_models import written
-from sensitivity import THEIRS
+from sensitivity import THEIRS, kept_rows, main
 from verdicts import OPTIONS, TEXTS
 
 from bitnet import load
@@ -142,3 +143,18 @@ def test_a_right_model_passes_with_any_number_of_positions(case, tmp_path, monke
         assert len(few.rows) == limit
         verdict = judge(few)
         assert verdict.status == "passed", (limit, verdict.reasons)
+
+
+def test_a_table_keeps_the_rows_of_engines_that_are_not_measured_again(tmp_path):
+    path = tmp_path / "sensitivity.json"
+    assert kept_rows(path, {"a": "1"}, ["bitnet"]) == {}
+    rows = {"bitnet F32": {"models": [1]}, "llama.cpp F32": {"models": [2]}}
+    path.write_text(json.dumps({"versions": {"a": "1"}, "measured": rows}))
+    assert kept_rows(path, {"a": "1"}, ["bitnet"]) == {"llama.cpp F32": {"models": [2]}}
+    assert kept_rows(path, {"a": "1"}, []) == rows
+    assert kept_rows(path, {"a": "2"}, ["bitnet", "llama.cpp"]) == {}
+    with pytest.raises(SystemExit, match="measure every engine again"):
+        kept_rows(path, {"a": "2"}, ["bitnet"])
+    with pytest.raises(SystemExit):
+        main([str(path), "--engines", "bitnet,none"])
+    assert json.loads(path.read_text())["measured"] == rows

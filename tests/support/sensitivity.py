@@ -19,7 +19,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
 from functools import cache, partial
@@ -35,6 +35,7 @@ from mistakes import mistakes
 from tiny_keys import EMBEDDERS, ENCODERS, FAMILIES, HYBRIDS, LAYERED, MIXTURES, VOCAB
 from tiny_models import in_encoding, tiny
 
+from bitnet.base.files import write_text
 from bitnet.convert.convert_options import BLOCKS, FLOATS
 from bitnet.crossval import references
 from bitnet.crossval.bounds import BOUNDS, Residual
@@ -435,6 +436,28 @@ def measure(engine: str, encoding: str, measured: dict[str, Any] | None = None) 
     return row
 
 
+def kept_rows(
+    path: Path, versions: dict[str, str], engines: Collection[str]
+) -> dict[str, dict[str, Any]]:
+    """Rows of the table at *path* by title, without those of *engines*, which are measured again.
+
+    Raises:
+        SystemExit: they were measured with other *versions* of the libraries.
+    """
+    if not path.exists():
+        return {}
+    table = json.loads(path.read_text(encoding="utf-8"))
+    rows = {
+        title: row for title, row in table["measured"].items() if title.split()[0] not in engines
+    }
+    if rows and table["versions"] != versions:
+        raise SystemExit(
+            f"{path} was measured with {table['versions']}, and here are {versions}: measure every "
+            "engine again, or install these versions"
+        )
+    return rows
+
+
 def main(words: list[str]) -> int:
     """Measure, write the table, and print what has no margin."""
     parser = argparse.ArgumentParser()
@@ -445,6 +468,9 @@ def main(words: list[str]) -> int:
         "--again", action="store_true", help="keep what was measured, and measure what is missing"
     )
     options = parser.parse_args(words)
+    engines = options.engines.split(",")
+    if unknown := sorted(set(engines) - set(ENGINES)):
+        parser.error(f"no engine {', '.join(unknown)}; there are {', '.join(ENGINES)}")
     table: dict[str, Any] = {
         "versions": _versions(),
         "bounds": {kind: bound._asdict() for kind, bound in LIMITS.items()},
@@ -452,7 +478,7 @@ def main(words: list[str]) -> int:
         "may_pass": MAY_PASS,
         "measured": {},
     }
-    measured = json.loads(options.output.read_text())["measured"] if options.again else {}
+    measured = kept_rows(options.output, table["versions"], [] if options.again else engines)
     order = [f"{engine} {encoding}" for engine in ENGINES for encoding in encodings_of(engine)]
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
         running: dict[Future[dict[str, Any]], str] = {}
@@ -464,7 +490,7 @@ def main(words: list[str]) -> int:
                 running[pool.submit(measure, engine, encoding, row)] = title
 
         for title in order:
-            if title.split()[0] in options.engines.split(","):
+            if title.split()[0] in engines:
                 go_on(title)
         while running:
             done, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -474,7 +500,7 @@ def main(words: list[str]) -> int:
                 print(f"{title}: {measured[title]['seconds']} s", file=sys.stderr)
                 go_on(title)
             table["measured"] = {title: measured[title] for title in order if title in measured}
-            options.output.write_text(text_of(table), encoding="utf-8")
+            write_text(options.output, text_of(table))
     table["measured"] = {title: measured[title] for title in order if title in measured}
     problems = list(faults(table))
     print("\n".join(problems) or "every bound has its margin")
