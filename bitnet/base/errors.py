@@ -204,7 +204,9 @@ def from_os_error(
     *in_cache* the path is in the cache, and the hint may name another cache folder.
     """
     code = error.errno
-    text = f"{os.strerror(code) if code else error} (os error {code}): {os.fspath(path)}"
+    if code is None:  # raised by a library, not by the system
+        return BitnetError(f"{str(error) or type(error).__name__}: {os.fspath(path)}")
+    text = f"{os.strerror(code)} (os error {code}): {os.fspath(path)}"
     for codes, kind, hint, hint_in_cache in _OS_ERRORS:
         if code in codes:
             return kind(text, hint=(in_cache and hint_in_cache) or hint)

@@ -32,14 +32,17 @@ _HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")  # one hub under 
 _PORTS = {"http": 80, "https": 443}
 _HOST = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 _OUR_FILES = ("bitnet.lock.json", "bitnet.toml")
-# Names of files that programs run or obey by themselves: Python, make, a desktop, an editor.
+# Names of files that programs run or obey by themselves: Python, build tools, a desktop, an editor.
 _PROGRAMS = re.compile(
-    r"(gnu)?makefile|dockerfile|[jr]ustfile|rakefile|jenkinsfile|procfile|vagrantfile|pipfile"
-    r"|cmakelists\.txt|requirements\.txt|(package|package-lock|deno|composer)\.json"
-    r"|.*\.(py[cdw]?|so|dylib|dll|exe|com|msi|bat|cmd|ps1|(ba|z|fi|c)?sh|pl|php|rb|[mc]?js|ts"
-    r"|lua|r|jar|class|app|desktop|mk|cmake|toml|cfg|ini|ya?ml|service|vbs|lnk|url|whl|egg|deb|rpm)",
+    r"(gnu)?makefile|(docker|container|[jr]ust|rake|gem|pod|brew|guard|jenkins|proc|vagrant|pip)file"
+    r"|wscript|scons(truct|cript)|workspace|build|meson\.build|cmakelists\.txt|requirements\.txt|(package|package-lock|deno|composer)\.json"
+    r"|.*\.(py[cdw]?|pth|so|dylib|dll|exe|com|scr|msi|bat|cmd|psm?1|(ba|z|fi|c)?sh|command|pl|php"
+    r"|rb|gemspec|[mc]?js|ts|lua|r|jar|class|app|appimage|desktop|mk|cmake|gradle|kts|bazel|bzl|toml"
+    r"|cfg|ini|ya?ml|service|vb[es]|jse|ws[fh]|hta|lnk|url|reg|whl|egg|deb|rpm)",
     re.IGNORECASE | re.DOTALL,
 )
+# Names that Windows gives to devices, in every folder and with every suffix.
+_DEVICES = re.compile(r"(con|prn|aux|nul|(com|lpt)[0-9¹²³])\s*(\..*)?", re.IGNORECASE | re.DOTALL)
 
 
 def address(text: str, base: str = "") -> str:
@@ -147,6 +150,8 @@ def place_problem(text: str) -> str:
         return "its name is too long"
     if any(part.startswith(".") for part in path.parts):
         return "it is hidden"
+    if any(_DEVICES.fullmatch(part) or part.endswith((".", " ")) for part in path.parts):
+        return "on Windows it is a device, or another name"
     name = path.name.lower()
     if name in _OUR_FILES:
         return "it is a file of this program"

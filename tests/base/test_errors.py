@@ -94,3 +94,10 @@ def test_no_hint_of_the_program_names_an_option_to_python_code():
         shown = str(NotFound("missing", hint=text)).partition("hint: ")[2]
         outside = commands.sub("", shown)
         assert not bare.search(outside), text
+
+
+@pytest.mark.parametrize(
+    ("error", "text"), [(OSError("no such thing"), "no such thing"), (OSError(), "OSError")]
+)
+def test_an_error_that_a_library_raises_itself_has_no_code(error, text):
+    assert from_os_error(error, "file").message == f"{text}: file"
