@@ -443,3 +443,13 @@ def test_a_release_without_notes_is_refused(project, built):
 def test_no_block_is_left_out(project):
     executed = {*WORKFLOWS, "release"}
     assert {name for stem, name, _ in blocks(project) if stem not in executed} == NOT_EXECUTED
+
+
+def test_a_cache_is_restored_by_its_name_before_one_that_begins_with_it(tmp_path):
+    store = CacheStore(tmp_path / "store")
+    for key in ("k-1", "k-12", "j-3"):
+        (tmp_path / key).mkdir()
+        store.save(key, [tmp_path / key])
+    restored = {key: store.restore(key, ["k-", "j-"], []) for key in ("k-1", "k", "j-9", "x", "")}
+    assert restored == {"k-1": "k-1", "k": "k-12", "j-9": "k-12", "x": "k-12", "": "k-12"}
+    assert store.restore("x", ["y"], []) == ""

@@ -6,6 +6,8 @@ import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bitnet.base.files import sha256_of
+
 LARGE_BYTES = 1000  # a file of this size or more is stored as Git LFS does
 
 
@@ -37,10 +39,7 @@ class Blob:
         return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
     def _digest(self):
-        if self.path is None:
-            return hashlib.sha256(self._bytes).hexdigest()
-        with open(self.path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256_of(self.path) if self.path else hashlib.sha256(self._bytes).hexdigest()
 
     def read(self, start: int, stop: int) -> bytes:
         if self.path is None:

@@ -48,7 +48,9 @@ class Walk:
         if event != "call" or self.importing or code.co_name in PARTS:
             return
         if code.co_filename.startswith(PACKAGE):
-            self.functions[code.co_filename.removeprefix(PACKAGE), code.co_qualname] += 1
+            # Python 3.10 has no qualified name: there, methods of one name count as one function.
+            name = getattr(code, "co_qualname", code.co_name)
+            self.functions[code.co_filename.removeprefix(PACKAGE), name] += 1
 
     @property
     def files(self) -> set[str]:

@@ -49,14 +49,14 @@ class CacheStore:
         self.saved.append(key)
 
     def restore(self, key, prefixes, paths):
-        """Restore the newest entry whose name begins with *key*, or else with one of *prefixes*.
+        """Restore the entry *key*, or else the newest whose name begins with it or a prefix.
 
-        Returns its name, or an empty text.
+        *key* and then *prefixes* are tried in their order. Returns its name, or an empty text.
         """
         for prefix in (key, *prefixes):
-            names = [
-                name for name in self.saved if name == key or (prefix and name.startswith(prefix))
-            ]
+            names = [name for name in self.saved if prefix and name.startswith(prefix)]
+            if key in names:
+                names = [key]
             if not names:
                 continue
             for number, path in enumerate(paths):
