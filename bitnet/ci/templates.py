@@ -238,7 +238,7 @@ def _read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise InvalidFormat(
             f"{path} is not UTF-8 at byte {error.start:,}",
-            hint="save it as UTF-8, or replace it: bitnet ci-init --force --from SOURCE",
+            hint="save it as UTF-8, or delete it and name the source with --from",
         ) from error
 
 
