@@ -6,15 +6,23 @@ A line leaves some columns free, so that the ``^C`` that a terminal shows does n
 
 from __future__ import annotations
 
-import os
 import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from bitnet.base.columns import (
+    DEFAULT_COLUMNS,
+    as_shown,
+    clip,
+    cut,
+    ellipsis_for,
+    terminal_width,
+    width_of,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-DEFAULT_COLUMNS = 80  # where the terminal does not say
 FREE_COLUMNS = 4  # at the end of a line, for ``^C``
 _LEAST_LABEL = 8  # characters
 # ASCII, which the encoding of every locale has.
@@ -87,21 +95,16 @@ class Bars:
                     self._draw()
 
     def _draw(self) -> None:
-        columns = self._columns() - FREE_COLUMNS
+        # Not COLUMNS: a line that is longer than the screen could not be cleared.
+        columns = (terminal_width(self._stream) or DEFAULT_COLUMNS) - FREE_COLUMNS
         self._drawn = len(self._bars)
-        self._write("\n".join(render(bar, columns) for bar in self._bars))
+        self._write("\n".join(render(bar, columns, self._stream) for bar in self._bars))
 
     def _clear(self) -> None:
         up = f"\x1b[{self._drawn - 1}A" if self._drawn > 1 else ""
         if self._drawn:
             self._write(f"{up}\r\x1b[J")
         self._drawn = 0
-
-    def _columns(self) -> int:
-        with suppress(OSError, ValueError, AttributeError):
-            assert self._stream is not None
-            return os.get_terminal_size(self._stream.fileno()).columns or DEFAULT_COLUMNS
-        return DEFAULT_COLUMNS
 
     def _write(self, text: str) -> None:
         if text and self._stream is not None:
@@ -110,33 +113,27 @@ class Bars:
                 self._stream.flush()
 
 
-def render(bar: Bar, columns: int) -> str:
-    """*bar* in at most *columns*: its label, then as many of its measures as fit.
+def render(bar: Bar, columns: int, stream: TextIO | None = None) -> str:
+    """*bar* in at most *columns* of *stream*: its label, then as many of its measures as fit.
 
     The first two are always there; the label loses its middle for them.
     """
-    measures = bar.measures()
+    label = as_shown(bar.label, stream)
+    measures = [as_shown(measure, stream) for measure in bar.measures()]
     text = "  ".join(measures[:2])
     for measure in measures[2:]:
         longer = f"{text}  {measure}"
-        if len(bar.label) + len(": ") + len(longer) > columns:
+        if width_of(f"{label}: {longer}") > columns:
             break
         text = longer
-    room = max(_LEAST_LABEL, columns - len(text) - len(": "))
-    line = f"{cut(bar.label, room)}: {text}"
+    room = max(_LEAST_LABEL, columns - width_of(f": {text}"))
+    line = f"{cut(label, room, ellipsis_for(stream))}: {text}"
     share = bar.share()
-    width = columns - len(line) - len("  []")
+    width = columns - width_of(f"{line}  []")
     if share is None or width < _LEAST_LABEL:
-        return line[:columns]
+        return clip(line, columns)
     full = int(width * share)
     return f"{line}  [{_FULL * full}{_EMPTY * (width - full)}]"
-
-
-def cut(text: str, width: int) -> str:
-    """*text* without its middle where it is too long."""
-    tail = (width - 1) * 2 // 3
-    shortened = f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
-    return shortened if len(text) > width else text
 
 
 BARS = Bars()  # of this process

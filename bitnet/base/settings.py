@@ -351,6 +351,14 @@ def dumb_terminal() -> bool:
     return os.environ.get("TERM") == "dumb"
 
 
+def terminal_columns() -> int:
+    """Columns of every terminal by COLUMNS, which overrides what the system says; 0: not set."""
+    try:
+        return max(0, int(os.environ.get("COLUMNS", "")))
+    except ValueError:
+        return 0
+
+
 def cache_dir() -> Path:
     """The present cache folder; it need not exist."""
     if (override := cache_dir_override()) is not None:

@@ -8,13 +8,13 @@ inside a command or a path: both can be copied.
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 import textwrap
 from typing import TYPE_CHECKING, TextIO
 
 from bitnet.base import settings
-from bitnet.base.bars import BARS, cut
+from bitnet.base.bars import BARS
+from bitnet.base.columns import as_shown, clip, columns_of, cut, ellipsis_for, pad, width_of
 from bitnet.base.invocation import harmless
 
 if TYPE_CHECKING:
@@ -66,15 +66,16 @@ def table(
         stream: where the table is written, by default stdout.
     """
     stream = stream or sys.stdout
-    rows = [[harmless(cell) for cell in row] for row in rows]
-    if below and stream.isatty() and _least_width(head, rows, shrink, whole) > _columns():
+    rows = [[_in_one_line(cell) for cell in row] for row in rows]
+    if below and stream.isatty() and _least_width(head, rows, shrink, whole) > columns_of(stream):
         yield from _stack(head, rows, shrink, whole, right, below, stream)
         return
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    widths = [max(map(width_of, column)) for column in zip(head, *rows, strict=True)]
+    ellipsis = ellipsis_for(stream)
     bold = ""
     plain = ""
     if stream.isatty():
-        room = _columns() - len(_GAP) * (len(head) - 1)
+        room = columns_of(stream) - len(_GAP) * (len(head) - 1)
         if whole is not None and sum(widths) > room:
             widths[whole] = min(widths[whole], room // 2)
         while sum(widths) > room and any(widths[column] > NARROWEST for column in shrink):
@@ -88,16 +89,17 @@ def table(
     def line(cells: Sequence[str]) -> str:
         padded = []
         for at, (cell, width) in enumerate(zip(cells, widths, strict=True)):
-            text = cell if at == whole else cut(cell, width)
-            padded.append(text.rjust(width) if at in right else text.ljust(width))
+            text = cell if at == whole else cut(cell, width, ellipsis)
+            padded.append(pad(text, width, right=at in right))
         return _GAP.join(padded).rstrip()
 
     yield f"{bold}{line(head)}{plain}"
     yield from map(line, rows)
 
 
-def _columns() -> int:
-    return shutil.get_terminal_size().columns
+def _in_one_line(cell: str) -> str:
+    """*cell* without what would end its line or move its column: both are escaped."""
+    return harmless(cell).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def _least_width(
@@ -107,9 +109,9 @@ def _least_width(
 
     A long name in the column *whole* does not count.
     """
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    widths = [max(map(width_of, column)) for column in zip(head, *rows, strict=True)]
     for at in {*shrink, *([] if whole is None else [whole])}:
-        widths[at] = min(widths[at], max(NARROWEST, len(head[at])))
+        widths[at] = min(widths[at], max(NARROWEST, width_of(head[at])))
     return sum(widths) + len(_GAP) * (len(head) - 1)
 
 
@@ -146,23 +148,26 @@ def _stack(
 def wrap(
     text: str, *, indent: str = "  ", first: str = "", stream: TextIO | None = None
 ) -> list[str]:
-    """Lines of *text* for *stream*, by default stdout: broken at spaces on a terminal, else one.
+    """*text* for *stream*, by default stdout: on a terminal, its lines are broken at spaces.
 
     Paths, and commands in backticks, are not broken, so that they can be copied. The first line
-    begins with *first*, the others with *indent*.
+    begins with *first*, the others with *indent*. Elsewhere it is one text.
     """
     stream = stream or sys.stdout
     if not stream.isatty():
         return [f"{first}{text}"]
-    glued = _UNBROKEN.sub(lambda match: match[0].replace(" ", _GLUE), text)
-    lines = textwrap.wrap(
-        glued,
-        max(20, _columns()),
-        initial_indent=first,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    lines: list[str] = []
+    for line in text.split("\n") if text else ():
+        glued = _UNBROKEN.sub(lambda match: match[0].replace(" ", _GLUE), line)
+        broken = textwrap.wrap(
+            glued,
+            max(20, columns_of(stream)),
+            initial_indent=indent if lines else first,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        lines += broken or [""]
     return [line.replace(_GLUE, " ") for line in lines]
 
 
@@ -201,7 +206,8 @@ class LiveLine:
     def tell(self, text: str) -> None:
         """Show *text* instead of what was shown before."""
         # Only a text of one line can be overwritten by the next one.
-        line = text[: shutil.get_terminal_size().columns - 1]
+        shown = as_shown(text.replace("\n", " "), sys.stderr)
+        line = clip(shown, columns_of(sys.stderr) - 1)
         self._write(f"\r{line}\x1b[K" if self._changes else f"{text}\n")
 
     @staticmethod

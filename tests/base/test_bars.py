@@ -7,7 +7,8 @@ import threading
 import pyte
 import pytest
 
-from bitnet.base.bars import FREE_COLUMNS, Bars, cut, render
+from bitnet.base.bars import FREE_COLUMNS, Bars, render
+from bitnet.base.columns import cut, width_of
 from bitnet.base.progress import Progress
 
 
@@ -60,6 +61,20 @@ def test_every_width_shows_percent_and_rate_and_fits(label, columns):
     assert "1.2 MB/s" in line
     assert line.startswith(label[:4])
     assert cut(label, 12)[-6:].rpartition("…")[2] in line
+
+
+WIDE = ("org/モデル-の-名前/日本語-Q4_K_M-00001-of-00003.gguf", "é" * 80, "m.gguf")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])
+@pytest.mark.parametrize("label", WIDE)
+def test_a_line_fits_in_every_encoding_and_with_wide_letters(label, encoding):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="backslashreplace")
+    for columns in range(40, 121):
+        line = render(Shown(label), columns, stream)
+        written = line.encode(encoding, "backslashreplace").decode(encoding)
+        assert width_of(written) <= columns
+        assert "  5%" in written
 
 
 def test_a_wide_terminal_shows_the_rest_and_a_bar():

@@ -1,4 +1,5 @@
 import io
+import os
 
 import pytest
 
@@ -97,3 +98,32 @@ def test_sentences_break_at_spaces_and_commands_and_paths_do_not(number, termina
     assert sum(PATH in line for line in lines) == 1
     assert all(len(line) <= max(number, len(PATH) + 4) for line in lines)
     assert tables.wrap(text, stream=io.StringIO()) == [text]
+
+
+def test_the_lines_of_a_text_stay_apart(terminal, monkeypatch):
+    columns(monkeypatch, 30)
+    text = "a first line that is too long for it\n\nsecond: a/b\n  third"
+    lines = tables.wrap(text, stream=terminal)
+    assert lines == [
+        *("a first line that is too long", "  for it", ""),
+        *("  second: a/b", "    third"),
+    ]
+    assert tables.wrap(text, stream=io.StringIO()) == [text]
+
+
+def test_a_cell_is_one_line_and_wide_letters_are_two_columns():
+    rows = [["a\nb\tc", "x"], ["日本", "y"]]
+    lines = list(tables.table(["name", "note"], rows, stream=io.StringIO()))
+    assert lines == ["name     note", "a\\nb\\tc  x", "日本     y"]
+
+
+def test_a_live_line_has_the_width_of_its_own_terminal(monkeypatch, terminal):
+    columns(monkeypatch, 0)
+    sizes = {1: 200, 2: 20}
+    monkeypatch.setattr("os.get_terminal_size", lambda fd=1: os.terminal_size((sizes[fd], 24)))
+    terminal.fileno = lambda: 2
+    monkeypatch.setattr("sys.stderr", terminal)
+    with tables.LiveLine() as line:
+        line.tell("x" * 50 + "\n")
+        line.tell("字" * 50)
+    assert terminal.getvalue().split("\x1b[K")[:2] == ["\r" + "x" * 19, "\r" + "字" * 9]
