@@ -82,7 +82,7 @@ class Setting(Generic[T]):
         Raises:
             UsageError: the text of a variable is not valid.
         """
-        chosen = self._chosen()
+        chosen = self._choose()
         return self.default if chosen is None else chosen[1]
 
     def variable(self) -> str | None:
@@ -91,7 +91,7 @@ class Setting(Generic[T]):
         Raises:
             UsageError: the text of a variable is not valid.
         """
-        chosen = self._chosen()
+        chosen = self._choose()
         return None if chosen is None else chosen[0]
 
     def value_of(self, name: str) -> T | None:
@@ -114,7 +114,7 @@ class Setting(Generic[T]):
                 hint=f"unset {name}, or set it to a valid value: {self.help}",
             ) from None
 
-    def _chosen(self) -> tuple[str, T] | None:
+    def _choose(self) -> tuple[str, T] | None:
         """Name and value of the variable that counts; None: none is set."""
         values: list[tuple[str, T]] = []
         for name in self.names:

@@ -148,7 +148,7 @@ def test_a_value_that_only_other_programs_understand_counts_as_unset(text, monke
 
 
 @pytest.mark.parametrize("path", ["/dev/null", "/", "/dev/null/x", "x" * 300])
-def test_a_token_file_that_cannot_be_read_is_no_token(path, monkeypatch):
+def test_a_token_file_that_cannot_be_read_counts_as_missing(path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN_PATH", path)
     assert settings.access_token() is None
 
