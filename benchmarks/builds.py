@@ -16,7 +16,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from runtime import Engine, in_turns
+from runtime import Engine, in_turns, killed_at_last
 
 
 def main() -> None:
@@ -37,26 +37,20 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     """Every version's rates and their medians over those of the first version."""
     tests = options.tests.split(",")
     context = max(sum(map(int, test[2:].split("@"))) + 64 for test in tests)
-    engines = {
-        folder.absolute().name: Engine(
-            "bitnet",
-            sys.executable,
-            options.model.absolute(),
-            options.threads,
-            context,
-            options.kv_type,
-            folder.absolute(),
-        )
-        for folder in options.folders
-    }
-    rates: dict[str, dict[str, list[float]]] = {
-        name: {test: [] for test in tests} for name in engines
-    }
-    for test, turn in in_turns(tests, options.turns):
-        for name, engine in engines.items():
-            seconds = engine.seconds(test, options.tries if turn else 1)
-            if turn:
-                rates[name][test].append(int(test[2:].partition("@")[0]) / seconds)
+    engines: dict[str, Engine] = {}
+    with killed_at_last(engines):
+        for name, folder in names_of(options.folders).items():
+            engines[name] = Engine(
+                "bitnet",
+                sys.executable,
+                options.model.absolute(),
+                options.threads,
+                context,
+                options.kv_type,
+                folder,
+            )
+        rates = measure_rates(engines, tests, options)
+        busy = {name: engine.busy for name, engine in engines.items()}
 
     medians = {
         name: {test: statistics.median(per_turn) for test, per_turn in by_test.items()}
@@ -72,8 +66,40 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
             name: {test: rate / first[test] for test, rate in by_test.items()}
             for name, by_test in medians.items()
         },
-        "busy": {name: engine.busy for name, engine in engines.items()},
+        "busy": busy,
     }
+
+
+def names_of(folders: list[Path]) -> dict[str, Path]:
+    """Absolute paths of *folders* by the name of each: its last part, or more where two share it.
+
+    The same folder twice, which shows how far two measurements differ, has a number.
+    """
+    paths = [folder.absolute() for folder in folders]
+    named: dict[str, Path] = {}
+    for path in paths:
+        is_shared = any(other != path and other.name == path.name for other in paths)
+        name = str(path) if is_shared else path.name
+        count = paths.count(path)
+        if count > 1:
+            name += f" #{1 + sum(other == path for other in named.values())}"
+        named[name] = path
+    return named
+
+
+def measure_rates(
+    engines: dict[str, Engine], tests: list[str], options: argparse.Namespace
+) -> dict[str, dict[str, list[float]]]:
+    """Tokens per second of each of *engines* by test, in every turn but the first."""
+    rates: dict[str, dict[str, list[float]]] = {
+        name: {test: [] for test in tests} for name in engines
+    }
+    for test, turn in in_turns(tests, options.turns):
+        for name, engine in engines.items():
+            seconds = engine.seconds(test, options.tries if turn else 1)
+            if turn:
+                rates[name][test].append(int(test[2:].partition("@")[0]) / seconds)
+    return rates
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def beginnings(prose):
     tables = [path.read_text(encoding="utf-8") for path in results[:TEXTS]]
     yield "tables", [text[text.index("\n|") + 1 :] for text in tables if "\n|" in text]
     book = lzma.decompress(prose.read_bytes()).decode("utf-8")
-    yield "prose", [book[start : start + 6000] for start in range(10_000, 10_000 * TEXTS, 10_000)]
+    yield "prose", [book[10_000 * at :][:6000] for at in range(1, TEXTS + 1)]
 
 
 def main():
@@ -102,7 +102,8 @@ def main():
             between = time.process_time()
             assert model.generate(prompt, lookup=MOST, **keywords) == written
             seconds += np.array([between - started, time.process_time() - between])
-            answer = list(model.tokenizer.encode(written))
+            # Without BOS, which no pass writes.
+            answer = list(model.tokenizer.encode(written, add_special=False))
             tokens += len(answer)
             for count in branches:
                 counts[count] += passes(prompt, answer, count)

@@ -27,10 +27,12 @@ import struct
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 from idle import MOST, Others
+from runtime import killed_at_last
 
 from bitnet.crossval.llama_library import Batch, Params
 
@@ -305,7 +307,10 @@ class Engine:
         others = Others([self.process.pid])
         self.process.stdin.write(f"{name}\n")
         self.process.stdin.flush()
-        seconds, rows = json.loads(self.process.stdout.readline())
+        reply = self.process.stdout.readline()
+        if not reply:
+            raise SystemExit(f"an engine died: {' '.join(self.process.args)}")
+        seconds, rows = json.loads(reply)
         self.busy += others.share() >= MOST
         self.process.send_signal(signal.SIGSTOP)
         return seconds, np.array(rows)
@@ -316,15 +321,33 @@ class Engine:
         self.process.stdin.close()
         self.process.wait()
 
+    def kill(self):
+        """End the process at once, also a stopped one; without effect if it has ended."""
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+
 
 def measure(paths, tests, options, work):
     """Texts per second of every engine by test and turn, and its disturbed measurements.
 
     The first turn does not count. The results so far are written after each turn.
     """
-    engines = {
-        label: Engine(kind, path, options.threads, work) for label, (kind, path) in paths.items()
-    }
+    engines = {}
+    with killed_at_last(engines):
+        for label, (kind, path) in paths.items():
+            engines[label] = Engine(kind, path, options.threads, work)
+        speeds = measure_speeds(engines, tests, options)
+        busy = {label: engine.busy for label, engine in engines.items()}
+        for engine in engines.values():
+            engine.stop()
+    return speeds, busy
+
+
+def measure_speeds(engines, tests, options):
+    """Texts per second of *engines* by label and test, in every turn but the first."""
     speeds = {label: {name: [] for name in tests} for label in engines}
     vectors = {label: {} for label in engines}
     for turn in range(options.turns + 1):
@@ -341,10 +364,7 @@ def measure(paths, tests, options, work):
             busy = {label: engine.busy for label, engine in engines.items()}
             facts = {"turns": turn, "busy": busy, "texts_per_s": speeds}
             options.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    busy = {label: engine.busy for label, engine in engines.items()}
-    for engine in engines.values():
-        engine.stop()
-    return speeds, busy
+    return speeds
 
 
 def check(vectors):

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
+sys.path.append(str(Path(__file__).parents[1] / "tests"))  # last: it has names of other packages
 
 from builders import INT32, STRING, Tensor, Typed, write_gguf
 from damages import DAMAGES, FILE_DAMAGES, Model, Stored

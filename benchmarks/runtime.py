@@ -32,6 +32,7 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 
@@ -49,6 +50,7 @@ ENGINES = {
     "mistral.rs": "mistralrs",
 }
 ONE_KV_TYPE = ("mistral.rs",)
+KV_TYPES = ("f16", "q8")
 WORKER = Path(__file__).with_name("peer_engine.py")
 INFER = [sys.executable, "-m", "bitnet", "infer", "--prompt", "Hello", "--max-tokens", "1"]
 
@@ -67,7 +69,11 @@ class Engine:
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        self.load_s = self.reply()["load_s"]
+        try:
+            self.load_s = self.reply()["load_s"]
+        except BaseException:
+            self.kill()
+            raise
         self.process.send_signal(signal.SIGSTOP)
         self.busy = 0  # measurements that other processes disturbed
 
@@ -110,6 +116,28 @@ class Engine:
         self.process.wait()
         return peak
 
+    def kill(self):
+        """End the process at once, also a stopped one; without effect if it has ended."""
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+
+
+@contextmanager
+def killed_at_last(engines):
+    """A block after which every process of *engines*, a dictionary, has ended, whatever happens.
+
+    A stopped process would stay, with its model in memory.
+    """
+    try:
+        yield
+    finally:
+        for engine in engines.values():
+            if engine is not None:
+                engine.kill()
+
 
 def available_engines(peer_python, folder=None):
     """Interpreter and argument of each engine that is available, and the names of the others.
@@ -144,13 +172,24 @@ def with_kv_types(engines, kv_types):
     return typed | plain
 
 
+def is_ours(name):
+    """True if the engine *name*, which may end with the form of its keys and values, is ours."""
+    return name.partition(" ")[0] == "bitnet"
+
+
+def kv_type_of(name):
+    """Form of keys and values that ends the *name* of an engine; empty if it has no choice."""
+    kv_type = name.rpartition(" ")[2]
+    return kv_type if kv_type in KV_TYPES else ""
+
+
 def start_engine(name, entry, model, threads, context):
     """The engine *name* with *model*, or None for a peer that does not load it."""
     python, argument, *kv_type = entry
     try:
         return Engine(argument, python, model, threads, context, *kv_type)
     except SystemExit as error:
-        if name == "bitnet":
+        if is_ours(name):
             raise
         print(f"{name} is left out: {error}", file=sys.stderr)
         return None
@@ -160,10 +199,26 @@ def measure(model, threads, engines, options):
     """Rates, load times and peaks of every engine with one number of threads."""
     tests = options.tests.split(",")
     context = max(1024, *(sum(map(int, test[2:].split("@"))) + 64 for test in tests))
-    begun = {
-        name: start_engine(name, entry, model, threads, context) for name, entry in engines.items()
-    }
-    running = {name: engine for name, engine in begun.items() if engine}
+    begun = {}
+    with killed_at_last(begun):
+        for name, entry in engines.items():
+            begun[name] = start_engine(name, entry, model, threads, context)
+        running = {name: engine for name, engine in begun.items() if engine}
+        rates = measure_rates(running, tests, options)
+        return {
+            name: {
+                "rates": {test: per_turn for test, per_turn in rates[name].items() if per_turn},
+                "load_s": begun[name].load_s,
+                "busy": begun[name].busy,
+                "peak_mb": begun[name].stop() if name in running else 0.0,
+            }
+            for name in rates
+            if any(rates[name].values())
+        }
+
+
+def measure_rates(running, tests, options):
+    """Rates of *running* engines by name and test; a peer that fails is removed from them."""
     rates = {name: {test: [] for test in tests} for name in running}
     # Depth by depth, since the cache of an engine contains the prompt of one depth.
     tests = sorted(tests, key=lambda test: int(test.partition("@")[2] or 0))
@@ -182,16 +237,7 @@ def measure(model, threads, engines, options):
             seconds = run_or_leave(running, name, test, options.tries if turn else 1)
             if seconds is not None and turn:
                 rates[name][test].append(int(test[2:].partition("@")[0]) / seconds)
-    return {
-        name: {
-            "rates": {test: per_turn for test, per_turn in rates[name].items() if per_turn},
-            "load_s": begun[name].load_s,
-            "busy": begun[name].busy,
-            "peak_mb": begun[name].stop() if name in running else 0.0,
-        }
-        for name in rates
-        if any(rates[name].values())
-    }
+    return rates
 
 
 def wait_for(path):
@@ -206,7 +252,7 @@ def run_or_leave(running, name, test, tries):
     try:
         return running[name].seconds(test, tries)
     except SystemExit as error:
-        if name.startswith("bitnet"):
+        if is_ours(name):
             raise
         print(f"{name} is left out from {test} on: {error}", file=sys.stderr)
         del running[name]
@@ -246,16 +292,28 @@ def table(results, tests):
                 cells = [f"{medians[name][test]:.1f}" for test in tests]
                 cells += [f"{facts['load_s']:.2f}", f"{facts['peak_mb']:.0f}"]
                 lines.append(f"| {model} | {threads} | {name} | " + " | ".join(cells) + " |")
-            ours = next(name for name in medians if name.startswith("bitnet"))
-            peers = [name for name in medians if not name.startswith("bitnet")]
-            if peers:
-                best = {test: max(medians[peer][test] for peer in peers) for test in tests}
-                ratio = [
-                    f"{medians[ours][test] / best[test]:.2f}" if best[test] else ""
-                    for test in tests
-                ]
-                lines.append(f"| | | ours / best peer | {' | '.join(ratio)} | | |")
+            lines += ratio_lines(medians, tests)
     return "\n".join(lines)
+
+
+def ratio_lines(medians, tests):
+    """A row of Markdown for each of our engines: its rates over those of the best peer.
+
+    Peers with a form of keys and values count if it is that of ours.
+    """
+    lines = []
+    for ours in filter(is_ours, medians):
+        kv_type = kv_type_of(ours)
+        peers = [
+            name for name in medians if not is_ours(name) and kv_type_of(name) in ("", kv_type)
+        ]
+        if not peers:
+            continue
+        label = f"ours {kv_type} / best peer" if kv_type else "ours / best peer"
+        best = {test: max(medians[peer][test] for peer in peers) for test in tests}
+        cells = [f"{medians[ours][test] / best[test]:.2f}" if best[test] else "" for test in tests]
+        lines.append(f"| | | {label} | {' | '.join(cells)} | | |")
+    return lines
 
 
 def main():

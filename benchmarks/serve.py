@@ -210,7 +210,7 @@ async def events(reader):
     raise ValueError("the stream broke off")
 
 
-async def load_of(port, clients, prompts, max_tokens, each=None):
+async def load_of(port, clients, prompts, max_tokens, each=None, lost=None):
     """All replies to *prompts* of concurrent *clients*, in the order of their ends.
 
     Args:
@@ -219,13 +219,21 @@ async def load_of(port, clients, prompts, max_tokens, each=None):
         prompts: the prompts of all clients together.
         max_tokens: limit of each answer.
         each: called after every reply, with the replies so far.
+        lost: list that gets the errors of requests without a reply; by default the first one ends
+            the load.
     """
     left = iter(prompts)
     replies = []
 
     async def client():
         for prompt in left:
-            replies.append(await ask(port, prompt, max_tokens))
+            try:
+                replies.append(await ask(port, prompt, max_tokens))
+            except (OSError, ValueError, EOFError) as error:
+                if lost is None:
+                    raise
+                lost.append(error)
+                continue
             if each:
                 each(replies)
 
@@ -238,6 +246,7 @@ def under_load(server, options, expected):
     count = options.clients * options.requests
     prompts = list(itertools.islice(itertools.cycle(PROMPTS), count))
     memory = []
+    lost = []
 
     def look(replies):
         if len(replies) % max(1, count // SAMPLES) == 0:
@@ -246,16 +255,21 @@ def under_load(server, options, expected):
 
     server.awake()
     begin = time.perf_counter()
-    replies = asyncio.run(load_of(server.port, options.clients, prompts, options.load_tokens, look))
+    load = load_of(server.port, options.clients, prompts, options.load_tokens, look, lost)
+    replies = asyncio.run(load)
     passed = time.perf_counter() - begin
     server.pause()
     wrong = [reply for reply in replies if reply.text != expected[reply.prompt]]
     for reply in wrong[:3]:
         print(f"wrong: {reply.text!r}, alone: {expected[reply.prompt]!r}", file=sys.stderr)
+    for error in lost[:3]:
+        print(f"lost: {type(error).__name__}: {error}", file=sys.stderr)
+    if not replies:
+        raise SystemExit("no request has an answer")
     return {
         "clients": options.clients,
         "requests": len(replies),
-        "lost": count - len(replies),
+        "lost": len(lost),
         "wrong": len(wrong),
         "seconds": passed,
         "tokens_per_s": sum(reply.tokens for reply in replies) / passed,
@@ -281,15 +295,23 @@ def timed_load(server, clients, prompts, options):
     return replies, passed
 
 
+def turns_of(options):
+    """Each turn, its number of clients, and its prompts.
+
+    A prompt begins with a number that no other has, so that no prefix is found in a cache.
+    """
+    numbers = itertools.count(1)
+    for turn, clients in itertools.product(range(options.turns + 1), (1, SLOTS)):
+        count = options.turn_requests * clients
+        prompts = [f"{next(numbers)}. {PROMPTS[at % len(PROMPTS)]}" for at in range(count)]
+        yield turn, clients, prompts
+
+
 def rates(servers, options):
     """Tokens per second of each server with 1 and with 8 clients, turn by turn."""
     speeds = {server.name: {1: [], SLOTS: []} for server in servers}
     firsts = {server.name: {1: [], SLOTS: []} for server in servers}
-    for turn, clients in itertools.product(range(options.turns + 1), (1, SLOTS)):
-        # Each turn has prompts of its own, so that no prefix is found in a cache.
-        count = options.turn_requests * clients
-        start = turn * len(PROMPTS) + clients
-        prompts = [f"{start + at}. {PROMPTS[at % len(PROMPTS)]}" for at in range(count)]
+    for turn, clients, prompts in turns_of(options):
         for server in servers:
             replies, passed = timed_load(server, clients, prompts, options)
             print(f"{turn} {server.name} {clients}: {passed:.1f} s", file=sys.stderr, flush=True)
@@ -403,7 +425,7 @@ def table(facts):
 
 
 def main():
-    """Measure and print; True if an answer is wrong."""
+    """Measure and print; True if an answer is lost or wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--peers", type=Path)
@@ -446,7 +468,8 @@ def main():
         options.table.write_text(text + "\n")
     if options.json:
         options.json.write_text(json.dumps(facts, indent=1) + "\n")
-    return bool(facts.get("load", {}).get("wrong"))
+    load_facts = facts.get("load", {"lost": 0, "wrong": 0})
+    return bool(load_facts["lost"] or load_facts["wrong"])
 
 
 if __name__ == "__main__":

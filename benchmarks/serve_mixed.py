@@ -98,6 +98,17 @@ async def whole(port, path, body, request_id):
         writer.close()
 
 
+async def refuse_other_status(kind, name, status, reader):
+    """Refuse a reply whose *status* is not 200; *reader* has its body.
+
+    Raises:
+        Mixed: it is another one, such as 503 if the queue is full.
+    """
+    if status != 200:
+        body = (await reader.read()).decode(errors="replace")
+        raise Mixed(f"{kind} {name}: status {status}, {body[:200]}")
+
+
 async def request(port, kind, name, expected):
     """Make one request of *kind* with the id *name*.
 
@@ -113,6 +124,7 @@ async def request(port, kind, name, expected):
         wanted = expected[prompt]
         status, reader, writer = await send(port, "/v1/completions", body, name)
         try:
+            await refuse_other_status(kind, name, status, reader)
             parts = [event["choices"][0]["text"] async for event in events(reader)]
         finally:
             writer.close()
@@ -120,8 +132,11 @@ async def request(port, kind, name, expected):
     elif kind == "left":
         body = chat | {"stream": True, "ignore_eos": True}
         status, reader, writer = await send(port, "/v1/chat/completions", body, name)
-        await reader.readline()
-        writer.close()
+        try:
+            await refuse_other_status(kind, name, status, reader)
+            await reader.readline()
+        finally:
+            writer.close()
         found = wanted = ""
     elif kind == "refused":
         field = f"no_{word}"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from bitnet.quants import types
 
-# Types of published files, by the beginning or end of a tensor's name; the first match counts.
+# Types of published files, by patterns of a tensor's name; the first match counts. llama.cpp
+# encodes `attn_output` as other matrices in Q4_K_M, unless a model has eight experts.
 MIXTURES = {
-    "Q4_K_M": (("output", "Q6_K"), ("attn_v", "Q6_K"), ("ffn_down", "Q6_K"), ("", "Q4_K")),
-    "MXFP4": (("_exps", "MXFP4"), ("", "Q8_0")),
+    "Q4_K_M": (("output", "Q6_K"), ("attn_v", "Q6_K"), ("ffn_down*", "Q6_K"), ("*", "Q4_K")),
+    "MXFP4": (("*_exps", "MXFP4"), ("*", "Q8_0")),
 }
 EXPERTS = ("gate", "up", "down")
 
@@ -176,8 +178,8 @@ def encoding_of(kind, name, layer):
         return "TQ2_0" if layer >= 0 else "Q4_K"
     if kind == "Q4_K_M" and layer % 2 and name != "output":
         return "Q4_K"
-    rules = MIXTURES.get(kind, (("", kind),))
-    return next(type_ for part, type_ in rules if name.endswith(part) or name.startswith(part))
+    rules = MIXTURES.get(kind, (("*", kind),))
+    return next(type_ for pattern, type_ in rules if fnmatchcase(name, pattern))
 
 
 def with_experts(kind, shape, *, layers, vocabulary):

@@ -23,7 +23,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from runtime import Engine, available_engines
+from runtime import Engine, available_engines, killed_at_last
 
 from bitnet.bench import describe_machine
 from bitnet.crossval.references import bitnet_cpp_library
@@ -87,19 +87,22 @@ def contestants(options):
 
 def measure(entries, threads, tests, turns):
     """Rates of each test, load time and peak memory by label."""
-    running = {label: Engine(*entry, threads, CONTEXT) for label, entry in entries.items()}
-    rates = {label: {test: [] for test in tests} for label in running}
-    for engine in running.values():
-        for kind in {test[:2] for test in tests}:
-            engine.seconds(WARM_UP[kind])
-    for _ in range(turns):
-        for test in tests:
-            for label, engine in running.items():
-                rates[label][test].append(int(test[2:]) / engine.seconds(test))
-    return {
-        label: {"rates": rates[label], "load_s": [engine.load_s], "peak_mb": engine.stop()}
-        for label, engine in running.items()
-    }
+    running = {}
+    with killed_at_last(running):
+        for label, entry in entries.items():
+            running[label] = Engine(*entry, threads, CONTEXT)
+        rates = {label: {test: [] for test in tests} for label in running}
+        for engine in running.values():
+            for kind in {test[:2] for test in tests}:
+                engine.seconds(WARM_UP[kind])
+        for _ in range(turns):
+            for test in tests:
+                for label, engine in running.items():
+                    rates[label][test].append(int(test[2:]) / engine.seconds(test))
+        return {
+            label: {"rates": rates[label], "load_s": [engine.load_s], "peak_mb": engine.stop()}
+            for label, engine in running.items()
+        }
 
 
 def add_results(old, new):

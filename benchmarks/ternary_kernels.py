@@ -185,10 +185,11 @@ def roofline(facts):
                     f'<text x="{x(512) + 10:.1f}" y="{y(last["gmac_s"]) + 4:.1f}" '
                     f'fill="{color}">{level}, {threads}</text>'
                 )
-        parts.append(
-            f'<text x="{x(roof[-1][0]) + 6:.1f}" y="{y(roof[-1][1]) + 4:.1f}" '
-            f'fill="#666666">memory, {threads}</text>'
-        )
+        if roof:  # else one token reads faster than the picture is high
+            parts.append(
+                f'<text x="{x(roof[-1][0]) + 6:.1f}" y="{y(roof[-1][1]) + 4:.1f}" '
+                f'fill="#666666">memory, {threads}</text>'
+            )
     return "\n".join([*parts, "</svg>", ""])
 
 

@@ -284,7 +284,14 @@ def main():
     parser.add_argument("--svg", type=Path, help="write a plot")
     options = parser.parse_args()
     os.environ |= {"BITNET_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "0"}
-    os.environ["BITNET_CACHE_DIR"] = tempfile.mkdtemp()
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["BITNET_CACHE_DIR"] = cache
+        text = result(options)
+    print(text)
+
+
+def result(options):
+    """The result as Markdown; a plot is written on request."""
     rows = encoding(options.data, options)
     lines = [
         "# Tokenizers: loading and encoding",
@@ -300,7 +307,7 @@ def main():
     ]
     if options.svg:
         options.svg.write_text(plot(rows))
-    print("\n".join(lines))
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
