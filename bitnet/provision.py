@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from bitnet.base import settings
 from bitnet.base.errors import (
+    InvalidFormat,
     NotFound,
     TokenizerNotFound,
     UsageError,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_OTHER_TOKENIZER = "correct expected_vocab, or name the repository of another tokenizer"
 _SUFFIXES = (".gguf", ".safetensors", ".json", ".model")
 
 
@@ -296,9 +298,13 @@ def _check(path: Path, vocab_size: int) -> None:
 
     # While it is downloaded, a file has ".partial" and a suffix of its own after its name.
     if path.name.partition(".partial")[0].endswith(".json"):
-        check_vocabulary(path, vocab_size)
+        try:
+            check_vocabulary(path, vocab_size)
+        except (InvalidFormat, VocabMismatch) as error:
+            error.hint = _OTHER_TOKENIZER  # its own one is about a tokenizer of LLaMA 3
+            raise
     elif (actual := load_spec(path).vocab_size) != vocab_size:
         raise VocabMismatch(
             f"Vocabulary size mismatch: expected {vocab_size}, got {actual} ({path})",
-            hint="correct expected_vocab, or name the repository of another tokenizer",
+            hint=_OTHER_TOKENIZER,
         )

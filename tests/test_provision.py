@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bitnet import SmartTokenizerDownload, TokenizerDownloadInfo
-from bitnet.base.errors import Offline, TokenizerNotFound, UsageError, VocabMismatch
+from bitnet.base.errors import InvalidFormat, Offline, TokenizerNotFound, UsageError, VocabMismatch
 from bitnet.hub.fetch_options import FetchOptions
 
 SENTENCEPIECE = Path(__file__).parent / "fixtures" / "spm" / "tiny.model"
@@ -62,9 +62,17 @@ def test_a_tokenizer_without_files_is_refused(download):
         download.download_tokenizer_sync(TokenizerDownloadInfo("org/name", (), "five", 5))
 
 
-def test_the_hint_for_another_vocabulary_names_no_other_tokenizer(download, hub):
-    hub.add("org/name", "tokenizer.model", SENTENCEPIECE.read_bytes())
-    info = TokenizerDownloadInfo("org/name", ("tokenizer.model",), "six", 6)
-    with pytest.raises(VocabMismatch, match="expected 6, got") as refused:
-        download.download_tokenizer_sync(info)
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("tokenizer.model", SENTENCEPIECE.read_bytes(), VocabMismatch),
+        ("tokenizer.json", CONTENT.encode(), VocabMismatch),
+        ("tokenizer.json", b"{", InvalidFormat),
+    ],
+)
+def test_the_hint_for_another_tokenizer_is_not_about_llama_3(download, hub, name, content, kind):
+    hub.add("org/other", name, content)
+    with pytest.raises(kind) as refused:
+        download.download_tokenizer_sync(TokenizerDownloadInfo("org/other", (name,), "six", 6))
+    assert "another tokenizer" in refused.value.hint
     assert "mirror" not in refused.value.hint

@@ -13,7 +13,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import BitnetError, InvalidFormat, NoSpace, from_os_error
+from bitnet.base.errors import BitnetError, InvalidFormat, NoSpace, UsageError, from_os_error
 from bitnet.base.quantities import human_size
 
 if TYPE_CHECKING:
@@ -93,6 +93,24 @@ def exists(path: Path) -> bool:
     except (OSError, ValueError):  # ValueError: a NUL in the text
         return False
     return True
+
+
+def real_path(path: Path) -> Path:
+    """*path* without links, absolute; what does not exist may end it.
+
+    Raises:
+        BitnetError: its links lead in a circle, or the working folder is gone.
+        UsageError: there is a NUL in it.
+    """
+    try:
+        return path.resolve()
+    except RuntimeError:  # before Python 3.13
+        circle = OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        raise from_os_error(circle, path) from None
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    except ValueError:
+        raise UsageError(f"{os.fspath(path)!r} is not a path", hint="check the path") from None
 
 
 def sha256_of(path: Path) -> str:
@@ -233,7 +251,7 @@ def write_bytes(
         return os.open(name, flags | _OPEN_FLAGS, mode)
 
     try:
-        target = path.resolve()
+        target = real_path(path)
         if target.exists() and not target.is_file():
             target.write_bytes(b"".join(parts))
             return

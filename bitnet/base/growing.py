@@ -7,7 +7,8 @@ Until the output ``vectors.npy`` is complete, three files lie beside it::
     .vectors.npy.growing    the lock of the process that writes them
 
 Rows are reused only by the same computation: the *key* of the record must be equal. The caller must
-compare the digest with that of the inputs of these rows.
+compare the digest with that of the inputs of these rows. Where locks have no effect, a process has
+files of its own, which no other one continues.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from __future__ import annotations
 import json
 import os
 from contextlib import ExitStack, suppress
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from bitnet.base import locks
 from bitnet.base.errors import from_os_error
-from bitnet.base.files import beside, is_file_or_folder, write_text
+from bitnet.base.files import beside, is_file_or_folder, real_path, write_text
 from bitnet.base.outputs import json_in
 
 if TYPE_CHECKING:
@@ -46,11 +48,12 @@ class GrowingFile:
         self._output = output
         self._key = key
         self._beginning = beginning
-        self._target = output.path.resolve()
+        self._target = real_path(output.path)
         self.path = beside(self._target, "rows")
         self._record = beside(self._target, "progress")
         self._size = beginning
         self._held = ExitStack()
+        self._is_alone = True  # no other process writes this output: locks have an effect here
         self._file: BinaryIO | None = None
         self.rows = 0
         self.digest = ""
@@ -59,7 +62,7 @@ class GrowingFile:
         self._output.check()
         try:
             self._target.parent.mkdir(parents=True, exist_ok=True)
-            self._held.enter_context(
+            lock = self._held.enter_context(
                 locks.hold(
                     beside(self._target, "growing"),
                     timeout_s=0,
@@ -68,6 +71,11 @@ class GrowingFile:
                     leave=False,
                 )
             )
+            self._is_alone = lock.is_kernel
+            if not self._is_alone:
+                own = f"{os.getpid()}-{token_hex(4)}"
+                self.path = beside(self._target, f"{own}.rows")
+                self._record = beside(self._target, f"{own}.progress")
             if is_file_or_folder(self.path):
                 self._file = self._held.enter_context(open(self.path, "r+b"))
             else:
@@ -82,8 +90,8 @@ class GrowingFile:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close the file; rows on the disk are left for the next run."""
-        if not self.rows:
+        """Close the file; rows on the disk are left for the next run, if it can find them."""
+        if not (self.rows and self._is_alone):
             self._remove()
         self._held.close()
 

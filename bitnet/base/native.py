@@ -142,7 +142,8 @@ def cpu_features() -> list[str]:
 def processor() -> str:
     """Name of the processor, or of its architecture if the system does not report the name."""
     with suppress(OSError):
-        if match := re.search(r"(?m)^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text()):
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        if match := re.search(r"(?m)^model name\s*:\s*(.+)$", text):
             return match[1].strip()
     return platform.processor() or platform.machine()
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base import locks
 from bitnet.base.errors import BitnetError, CacheBusy, UsageError, from_os_error
-from bitnet.base.files import beside, open_file, write_bytes
+from bitnet.base.files import beside, open_file, real_path, write_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -112,7 +112,7 @@ class OutputFile:
 
         If another process creates the output meanwhile, the rules of :meth:`check` apply to it.
         """
-        target = self.path.resolve()
+        target = real_path(self.path)
         # Threads share a process's number, and so do containers with a common folder.
         draft = beside(target, f"{os.getpid()}-{token_hex(4)}.partial")
         with _drafting(target):
@@ -133,7 +133,7 @@ class OutputFile:
 
     def publish(self, draft: Path) -> None:
         """Rename *draft*, a file beside the output, to the output, if :meth:`check` permits it."""
-        target = self.path.resolve()
+        target = real_path(self.path)
         self.check()
         status = _status(target)
         if status is not None and self.kind is not None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base import locks, settings
 from bitnet.base.errors import BitnetError, CacheBusy, NotFound, UsageError, from_os_error
+from bitnet.base.files import real_path
 from bitnet.base.options import parse_duration
 from bitnet.base.quantities import human_size
 from bitnet.base.tables import DIGITS, quantity
@@ -325,7 +326,7 @@ def _means(own: str, key: str) -> bool:
 
 def refuse_unless_cache(root: Path) -> None:
     """Refuse a folder that is not certainly a cache of ours before anything in it is removed."""
-    real = root.resolve()
+    real = real_path(root)
     home = settings.expand_home(Path("~")).resolve()
     try:
         problem = "" if real not in (home, *home.parents) else "it is not a cache folder"

@@ -18,7 +18,7 @@ from typing import Literal
 
 from bitnet.base import settings
 from bitnet.base.errors import InvalidFormat, NotFound, UsageError, from_os_error
-from bitnet.base.files import exists, open_file, read_bytes
+from bitnet.base.files import exists, open_file, read_bytes, real_path
 from bitnet.base.findings import Finding
 from bitnet.base.invocation import direct_url
 from bitnet.base.outputs import OutputFile, OutputKind
@@ -284,7 +284,7 @@ def _find_source(project: Path, requirement: str) -> str:
 
 def lint(project: Path) -> list[Finding]:
     """A finding of each linter for the workflows, actions and scripts of *project*; offline."""
-    folder = project.resolve()
+    folder = real_path(project)
 
     def find(*patterns: str) -> list[str]:
         return [str(path) for pattern in patterns for path in sorted(folder.glob(pattern))]

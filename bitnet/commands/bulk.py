@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet import __version__
 from bitnet.base.errors import RowsFailed, UsageError
-from bitnet.base.files import beside
+from bitnet.base.files import beside, real_path
 from bitnet.base.invocation import shell_quote
 from bitnet.base.options import option
 from bitnet.base.outputs import OutputFile, OutputKind, begins_with
@@ -70,8 +70,8 @@ def batch(
     target = Path(options.output)
     _check(target, options, model)
     target.parent.mkdir(parents=True, exist_ok=True)
-    real_path = target.resolve()  # two names of one file have one lock
-    lock = beside(real_path, "bitnet-lock")  # not the name of a user's file
+    # Two names of one file have one lock, whose name is not that of a user's file.
+    lock = beside(real_path(target), "bitnet-lock")
     hint = "wait for that run to end, or choose another --output"
     with (
         locks.hold(lock, timeout_s=0, what=options.output, hint=hint, leave=False),

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from bitnet.base.errors import NotFound, PermissionDenied
+from bitnet.base.errors import BitnetError, NotFound, PermissionDenied
 from bitnet.base.files import beside, digest_of, free_space, write_text
 from bitnet.base.growing import GrowingFile
 from bitnet.base.outputs import OutputFile
@@ -61,7 +61,7 @@ def write_rows(path):
         file.publish()
 
 
-@pytest.mark.parametrize(
+WRITERS = pytest.mark.parametrize(
     "write",
     [
         lambda path: write_text(path, "text"),
@@ -70,6 +70,19 @@ def write_rows(path):
     ],
     ids=["file", "output", "rows"],
 )
+
+
+@WRITERS
+@pytest.mark.parametrize("name", ["circle", "circle/file", "a\0b", "x" * 256])
+def test_a_path_that_leads_nowhere_is_refused(write, name, tmp_path):
+    (tmp_path / "circle").symlink_to("circle")
+    with pytest.raises(BitnetError) as refused:
+        write(tmp_path / name)
+    assert refused.value.hint
+    assert [path.name for path in tmp_path.iterdir()] == ["circle"]
+
+
+@WRITERS
 @pytest.mark.parametrize("name", ["字" * 85, "a" + "é" * 127, "x" * 255])
 def test_a_name_of_as_many_bytes_as_the_file_system_takes_is_written(write, name, tmp_path):
     assert len(name.encode()) == 255

@@ -6,10 +6,10 @@ import signal
 
 import pytest
 
-from bitnet.base import growing
+from bitnet.base import growing, locks
 from bitnet.base.errors import BitnetError
 from bitnet.base.growing import GrowingFile
-from bitnet.base.outputs import OutputFile
+from bitnet.base.outputs import OutputFile, OutputKind
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -139,3 +139,22 @@ def test_a_pipe_where_the_rows_are_to_be_is_refused(tmp_path):
     with pytest.raises(BitnetError, match="is not a regular file but a pipe"):
         write_all(path)
     assert not path.exists()
+
+
+def test_where_locks_have_no_effect_each_writer_has_rows_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(locks, "_locks_work", lambda _folder: False)
+    path = tmp_path / "rows.bin"
+    kind = OutputKind("rows", lambda _path: True)
+    with GrowingFile(OutputFile(path, kind), KEY) as first:
+        first.append(b"ab", rows=1, digest="1")
+        with GrowingFile(OutputFile(path, kind), {"model": "another"}) as second:
+            assert second.rows == 0
+            second.append(b"xyz", rows=1, digest="2")
+            second.publish()
+        assert path.read_bytes() == b"xyz"
+        first.append(b"cd", rows=1, digest="2")
+        first.publish()
+    assert path.read_bytes() == b"abcd"
+    with GrowingFile(OutputFile(path, kind), KEY) as broken_off:
+        broken_off.append(b"ab", rows=1, digest="1")
+    assert {each.name for each in tmp_path.iterdir()} <= {path.name, ".rows.bin.growing"}
