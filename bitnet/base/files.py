@@ -98,9 +98,7 @@ def exists(path: Path) -> bool:
 def real_path(path: Path) -> Path:
     """*path* without links, absolute; what does not exist may end it.
 
-    Raises:
-        BitnetError: its links lead in a circle, or the working folder is gone.
-        UsageError: there is a NUL in it.
+    Links in a circle, a NUL, and a working folder that is gone are errors that name the path.
     """
     try:
         return path.resolve()

@@ -168,8 +168,7 @@ def _receipt_of_uv() -> tuple[list[str], list[str]] | None:
 def _option_of_uv(entry: dict[str, Any]) -> str:
     """Option of ``uv tool install`` for a package of its receipt (uv 0.13), from the same origin.
 
-    Raises:
-        ValueError: the *entry* has a key without a counterpart, such as that of an index.
+    A key of *entry* without a counterpart, such as that of an index, is a ``ValueError``.
     """
     if unknown := entry.keys() - _KEYS_OF_UV:
         raise ValueError(f"unknown keys: {unknown}")
@@ -188,8 +187,7 @@ def _option_of_uv(entry: dict[str, Any]) -> str:
 def _origin_of_uv(entry: dict[str, Any]) -> str:
     """Address from which uv installed the package *entry*; empty for one from an index.
 
-    Raises:
-        ValueError: the address of a repository has a part that is unknown.
+    An unknown part in the address of a repository is a ``ValueError``.
     """
     path = entry.get("directory") or entry.get("path")
     if path:

@@ -176,9 +176,7 @@ def _drafting(target: Path) -> Iterator[None]:
     """Hold a lock while *target* is written; first remove drafts that killed processes left.
 
     Writers share the lock. A process that gets it exclusively knows that there is no other writer.
-
-    Raises:
-        CacheBusy: another process has been removing drafts for a minute, which could remove ours.
+    A process that removes drafts for a minute, and could remove ours, is an error.
     """
     guard = beside(target, "lock")
     hint = "wait for that process to end, or end it"

@@ -77,29 +77,17 @@ class Setting(Generic[T]):
         return self.variables.split()
 
     def __call__(self) -> T:
-        """The present value.
-
-        Raises:
-            UsageError: the text of a variable is not valid.
-        """
+        """The present value."""
         chosen = self._choose()
         return self.default if chosen is None else chosen[1]
 
     def variable(self) -> str | None:
-        """Name of the variable that the present value comes from; None: it is the default.
-
-        Raises:
-            UsageError: the text of a variable is not valid.
-        """
+        """Name of the variable that the present value comes from; None: it is the default."""
         chosen = self._choose()
         return None if chosen is None else chosen[0]
 
     def value_of(self, name: str) -> T | None:
-        """Value of the variable *name*, one of its names; None: it is not set.
-
-        Raises:
-            UsageError: its text is not valid.
-        """
+        """Value of the variable *name*, one of its names; None: it is not set."""
         text = os.environ.get(name)
         if text is None or (text == "" and not self.keep_empty):
             return None
@@ -330,9 +318,6 @@ def as_set(setting: Setting[Any]) -> tuple[str, str] | None:
     """Variable that the value of *setting* comes from, and its text, to be shown.
 
     A secret is masked. None: no variable of it is set.
-
-    Raises:
-        UsageError: the text of a variable is not valid.
     """
     name = setting.variable()
     if name is None:
