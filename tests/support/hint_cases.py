@@ -207,7 +207,7 @@ CASES = (
         by_address,
     ),
     Case(
-        "download-model {source.repo} --file {shell_quote(source.file)}",
+        "download-model {shell_quote(name)}{more}",
         "bitnet download-model org/tiny --file tiny.gguf",
         "works",
         shared,
@@ -243,7 +243,7 @@ CASES = (
         damaged_in_cache,
     ),
     Case(
-        "download-model {pin.repo} --file {shell_quote(pin.file)} --force",
+        "download-model {shell_quote(name)}{more}",
         "bitnet cache verify org/tiny",
         "works",
         damaged_model,
