@@ -77,7 +77,7 @@ class CallReader:
         texts: list[str] = []
         deltas: list[CallDelta] = []
         self._read(texts, deltas, final=final)
-        return "" if self._rules.guided else "".join(texts), deltas
+        return "".join(texts), deltas
 
     def _read(self, texts: list[str], deltas: list[CallDelta], *, final: bool) -> None:
         raise NotImplementedError
@@ -208,13 +208,13 @@ class MessageReader(CallReader):
         self._end = re.compile("|".join(map(re.escape, self._headers.ends)))
 
     def _read(self, texts: list[str], deltas: list[CallDelta], *, final: bool) -> None:
-        while self._held:
-            if self._header is None and not self._read_header(final=final):
+        while self._held or (final and self._header is not None):
+            if self._header is None and not self._read_header(texts, final=final):
                 break
             if not self._read_content(texts, deltas, final=final):
                 break
 
-    def _read_header(self, *, final: bool) -> bool:
+    def _read_header(self, texts: list[str], *, final: bool) -> bool:
         """Read a header; True if the content of its message follows."""
         begins = self._headers.begins
         begin = self._held.lstrip()
@@ -223,9 +223,27 @@ class MessageReader(CallReader):
         if begun and mark:
             self._header = header + mark
             self._held = rest
-        elif final or not (begun or any(text.startswith(begin) for text in begins)):
+        elif begun and final:
+            self._read_unfinished_header(texts)
+            self._header = ""
+        elif not begun and (final or not any(text.startswith(begin) for text in begins)):
             self._header = ""  # the message has no header
         return self._header is not None
+
+    def _read_unfinished_header(self, texts: list[str]) -> None:
+        """Read a header that the end of the answer, or of its message, cut off: it is text."""
+        spaces = len(self._held) - len(self._held.lstrip())
+        # The mark with which it begins may be one that ends messages; it does not end this one.
+        end = self._end.search(self._held, spaces + 1)
+        length = len(self._held) if end is None else end.start()
+        header = self._held[:length]
+        self._held = self._held[length:]
+        begin = header.lstrip()
+        dropped = self._headers.dropped
+        if begin.startswith(dropped):
+            texts.append(begin.removeprefix(dropped))
+        elif not dropped.startswith(begin):
+            texts.append(header)
 
     def _read_content(self, texts: list[str], deltas: list[CallDelta], *, final: bool) -> bool:
         """Read content of the current message; True if the message is complete."""
@@ -244,8 +262,9 @@ class MessageReader(CallReader):
         if end is not None:
             content = self._held[: end.start()]
             mark = end[0]
-        begins_next = mark in self._headers.begins
-        self._held = self._held[len(content) + (0 if begins_next else len(mark)) :]
+        if mark in self._headers.begins:
+            mark = ""  # it is the beginning of the next message
+        self._held = self._held[len(content) + len(mark) :]
         self._header = None
         if not routed:
             texts.append(content)
