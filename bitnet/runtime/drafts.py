@@ -42,12 +42,17 @@ class Foresight:
     most: int  # tokens of a draft
     length: int = 1  # tokens of the next draft; depends on how many of the last were accepted
     state: Array | None = None  # hidden state after the ids read so far, (1, dim)
+    vocab_size: int | None = None  # rows of the drafter's embedding; None: those of the model
     reads_hidden: ClassVar[bool] = False  # True if the drafter reads the model's hidden states
 
     @property
     def is_ready(self) -> bool:
         """True if it can draft what follows :attr:`ids`."""
-        return len(self.ids) + self.length <= self.cache.capacity
+        if len(self.ids) + self.length > self.cache.capacity:
+            return False
+        # A model may have more rows of padding than its draft model, and a prompt their ids.
+        unread = self.ids[self.cache.length :]
+        return self.vocab_size is None or max(unread, default=0) < self.vocab_size
 
     @property
     def is_behind(self) -> bool:
@@ -134,7 +139,7 @@ class Drafter:
         """A view of the sequence of *ids*, whose own cache is *cache*."""
         if self._is_block:
             return BlockForesight(ids, cache, MOST_OF_BLOCK)
-        return Foresight(ids, cache, MOST_OF_MODEL)
+        return Foresight(ids, cache, MOST_OF_MODEL, vocab_size=self.config.vocab_size)
 
     def draft(self, wanted: dict[Foresight, int]) -> dict[Foresight, list[int]]:
         """Drafts of at most the *wanted* lengths; every pass adds one token to each of them.

@@ -118,7 +118,13 @@ class Sequence:
         self.segment = Segment(tokens, cache, outputs, second=self.request.second)
 
     def plan_with_draft(self, draft: list[int]) -> None:
-        """Contribute the last id and *draft*, as far as the grammar and RoPE scaling permit it."""
+        """Contribute the last id and *draft*, as far as it can follow the text.
+
+        The vocabulary, the grammar and RoPE scaling may permit a beginning of it only.
+        """
+        # A draft model may have more rows of padding than the model.
+        outside = (at for at, token in enumerate(draft) if token >= self.config.vocab_size)
+        del draft[next(outside, len(draft)) :]
         if draft and self._matcher:
             del draft[self._matcher.valid(draft) :]
         cache = cache_of(self)
@@ -343,9 +349,13 @@ def _foresee(
             room -= wanted[view]
     try:
         drafts = drafter.draft(wanted) if wanted else {}
-    except MemoryError:
+    except Exception as error:  # noqa: BLE001 - the answers themselves do not need it
+        if not isinstance(error, MemoryError):
+            logger.warning("the drafter failed, its answers go on without drafts: %s", error)
+        for view in wanted:
+            view.cache.truncate(0)  # it may have read part of a draft
         for sequence in sequences:
-            sequence.foresight = None  # the answer itself may have room
+            sequence.foresight = None
         return {}
     return {owners[view]: draft for view, draft in drafts.items()}
 

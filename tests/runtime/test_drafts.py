@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rotations import rotated, sylvester
 from scheduling import prompt, run
-from tiny_keys import DIM
+from tiny_keys import DIM, VOCAB
 from tiny_models import tiny
 
 from bitnet.base.errors import InvalidFormat
@@ -15,7 +15,8 @@ from bitnet.kernels.native import select
 from bitnet.kernels.program import Segment
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import config_from, load_model
-from bitnet.quants import registry
+from bitnet.quants import registry, types
+from bitnet.quants.weight import Weight
 from bitnet.runtime.drafts import (
     FIRST_STAY,
     LONGEST_STAY,
@@ -323,3 +324,56 @@ def test_trials_of_a_slow_drafter_lose_at_most_three_percent():
             spent += passed_s - (not behind)
         assert spent < 0.03 * 60_000
         assert pace.gain == pytest.approx(1 / slowness)
+
+
+def with_rows(checkpoint, rows, favoured):
+    """*checkpoint* with *rows* ids, whose *favoured* one is often the likeliest."""
+    embedding = checkpoint.weights["token_embd.weight"].take_rows(slice(0, rows))
+    numbers = registry.dequantize(embedding).astype("<f4")
+    numbers[favoured] *= 20
+    head = Weight(
+        "output.weight", numbers.shape, types.by_name("F32"), numbers.reshape(-1).view(np.uint8)
+    )
+    weights = dict(checkpoint.weights) | {embedding.name: embedding, head.name: head}
+    metadata = dict(checkpoint.metadata) | {"llama.vocab_size": rows}
+    return replace(checkpoint, weights=weights, metadata=metadata)
+
+
+@pytest.mark.parametrize(
+    ("rows", "draft_rows", "favoured"),
+    [(VOCAB, VOCAB - 8, VOCAB - 9), (VOCAB - 8, VOCAB, VOCAB - 1)],
+    ids=["smaller", "larger"],
+)
+def test_padding_of_two_vocabularies_may_differ(rows, draft_rows, favoured):
+    ops = select(threads=1)
+    model = load_model(with_rows(TARGET, rows, 5), ops=ops)
+    draft = load_model(with_rows(TARGET, draft_rows, favoured), ops=ops)
+    prompts = [[5, 6, 7, 8], [5, 6, 7, rows - 1]]
+    expected = [answer(model, ids).ids for ids in prompts]
+    scheduler = Scheduler(model, draft_model=draft)
+    scheduler._pace.observe = lambda *_, **__: None
+    request = Request(max_tokens=60, lookup=0, temperature=0, seed=3)
+    sequences = [scheduler.submit(ids, request) for ids in prompts]
+    steps(scheduler)
+    assert [sequence.ids for sequence in sequences] == expected
+    assert sequences[0].drafted > 0
+    assert not any(sequence.error for sequence in sequences)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError("the file was changed")])
+def test_answers_go_on_without_a_draft_model_that_fails(monkeypatch, error):
+    model = load_model(TARGET, ops=select(threads=1))
+    draft = load_model(SMALL["another"], ops=select(threads=1))
+    expected = [answer(model, prompt(20, seed=n)).ids for n in range(2)]
+
+    def fail(_segments):
+        raise error
+
+    monkeypatch.setattr(draft, "hidden", fail)
+    scheduler = Scheduler(model, draft_model=draft)
+    scheduler._pace.observe = lambda *_, **__: None
+    request = Request(max_tokens=60, lookup=0, temperature=0, seed=3)
+    sequences = [scheduler.submit(prompt(20, seed=n), request) for n in range(2)]
+    steps(scheduler)
+    assert [sequence.ids for sequence in sequences] == expected
+    assert [sequence.drafted for sequence in sequences] == [0, 0]
