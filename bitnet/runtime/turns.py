@@ -383,20 +383,45 @@ def _join_users(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def _call_one_by_one(turns: Sequence[Turn]) -> Iterator[Turn]:
-    """*turns* in which a message has one call, followed by its result."""
-    results = {turn.message.get("tool_call_id"): turn for turn in turns if turn.role == "tool"}
-    moved = set()
-    for turn in turns:
+    """*turns* in which a message has one call, followed by its results."""
+    results = _results_of_calls(turns)
+    moved = {
+        index
+        for (of_turn, _), indices in results.items()
+        if len(turns[of_turn].calls) > 1
+        for index in indices
+    }
+    for at, turn in enumerate(turns):
         if len(turn.calls) < 2:
-            if turn.role != "tool" or turn.message.get("tool_call_id") not in moved:
+            if at not in moved:
                 yield turn
             continue
-        for index, call in enumerate(turn.calls):
-            first = turn if index == 0 else turn.change(content="", reasoning_content=None)
+        for number, call in enumerate(turn.calls):
+            first = turn if number == 0 else turn.change(content="", reasoning_content=None)
             yield first.change(tool_calls=[call])
-            if call["id"] in results:
-                moved.add(call["id"])
-                yield results[call["id"]]
+            yield from (turns[index] for index in results[at, number])
+
+
+def _results_of_calls(turns: Sequence[Turn]) -> dict[tuple[int, int], list[int]]:
+    """Indices of the results of each call, by the index of its turn and its number in that turn.
+
+    Clients may use an id again, so a result belongs to the last message before it that has the id;
+    of several calls there with this id, to the first one without a result.
+    """
+    results: dict[tuple[int, int], list[int]] = {}
+    latest: dict[str, list[tuple[int, int]]] = {}  # calls of the last message with an id
+    for at, turn in enumerate(turns):
+        own: dict[str, list[tuple[int, int]]] = {}
+        for number, call in enumerate(turn.calls):
+            results[at, number] = []
+            own.setdefault(call["id"], []).append((at, number))
+        latest |= own
+        if turn.role == "tool":
+            calls = latest.get(turn.message.get("tool_call_id", ""), [])
+            unanswered = [call for call in calls if not results[call]]
+            if calls:
+                results[(unanswered or calls)[0]].append(at)
+    return results
 
 
 def _part_from_calls(turns: Iterable[Turn], numbers: set[int]) -> Iterator[Turn]:

@@ -124,6 +124,55 @@ def test_several_calls_become_one_each_where_only_the_first_is_written():
     assert places == sorted(places)
 
 
+ONE_CALL = (
+    TOOLS + EACH + "{% if m.tool_calls %}" + CALLS.replace("m.tool_calls", "m.tool_calls[:1]")
+    + "{% elif m.role == 'tool' %}{{ m.content }}{% else %}" + COPIED + "{% endif %}{% endfor %}"
+)  # fmt: skip
+
+
+def numbered(*names, ids="012"):
+    """A message of calls of functions with *names*, numbered from 0 on in each message."""
+    calls = [
+        {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": "{}"}}
+        for number, name in zip(ids, names, strict=False)
+    ]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+def numbered_result(number, content):
+    return {"role": "tool", "tool_call_id": f"call_{number}", "content": content}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (
+            [numbered("a", "b"), numbered_result(1, "1b"), numbered_result(0, "1a")],
+            [numbered("a", "b"), numbered_result(0, "2a"), numbered_result(1, "2b")],
+            "<a {}>1a<b {}>1b[user]And tomorrow?<a {}>2a<b {}>2b",
+        ),
+        (
+            [numbered("a", "b"), numbered_result(0, "1a"), numbered_result(1, "1b")],
+            [numbered("c"), numbered_result(0, "2c")],
+            "<a {}>1a<b {}>1b[user]And tomorrow?<c {}>2c",
+        ),
+        (
+            [numbered("c"), numbered_result(0, "1c")],
+            [numbered("a", "b"), numbered_result(1, "2b")],
+            "<c {}>1c[user]And tomorrow?<a {}><b {}>2b",
+        ),
+        (
+            [numbered("a", "b", ids="00"), numbered_result(0, "1a"), numbered_result(0, "1b")],
+            [numbered_result(0, "1c"), numbered_result(7, "7")],
+            "<a {}>1a1c<b {}>1b[user]And tomorrow?7",
+        ),
+    ],
+    ids=["several", "one", "one before", "equal ids"],
+)
+def test_results_follow_their_own_calls_if_a_client_uses_an_id_again(first, second, expected):
+    assert text(ONE_CALL, [USER, *first, THANKS, *second], [TOOL]).endswith(f"Paris?{expected}")
+
+
 def test_ids_are_shortened_for_templates_that_demand_nine_characters():
     demands = (
         "{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}{{ raise_exception('9') }}"
