@@ -89,8 +89,8 @@ class Writer(llm.Model):
             messages = _messages(prompt, conversation)
             if model.tokenizer.chat_template:
                 fields["messages"] = messages
-            elif len(messages) == 1:
-                fields["prompt"] = prompt.prompt
+            elif [message["role"] for message in messages] == ["user"]:
+                fields["prompt"] = messages[0]["content"]
             else:
                 raise llm.ModelError(
                     f"{self._name} has no chat template: it continues one text, without a system "
@@ -104,12 +104,36 @@ class Writer(llm.Model):
 
 
 def _messages(prompt: Any, conversation: Any | None) -> list[dict[str, str]]:
-    responses = conversation.responses if conversation is not None else []
-    messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
-    for response in responses:
-        messages.append({"role": "user", "content": response.prompt.prompt})
-        messages.append({"role": "assistant", "content": response.text()})
-    return [*messages, {"role": "user", "content": prompt.prompt}]
+    """Messages of *conversation* up to *prompt*, with the last system prompt as the first one."""
+    if hasattr(prompt, "messages"):
+        messages = [_message_of(message) for message in prompt.messages]
+        systems = [message["content"] for message in messages if message["role"] == "system"]
+    else:  # an older version of llm
+        responses = conversation.responses if conversation is not None else []
+        messages = []
+        for response in responses:
+            messages.append({"role": "user", "content": response.prompt.prompt})
+            messages.append({"role": "assistant", "content": response.text()})
+        messages.append({"role": "user", "content": prompt.prompt})
+        systems = [each.prompt.system for each in responses if each.prompt.system]
+    # llm passes a system prompt with the first message alone, and not in messages if it is changed.
+    if prompt.system:
+        systems.append(prompt.system)
+    first = [{"role": "system", "content": text} for text in systems[-1:]]
+    rest = [message for message in messages if message["role"] != "system"]
+    return [*first, *(rest or [{"role": "user", "content": ""}])]
+
+
+def _message_of(message: Any) -> dict[str, str]:
+    """*message* of llm as one of a request; parts other than texts are refused."""
+    texts = {"text": "", "reasoning": ""}
+    for part in message.parts:
+        fields = part.to_dict()
+        if fields["type"] not in texts:
+            raise llm.ModelError(f"expected texts as messages, not a part {fields['type']!r}")
+        texts[fields["type"]] += fields["text"]
+    own = {"role": message.role, "content": texts["text"]}
+    return own | ({"reasoning_content": texts["reasoning"]} if texts["reasoning"] else {})
 
 
 def _names() -> list[str]:

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -67,16 +68,88 @@ def test_a_prompt_is_continued_with_the_options_that_are_given():
     assert whole.text() == response.text()
 
 
-def test_a_conversation_is_answered_in_the_models_template(tmp_path):
-    path = tiny_gguf(tmp_path / "m.gguf", **{"tokenizer.chat_template": TEMPLATE})
-    chat = plugin.Writer(str(path)).conversation()
+@pytest.fixture
+def writer(tmp_path):
+    """A model with a chat template, which writes the roles of messages."""
+    keys = {"tokenizer.chat_template": TEMPLATE, "llama.context_length": 256}
+    path = tiny_gguf(tmp_path / "m.gguf", **keys)
+    return plugin.Writer(str(path))
+
+
+def message(role, content):
+    return {"role": role, "content": content}
+
+
+def test_a_conversation_is_answered_in_the_models_template_with_its_system_prompt(writer):
+    chat = writer.conversation()
     first = chat.prompt("a", system="b", max_tokens=4).text()
     second = chat.prompt("c", max_tokens=4).text()
-    turns = [{"role": "system", "content": "b"}, {"role": "user", "content": "a"}]
-    with load(path) as model:
-        assert first == model.chat(turns, max_tokens=4)
-        turns = [turns[1], {"role": "assistant", "content": first}]
-        assert second == model.chat([*turns, {"role": "user", "content": "c"}], max_tokens=4)
+    third = chat.prompt("e", system="d", max_tokens=4).text()
+    turns = [message("user", "a"), message("assistant", first), message("user", "c")]
+    with load(writer._name) as model:
+        assert first == model.chat([message("system", "b"), turns[0]], max_tokens=4)
+        assert second == model.chat([message("system", "b"), *turns], max_tokens=4)
+        turns += [message("assistant", second), message("user", "e")]
+        assert third == model.chat([message("system", "d"), *turns], max_tokens=4)
+
+
+def test_a_conversation_of_the_program_keeps_its_system_prompt(writer, tmp_path):
+    from click.testing import CliRunner
+    from llm.cli import cli
+    from llm.plugins import pm
+
+    class Offering:
+        @llm.hookimpl
+        def register_models(self, register):
+            register(writer)
+
+    offering = Offering()
+    pm.register(offering)
+    try:
+        common = ["-m", writer.model_id, "-o", "max_tokens", "4", "-d", str(tmp_path / "logs.db")]
+        first = CliRunner().invoke(cli, ["prompt", "a", "-s", "b", *common])
+        second = CliRunner().invoke(cli, ["prompt", "c", "-c", *common])
+    finally:
+        pm.unregister(offering)
+    turns = [message("system", "b"), message("user", "a")]
+    with load(writer._name) as model:
+        expected = model.chat(turns, max_tokens=4)
+        assert first.output == f"{expected}\n"
+        turns += [message("assistant", expected), message("user", "c")]
+        assert second.output == f"{model.chat(turns, max_tokens=4)}\n"
+
+
+def test_an_older_llm_tells_the_system_prompt_of_earlier_responses():
+    def asked(text, system):
+        return SimpleNamespace(prompt=text, system=system)
+
+    response = SimpleNamespace(prompt=asked("a", "b"), text=lambda: "c")
+    conversation = SimpleNamespace(responses=[response])
+    turns = [message("user", "a"), message("assistant", "c"), message("user", "d")]
+    for system, expected in ((None, "b"), ("e", "e")):
+        messages = plugin._messages(asked("d", system), conversation)
+        assert messages == [message("system", expected), *turns]
+
+
+def test_messages_of_llm_are_read_by_their_parts(writer):
+    if not hasattr(llm, "parts"):
+        pytest.skip("this version of llm has no messages")
+    from llm.parts import Message, ReasoningPart, TextPart, ToolResultPart
+
+    messages = [
+        Message("user", [TextPart("a"), TextPart("b")]),
+        Message("assistant", [ReasoningPart("c"), TextPart("d")]),
+        Message("user", [TextPart("e")]),
+    ]
+    expected = [
+        message("user", "ab"),
+        message("assistant", "d") | {"reasoning_content": "c"},
+        message("user", "e"),
+    ]
+    assert plugin._messages(SimpleNamespace(messages=messages, system=None), None) == expected
+    result = Message("tool", [ToolResultPart("f", "1")])
+    with pytest.raises(llm.ModelError, match="not a part 'tool_result'"):
+        writer.prompt("x", messages=[result]).text()
 
 
 def test_a_model_without_a_template_refuses_what_it_would_leave_out():
