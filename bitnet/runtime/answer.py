@@ -161,11 +161,14 @@ class Answer:
                 described = self._describe(piece.token, piece.logprob, piece.top_logprobs)
                 self.logprobs.append(described)
             text = self._stream.push(piece.token) if self._is_known(piece.token) else ""
-            text = self._until_stop(text + self._shown.get(piece.token, ""))
-            text = self._until_dedent(text)
-        reason: FinishReason | None = "stop" if self.stop_text else piece.finish_reason
+            text = self._until_limit(text + self._shown.get(piece.token, ""))
+        if piece.finish_reason is not None:
+            text += self._until_limit(self._stream.finish(), final=True)
+        reason: FinishReason | None = piece.finish_reason
         if self._is_dedented:
             reason = "length"  # as llama.cpp's n_indent
+        elif self.stop_text:
+            reason = "stop"
         certain = self._add(text, reason)
         self.tokenize_s += time.perf_counter() - started
         return replace(piece, finish_reason=reason, described=described, **certain)
@@ -175,7 +178,8 @@ class Answer:
         self.error = error
         piece = Piece(None, finish_reason=reason)
         self._count(piece)
-        return replace(piece, **self._add("", reason))
+        text = self._until_limit(self._stream.finish(), final=True)
+        return replace(piece, **self._add(text, reason))
 
     def __iter__(self) -> Generator[str]:
         """The text in non-empty pieces.
@@ -220,8 +224,6 @@ class Answer:
             self.peak_memory_bytes = peak_memory()
             self.page_faults = reads.faults - self._reads.faults
             self.read_bytes = reads.read_bytes - self._reads.read_bytes
-        if final and not self.stop_text:
-            text += self._until_stop(self._stream.finish(), final=True)
         reasoning = ""
         if self._thoughts is not None:
             reasoning, text = self._thoughts.read(text, final=final)
@@ -239,11 +241,18 @@ class Answer:
         self.finish_reason = reason
         return {"text": text, "reasoning": reasoning, "calls": tuple(deltas)}
 
-    def _until_stop(self, text: str, *, final: bool = False) -> str:
-        """The held text and *text* up to a stop string, without what may begin one."""
-        if self.stop_text:
+    def _until_limit(self, text: str, *, final: bool = False) -> str:
+        """The held text and *text* up to a stop string or to a line that is indented too little.
+
+        What may begin a stop string is held, unless it is *final*.
+        """
+        if self.stop_text or self._is_dedented:
             return ""
         text, self._held, self.stop_text = until_stop(self._held + text, self._stops, final=final)
+        text = self._until_dedent(text)
+        if self._is_dedented:  # everything behind that line is left out, a stop string as well
+            self._held = ""
+            self.stop_text = ""
         return text
 
     def _until_dedent(self, text: str) -> str:

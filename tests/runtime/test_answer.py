@@ -1,19 +1,23 @@
 """Text out of tiny random models: pieces, stop strings, ends and metrics."""
 
 import json
+import re
+from dataclasses import replace
 from itertools import zip_longest
 
 import numpy as np
 import pytest
 from builders import vocabulary
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tiny_keys import VOCAB
 from tiny_models import TOKENS, tiny_gguf
 
 import bitnet
 from bitnet.base.errors import InferenceError, UsageError, VocabMismatch
-from bitnet.runtime.answer import until_stop
+from bitnet.runtime.answer import Answer, until_stop
+from bitnet.runtime.piece import Piece
+from bitnet.runtime.request import Request
 
 PROMPT = "ab"
 LETTER = TOKENS.index("x")
@@ -62,6 +66,45 @@ def test_any_cut_shows_the_text_before_the_stop_string(pieces, stop):
     shown, found = pushed([stop], pieces)
     before, separator, _ = "".join(pieces).partition(stop)
     assert ("".join(shown), found) == (before, bool(separator))
+
+
+def read(model, tokens, *, stop, least):
+    """The answer to *tokens*, which ends with them or before."""
+    request = replace(Request(stop=[stop], max_tokens=99), min_indent=least)
+    answer = Answer(model.tokenizer, model.engine.prepare([5], request))
+    pieces = [Piece(token) for token in tokens]
+    shown = ""
+    for piece in [*pieces, Piece(None, finish_reason="context")]:
+        shown += answer.take(piece).text
+        if answer.finish_reason:
+            break
+    assert shown == answer.text
+    return answer
+
+
+@given(st.text(" \nabx", max_size=30), st.integers(0, 3))
+@example("  a\na", 1)
+@example(" \n abx\nabx", 2)
+def test_nothing_behind_a_limit_is_in_the_answer(model, text, least):
+    tokens = [token for char in text for token in model.tokenizer.encode(char, add_special=False)]
+    answer = read(model, tokens, stop="abx", least=least)
+    stop = text.find("abx") if "abx" in text else len(text)
+    dedent = re.search(rf"\n {{0,{least - 1}}}(?=[^ ])", text) if least else None
+    if dedent is not None and dedent.end() < stop:
+        expected = (text[: dedent.end()], "length", "")
+    elif stop < len(text):
+        expected = (text[:stop], "stop", "abx")
+    else:
+        expected = (text, "context", "")
+    assert (answer.text, answer.finish_reason, answer.stop_text) == expected
+
+
+@pytest.mark.parametrize("least", [0, 2])
+def test_an_incomplete_character_behind_a_limit_is_not_in_the_answer(model, least):
+    begun = model.tokenizer.encode("日", add_special=False)[:1]
+    tokens = [*model.tokenizer.encode("  a\n", add_special=False), *begun]
+    answer = read(model, tokens, stop="abx", least=least)
+    assert answer.text == ("  a\n" if least else "  a\n\ufffd")
 
 
 def test_streamed_pieces_are_the_text_of_the_ids(model):
