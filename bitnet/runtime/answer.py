@@ -162,12 +162,12 @@ class Answer:
                 self.logprobs.append(described)
             text = self._stream.push(piece.token) if self._is_known(piece.token) else ""
             text = self._until_limit(text + self._shown.get(piece.token, ""))
-        if piece.finish_reason is not None:
-            text += self._until_limit(self._stream.finish(), final=True)
         reason: FinishReason | None = piece.finish_reason
-        if self._is_dedented:
+        if reason is not None:
+            text += self._until_limit(self._stream.finish(), final=True)
+        if self._is_dedented and reason != "error":
             reason = "length"  # as llama.cpp's n_indent
-        elif self.stop_text:
+        elif self.stop_text and reason != "error":
             reason = "stop"
         certain = self._add(text, reason)
         self.tokenize_s += time.perf_counter() - started

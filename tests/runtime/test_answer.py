@@ -107,6 +107,15 @@ def test_an_incomplete_character_behind_a_limit_is_not_in_the_answer(model, leas
     assert answer.text == ("  a\n" if least else "  a\n\ufffd")
 
 
+def test_an_error_behind_a_held_text_is_not_hidden_by_a_limit(model):
+    request = replace(Request(stop=["abx"], max_tokens=99), min_indent=1)
+    answer = Answer(model.tokenizer, model.engine.prepare([5], request))
+    for token in model.tokenizer.encode("\na", add_special=False):
+        answer.take(Piece(token))
+    last = answer.take(Piece(None, finish_reason="error"))
+    assert (answer.text, last.finish_reason) == ("\n", "error")
+
+
 def test_streamed_pieces_are_the_text_of_the_ids(model):
     answer = model.stream(PROMPT, max_tokens=60, **SPREAD)
     pieces = list(answer)
