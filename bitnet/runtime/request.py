@@ -14,6 +14,7 @@ from bitnet.base.options import check_type, option
 from bitnet.runtime.chain_options import BY_THE_MODEL, ChainOptions, Sampling
 from bitnet.runtime.request_checks import (
     biases_of,
+    check_messages,
     check_schema,
     check_text,
     check_value,
@@ -262,6 +263,12 @@ class Request(SamplingOptions):
         """
         if isinstance(self.prompt, str):
             check_text("prompt", self.prompt)
+        check_type("messages", self.messages, "a list of messages", list, tuple, None)
+        check_type("document", self.document, "a text or None", str, None)
+        variables = self.template_variables
+        check_type("template_variables", variables, "an object or None", Mapping, None)
+        for name in variables or ():
+            check_type("template_variables", name, "texts as its keys", str)
         if self.document is not None:
             check_text("document", self.document)
         for name, most, entries in (
@@ -283,11 +290,17 @@ class Request(SamplingOptions):
             self._check_begun()
         for name in ("tools", "regex", "grammar"):
             check_schema(name, getattr(self, name))
+        if self.tools:
+            from bitnet.runtime.tools import check_schemas
+
+            check_schemas(self.tools)
         if not isinstance(self.json_schema, str):  # JSON text is checked when it is parsed
             check_schema("json_schema", self.json_schema)
 
     def _check_begun(self) -> None:
         """Check that the last message is the beginning of an answer, which can be continued."""
+        if self.messages:
+            check_messages(self.messages)
         last = self.messages[-1] if self.messages else {}
         content = last.get("content") or ""
         reasoning = reasoning_of(last)

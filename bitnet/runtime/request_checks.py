@@ -90,6 +90,14 @@ def check_value(name: str, value: Any, *, nul: bool = False) -> None:
             check_text(name, part, nul=nul)
 
 
+def check_json(name: str, value: Any, *, field: str = "") -> None:
+    """Check that *value* consists of JSON's types alone; it is not nested too deep."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{name} is not JSON: {error}", field=field or name) from None
+
+
 def check_schema(name: str, value: Any) -> None:
     """Check the size of *value*, schemas or a regular expression that become a grammar."""
     check_value(name, value)
@@ -128,9 +136,11 @@ def read_schema(schema: str | bool | Mapping[str, Any]) -> Mapping[str, Any]:
                 hint="""--json-schema '{"type": "object"}', or the name of a file""",
             ) from None
     if schema is not True and not isinstance(schema, dict):
-        problem = f"a JSON schema is an object or true, not {json.dumps(schema)[:40]}"
+        written = json.dumps(schema, default=repr)[:40]
+        problem = f"a JSON schema is an object or true, not {written}"
         raise UsageError(problem, hint="""--json-schema '{"type": "object"}'""")
     check_schema("json_schema", schema)
+    check_json("the JSON schema", schema, field="json_schema")
     return {} if schema is True else schema  # the library sets a style on objects only
 
 
@@ -154,7 +164,10 @@ def biases_of(entries: Mapping[Any, float] | Iterable[str]) -> dict[int, float]:
     if isinstance(entries, str) or not isinstance(entries, Iterable):
         raise wrong_type("logit_bias", entries, "a mapping from token ids to numbers")
     if not isinstance(entries, Mapping):
-        entries = dict(entry.partition("=")[::2] for entry in entries)
+        texts = list(entries)
+        if not all(isinstance(text, str) for text in texts):
+            raise wrong_type("logit_bias", entries, "a mapping from token ids to numbers")
+        entries = dict(text.partition("=")[::2] for text in texts)
     biases = {}
     for token, bias in entries.items():
         try:

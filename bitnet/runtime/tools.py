@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
+from bitnet.runtime.request_checks import check_json
 from bitnet.runtime.tool_detection import opening_at_end
 from bitnet.runtime.tool_formats import CallRules
 from bitnet.runtime.tool_grammar import control_tokens, write_grammar
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from bitnet.runtime.tool_formats import CallFormat
     from bitnet.tokenizer import Tokenizer
 
@@ -59,6 +62,18 @@ class Tools:
         return {each["name"]: each.get("parameters") or _NOTHING for each in functions}
 
 
+# Keywords of a schema that readers or writers of calls look at, and the type of each.
+_SCHEMAS = ("properties", "$defs", "definitions")
+_BRANCHES = ("anyOf", "oneOf", "allOf", "prefixItems")
+_KEYWORDS: dict[str, tuple[tuple[type, ...], str]] = {
+    **dict.fromkeys(_SCHEMAS, ((Mapping,), "an object")),
+    **dict.fromkeys(_BRANCHES, ((list, tuple), "a list")),
+    "type": ((str, list, tuple), "a text or a list of texts"),
+    # An older draft has it at each property, as a boolean.
+    "required": ((list, tuple, bool), "a list of texts"),
+    "enum": ((list, tuple), "a list"),
+}
+
 NO_TOOLS = Tools((), (), required=False, parallel=True)
 
 
@@ -100,3 +115,38 @@ def _check(tool: Any, where: str) -> None:
     if schema is not None and not isinstance(schema, Mapping):
         field = f"{where}.function.parameters"
         raise UsageError(f"{field} is not an object", field=field)
+
+
+def check_schemas(definitions: Sequence[Mapping[str, Any]]) -> None:
+    """Check the schemas of tools that :func:`read_tools` takes, and that all of them is JSON."""
+    for number, tool in enumerate(definitions):
+        check_json(f"tools.{number}", tool)
+        schema = tool["function"].get("parameters")
+        _check_schema(schema, f"tools.{number}.function.parameters")
+
+
+def _check_schema(schema: Any, where: str) -> None:
+    """Check the types of the keywords of *schema*, and of the schemas in it."""
+    if schema is None or isinstance(schema, bool):
+        return
+    if not isinstance(schema, Mapping):
+        raise UsageError(f"{where}: expected a schema", field=where)
+    for name, (types, expected) in _KEYWORDS.items():
+        value = schema.get(name)
+        is_right = value is None or isinstance(value, types)
+        if isinstance(value, list | tuple) and name in ("type", "required"):
+            is_right = all(isinstance(each, str) for each in value)
+        if not is_right:
+            field = f"{where}.{name}"
+            raise UsageError(f"{field}: expected {expected}", field=field)
+    for name in _SCHEMAS:
+        for key, inner in (schema.get(name) or {}).items():
+            _check_schema(inner, f"{where}.{name}.{key}")
+    for name in (*_BRANCHES, "items"):
+        branches = schema.get(name)
+        if not isinstance(branches, list | tuple):
+            continue
+        for index, inner in enumerate(branches):
+            _check_schema(inner, f"{where}.{name}.{index}")
+    if not isinstance(schema.get("items"), list | tuple):
+        _check_schema(schema.get("items"), f"{where}.items")

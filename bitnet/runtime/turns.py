@@ -267,13 +267,11 @@ def _tidy_call(call: Any, where: str) -> dict[str, Any]:
         raise UsageError(f"{where}: a call has no function name", field=where)
     arguments = function.get("arguments") or "{}"
     field = f"{where}.function.arguments"
-    if isinstance(arguments, str):
-        try:
-            parsed = json.loads(arguments)
-        except (ValueError, RecursionError):
-            raise UsageError(f"{field}: not JSON", field=field) from None
-    else:
-        parsed = arguments
+    try:
+        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
+        json.dumps(parsed, allow_nan=False)
+    except (ValueError, TypeError, RecursionError):
+        raise UsageError(f"{field}: not JSON", field=field) from None
     if not isinstance(parsed, Mapping):
         raise UsageError(f"{field}: not a JSON object", field=field)
     return {"type": "function", **call, "function": {**function, "arguments": arguments}}

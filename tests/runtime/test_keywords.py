@@ -1,13 +1,17 @@
 """Keywords of an answer in Python: one table, its types, and the methods that take them."""
 
 import asyncio
+import contextlib
 import inspect
+import math
 import re
 from dataclasses import asdict, fields
 
 import pytest
+from tool_models import CLOCK, tool_gguf
 
 import bitnet
+from bitnet.base.errors import WrongType
 from bitnet.runtime.chain_options import Sampling
 from bitnet.runtime.request import SAMPLING, AnswerOptions, Request
 
@@ -143,3 +147,49 @@ def test_an_answer_shows_its_text_and_why_it_ended(model):
     assert repr(answer) == f"<Answer 3 tokens, length: {text!r}>"
     answer.text = "<b>"
     assert "&lt;b&gt;</pre><small>3 tokens, length" in answer._repr_html_()
+
+
+WRONG = (
+    *(-3, 5, 1.5, math.nan, 10**400, "x", "", "\ud800", b"x", True, None, object()),
+    *([], [5], ["x"], [None], [["x"]], [{}], [{"role": 5}], [{"role": "user", "content": 5}]),
+    *({}, {"a": 5}, {5: 5}, {"a": {"b": [1]}}, {1}, ("x", 1)),
+)
+CALLERS = [entry.name for entry in fields(Request) if not entry.metadata.get("inner")]
+
+
+@pytest.fixture(scope="module")
+def chat_model(tmp_path_factory):
+    with bitnet.load(tool_gguf(tmp_path_factory.mktemp("chat") / "m.gguf")) as loaded:
+        yield loaded
+
+
+@pytest.mark.parametrize("name", [*CALLERS, "document", "template_variables"])
+def test_a_value_of_any_type_is_taken_or_refused_by_an_error_of_this_package(name, chat_model):
+    messages = [{"role": "user", "content": "a"}]
+    beside = [{"prompt": "a"}, {"messages": messages}, {"messages": messages, "tools": [CLOCK]}]
+    beside.append({"messages": [*messages, {"role": "assistant", "content": "b"}],
+                   "continue_final_message": True})  # fmt: skip
+    taken = 0
+    for value in WRONG:
+        for fields_beside in beside:
+            with contextlib.suppress(bitnet.BitnetError):
+                chat_model.prepare(Request(**fields_beside | {"max_tokens": 2, name: value}))
+                taken += 1
+    assert taken < len(WRONG) * len(beside)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"messages": 5},
+        {"messages": "x"},
+        {"logit_bias": [5]},
+        {"document": 5},
+        {"template_variables": 5},
+        {"template_variables": {5: 5}},
+    ],
+)
+def test_a_wrong_type_is_named_with_its_field(wrong):
+    with pytest.raises(WrongType) as caught:
+        Request(**wrong).check()
+    assert caught.value.field in wrong

@@ -1,8 +1,10 @@
 """Answers under a grammar: a random model can only write what the grammar allows."""
 
 import json
+import math
 import re
 import sys
+from types import MappingProxyType
 
 import pytest
 from builders import vocabulary
@@ -224,6 +226,9 @@ def test_a_grammar_without_any_token_for_it_is_an_error(model):
         ({"$ref": "http://example.com/x"}, "http://example.com/x"),
         ({"not": {}}, "Unimplemented keys"),
         (False, "is an object or true, not false"),
+        (MappingProxyType({}), "is an object or true, not .*mappingproxy"),
+        ({"enum": {1}}, "the JSON schema is not JSON: .*set"),
+        ({"const": math.nan}, "the JSON schema is not JSON: "),
     ],
 )
 def test_a_wrong_schema_is_refused_before_the_model_runs(model, schema, message):
