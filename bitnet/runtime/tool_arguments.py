@@ -9,6 +9,7 @@ import ast
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,7 @@ def dump(arguments: Any) -> str:
     """*arguments* as JSON; a ValueError if they are not an object."""
     if not isinstance(arguments, Mapping):
         raise ValueError("not an object")
-    return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    return _dump_value(arguments)
 
 
 def type_name(value: Any) -> str:
@@ -115,7 +116,9 @@ def value_of(raw: str, schema: Any) -> Any:
 def _parse_value(raw: str) -> Any:
     """The value of *raw*, which is JSON, or a constant, list or object of Python's."""
     try:
-        return json.loads(raw)
+        value = json.loads(raw)
+        _dump_value(value)  # NaN, and numbers too large for a float, are not JSON
+        return value
     except ValueError:
         if raw not in _PYTHON_WORDS and raw[:1] not in ("{", "["):
             raise
@@ -128,7 +131,7 @@ def _read_python(raw: str) -> Any:
         raise ValueError("too long")
     try:
         value = ast.literal_eval(raw)
-        json.dumps(value, allow_nan=False)
+        _dump_value(value)
     except (SyntaxError, MemoryError, RecursionError, TypeError) as error:
         raise ValueError(str(error)) from None
     return value
@@ -270,17 +273,10 @@ def _read_keywords(_notation: Notation, text: str, at: int, schema: Schema) -> t
 
 def _keyword_value(text: str, at: int, schema: Any) -> tuple[Any, int]:
     """The value at index *at*, and its end; quotes within a text need not be escaped."""
-    quote = text[at : at + 1]
-    if quote in ("'", '"'):
-        end = re.compile(rf"{quote}.*?(?<!\\){quote}{_AFTER_VALUE}", re.DOTALL).match(text, at)
-        if end is None:
-            raise ValueError("a text is not closed")
-        try:
-            value = _read_python(end[0])
-        except ValueError:
-            value = end[0][1:-1]
-        return value, end.end()
-    if quote in ("{", "["):
+    begin = text[at : at + 1]
+    if begin in ("'", '"'):
+        return _quoted_value(text, at)
+    if begin in ("{", "["):
         with_json = _try_decode(text, at)
         if with_json is not None:
             return with_json
@@ -288,6 +284,19 @@ def _keyword_value(text: str, at: int, schema: Any) -> tuple[Any, int]:
     if raw is None:
         raise ValueError("a value is not complete")
     return value_of(raw[0].strip(), schema), raw.end()
+
+
+def _quoted_value(text: str, at: int) -> tuple[Any, int]:
+    """The text in quotes at index *at*, and its end: escaped as in Python, or as it is."""
+    closing = f"{text[at]}{_AFTER_VALUE}"
+    escaped = re.compile(rf".(?:\\.|[^\\])*?{closing}", re.DOTALL).match(text, at)
+    if escaped is not None:
+        with suppress(ValueError):
+            return _read_python(escaped[0]), escaped.end()
+    plain = re.compile(rf".(.*?){closing}", re.DOTALL).match(text, at)
+    if plain is None:
+        raise ValueError("a text is not closed")
+    return plain[1], plain.end()
 
 
 def _try_decode(text: str, at: int) -> tuple[Any, int] | None:
@@ -348,4 +357,13 @@ def _write_python(value: Any) -> str:
 
 
 def _dump_value(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    """*value* as JSON; a ValueError if JSON cannot say it."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair: it is text only as an escape
+        return json.dumps(value, allow_nan=False)
+    return text

@@ -49,6 +49,7 @@ def object_of(name, arguments, key="arguments"):
 
 ONE = object_of("weather", ROME)
 ODD = object_of("weather", BRACES)
+HALF = r'{"a": "\ud800"}'  # of a surrogate pair: not text, but JSON
 SEPARATOR = "<｜tool▁sep｜>"
 TO = "<|channel|>commentary to=functions."
 
@@ -64,6 +65,10 @@ def keys(name, line="", **values):
         for key, value in values.items()
     ]
     return f"<tool_call>{name}{line}{''.join(pairs)}</tool_call>"
+
+
+def pythonic(*calls):
+    return f"<|tool_call_start|>[{', '.join(calls)}]<|tool_call_end|>"
 
 
 def gemma(call):
@@ -116,6 +121,19 @@ CASES = [
      [("clock", '{"n": [1, true], "t": "a\\nb <c>"}'), ("clock", "{}")]),
     ("qwen-coder", coder("other"), coder("other"), []),
     ("qwen-coder", "a <tool_call> b", "a <tool_call> b", []),
+    ("qwen-coder", coder("clock", a="NaN", b="[1e999]"), "",
+     [("clock", '{"a": "NaN", "b": "[1e999]"}')]),
+    ("qwen-coder", coder("clock", a='["\\ud800"]'), "", [("clock", '{"a": ["\\ud800"]}')]),
+    ("hermes", f"<tool_call>{object_of('clock', HALF)}</tool_call>", "", [("clock", HALF)]),
+    ("pythonic", pythonic(r"clock(path='C:\\', b=2)"), "",
+     [("clock", r'{"path": "C:\\", "b": 2}')]),
+    ("pythonic", pythonic(r"clock(path='C:\\')"), "", [("clock", r'{"path": "C:\\"}')]),
+    ("pythonic", pythonic(r"clock(a='\\\'', b='\'\\')"), "",
+     [("clock", r"""{"a": "\\'", "b": "'\\"}""")]),
+    ("pythonic", pythonic(r"clock(path='C:\', b='x')"), "",
+     [("clock", r'{"path": "C:\\", "b": "x"}')]),
+    ("pythonic", pythonic("clock(a='it's', b=\"x 'y'\")"), "",
+     [("clock", """{"a": "it's", "b": "x 'y'"}""")]),
     ("keys", f"I look.{keys('weather', city='rome')}", "I look.", [("weather", ROME)]),
     ("keys", keys("clock") + keys("clock", n="[1, true]", t="a\nb <c>"), "",
      [("clock", "{}"), ("clock", '{"n": [1, true], "t": "a\\nb <c>"}')]),
@@ -209,6 +227,11 @@ def test_calls_are_read_as_they_are_written_in_every_format(call_format, calls, 
         ("__import__('os')", {}, "__import__('os')"),
         ("[" * 5000, {"type": "array"}, "[" * 5000),
         ("nan", {"type": "number"}, "nan"),
+        ("NaN", {}, "NaN"),
+        ("-Infinity", {"type": ["string", "number"]}, "-Infinity"),
+        ("1e999", {"type": "number"}, "1e999"),
+        ("[NaN]", {"type": "array"}, "[NaN]"),
+        ('{"a": [1e999]}', {"type": "object"}, '{"a": [1e999]}'),
         ("3", {"enum": ["3", "4"]}, "3"),
         ("3", {"enum": [3, 4]}, 3),
         ("Rome", {"type": "integer"}, "Rome"),
