@@ -194,6 +194,7 @@ class ReasoningReader:
         self.is_inside = rules.begun
         self._fresh = True  # nothing of the current part has been passed on
         self._held = ""  # text that is not passed on yet
+        self._has_reasoning = False  # some of it has been passed on
         self._between = ""  # text between the last part of the reasoning and the next one
 
     def read(self, text: str, *, final: bool = False) -> tuple[str, str]:
@@ -237,11 +238,12 @@ class ReasoningReader:
             if part and inside:
                 part = self._between + part
                 self._between = ""
+                self._has_reasoning = True
             parts[inside] += part
             self._fresh = self._fresh and not part
             if mark_found:
                 self.is_inside = not inside
                 self._fresh = True
-                if not inside:
+                if not inside and self._has_reasoning:
                     self._between = "\n\n"
         return parts[True], parts[False]

@@ -26,9 +26,9 @@ def model(tmp_path_factory):
         yield model
 
 
-def read(text, cuts=(), *, begun=False):
+def read(text, cuts=(), *, begun=False, marks=("<think>", "</think>")):
     """Reasoning and text of *text*, which comes in pieces."""
-    reader = ReasoningReader(ReasoningRules("<think>", "</think>", begun))
+    reader = ReasoningReader(ReasoningRules(*marks, begun))
     at = [0, *sorted(cut for cut in cuts if cut <= len(text)), len(text)]
     parts = [reader.read(text[begin:end]) for begin, end in pairwise(at)]
     parts += [reader.read("", final=True)]
@@ -53,6 +53,22 @@ def read(text, cuts=(), *, begun=False):
 @given(cuts=st.lists(st.integers(0, 30), max_size=6))
 def test_reasoning_is_found_wherever_the_text_is_cut(text, begun, expected, cuts):
     assert read(text, cuts, begun=begun) == expected
+
+
+CHANNEL = "<|channel|>analysis<|message|>"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"Hi{CHANNEL}think<|end|>", ("think", "Hi")),
+        (f"{CHANNEL}<|end|>{CHANNEL}think<|end|>so", ("think", "so")),
+        (f"{CHANNEL}a<|end|>b{CHANNEL} c<|end|>{CHANNEL}<|end|>d", ("a\n\nc", "bd")),
+    ],
+)
+@given(cuts=st.lists(st.integers(0, 99), max_size=6))
+def test_parts_of_the_reasoning_in_channels_are_apart(text, expected, cuts):
+    assert read(text, cuts, marks=(CHANNEL, "<|end|>")) == expected
 
 
 @given(st.text("<think/>ab \n", max_size=40), st.lists(st.integers(0, 40), max_size=6))
