@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sentence_transformers import SentenceTransformer
 
+from bitnet.base.options import check_type
+from bitnet.runtime.text_ids import text_ids
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -33,13 +36,19 @@ class Embedding(torch.nn.Module):
         """Vectors of *model*, which the caller closes."""
         super().__init__()
         self.model = model
-        self.max_seq_length = model.context
+        limit = model.text_limit or model.context
+        self.max_seq_length = min(limit, model.context)  # tokens; callers may change it
 
     def preprocess(
         self, inputs: Sequence[str], prompt: str | None = None, **_: Any
     ) -> dict[str, Any]:
-        """Token ids of *inputs*, each after *prompt*."""
-        return {"ids": [self.model.embedding_ids((prompt or "") + text, "") for text in inputs]}
+        """Token ids of *inputs*, each after *prompt*; the end of a longer text is left out."""
+        room = self.max_seq_length, self.model.context
+        ids = []
+        for text in inputs:
+            check_type("inputs", text, "texts", str)
+            ids.append(text_ids(self.model.tokenizer, text, prompt or "", room=room, truncate=True))
+        return {"ids": ids}
 
     def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
         """*features* with a vector for each of their texts."""

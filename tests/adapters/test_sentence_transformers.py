@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from bitnet import load
+from bitnet.base.errors import WrongType
 from bitnet.shipped import SHIPPED
 
 pytest.importorskip("sentence_transformers")
@@ -26,6 +27,24 @@ def test_vectors_are_those_of_the_model_in_any_order_of_length(model):
     assert made.max_seq_length == model.context
     similar = made.similarity(made.encode(TEXTS), made.encode(TEXTS)).numpy()
     assert np.allclose(np.diag(similar), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("limit", [None, 8, 4096])
+def test_texts_beyond_the_limit_lose_their_ends(model, limit):
+    long = "She was happy. " * 200
+    model.text_limit = limit
+    made = adapter.sentence_transformer(model)
+    assert made.max_seq_length == (8 if limit == 8 else model.context)
+    ids = model.embedding_ids(long, truncate=True)
+    assert len(ids) == made.max_seq_length
+    assert np.array_equal(made.encode(long), model.embed([ids])[0])
+    made.max_seq_length = 5
+    assert np.array_equal(made.encode(long), model.embed([model.tokenizer.encode(long)[:5]])[0])
+
+
+def test_inputs_that_are_not_texts_are_refused(model):
+    with pytest.raises(WrongType, match="expected texts"):
+        adapter.Embedding(model).preprocess([["a", "b"]])
 
 
 def test_prompts_stand_before_texts(model):
