@@ -30,6 +30,7 @@ LAST = 0x10FFFF  # code point
 SURROGATES = (0xD800, 0xDFFF)  # not characters
 LIBRARY = "%llguidance"  # begins a grammar in the library's own form, for llama.cpp as well
 
+_NOTHING = '""'  # an item that is the empty text, which llama.cpp does not repeat
 _ESCAPES = {"t": "\t", "r": "\r", "n": "\n"} | {char: char for char in '\\"[]-'}
 _HEX = {"x": 2, "u": 4, "U": 8}
 _NAME = re.compile(r"[A-Za-z0-9-]+")
@@ -39,17 +40,20 @@ _SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
 _SPACE_AND_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
 
 
-def to_lark(text: str, find_token: FindToken, stop_ids: Iterable[int] = ()) -> str:
+def to_lark(
+    text: str, find_token: FindToken, stop_ids: Iterable[int] = (), *, vocab_size: int | None = None
+) -> str:
     """The grammar *text* in the form of the library.
 
     Args:
         text: in GBNF, or in the library's form, after a line that begins with ``%llguidance``.
         find_token: finds the tokens that the grammar names.
         stop_ids: tokens that end an answer, which cannot be a part of it.
+        vocab_size: number of tokens; None if it is not known.
     """
     if text.startswith(LIBRARY):
         return text
-    return _Parser(text, find_token, sorted(stop_ids)).parse()
+    return _Parser(text, find_token, sorted(stop_ids), vocab_size).parse()
 
 
 @dataclass
@@ -59,6 +63,7 @@ class _Parser:
     text: str
     find_token: FindToken
     stop_ids: list[int]
+    vocab_size: int | None
     at: int = 0
     rules: dict[str, str] = field(default_factory=dict)  # right side of each rule, by name
     used: dict[str, int] = field(default_factory=dict)  # where a rule is first used
@@ -114,10 +119,10 @@ class _Parser:
         while self.at < len(self.text):
             char = self.text[self.at]
             if char in "*+?{":
-                if not items:
+                if not items or items[-1] == _NOTHING:
                     raise self.error(f"there is nothing before {char}")
                 repeated, times = self.parse_times()
-                items[-1] = f"({items[-1]}){repeated}"
+                items[-1] = f"({items[-1]}){repeated}" if times else _NOTHING
                 self.copies = before + times * (self.copies - before)
                 if self.copies > MAX_COPIES:
                     raise self.error(f"a rule has at most {MAX_COPIES:,} items, repeated ones too")
@@ -129,7 +134,7 @@ class _Parser:
                 items.append(item)
                 self.copies += 1
             self.skip(lines=depth > 0)
-        return " ".join(items) or '""'
+        return " ".join(items) or _NOTHING
 
     def parse_item(self, char: str, depth: int) -> str | None:
         """The item that begins with *char*; None if none does."""
@@ -169,7 +174,7 @@ class _Parser:
             code = self.parse_character()
             characters.append(self.terminal(((code, code),)))
         self.at += 1
-        return f"({' '.join(characters)})" if characters else '""'
+        return f"({' '.join(characters)})" if characters else _NOTHING
 
     def parse_class(self) -> str:
         self.at += 1
@@ -184,7 +189,7 @@ class _Parser:
             ranges.append((low, high))
         self.at += 1
         if not ranges:
-            return '""'  # as llama.cpp reads it
+            return _NOTHING  # as llama.cpp reads it
         return self.terminal(_negate(ranges) if is_negated else tuple(ranges))
 
     def parse_character(self) -> int:
@@ -218,6 +223,8 @@ class _Parser:
         token = int(number) if number else self.find_token(match[0][len(negation) :])
         if token is None:
             raise self.error(f"{match[0][:40]} is not one token of the model")
+        if self.vocab_size is not None and token >= self.vocab_size:
+            raise self.error(f"there is no token {token}: the model has {self.vocab_size:,}")
         if negation:
             self.at = match.end()
             return f"<[^{','.join(map(str, {token, *self.stop_ids}))}]>"
@@ -242,7 +249,10 @@ class _Parser:
         if comma and high and most < int(low):
             raise self.error(f"{low} times at least are more than {high} at most")
         self.at = match.end()
-        return "{" + low + comma + high + "}", max(int(low), most, 1)
+        times = max(int(low), most)
+        if comma and not high:  # without an upper limit
+            times = max(times, 1)
+        return "{" + low + comma + high + "}", times
 
     def terminal(self, ranges: Ranges) -> str:
         """Name of the terminal for a character in one of *ranges*."""

@@ -406,8 +406,9 @@ def without_unread(running: list[Sequence]) -> list[Sequence]:
 
 def no_memory(sequence: Sequence, error: MemoryError) -> InferenceError:
     """The error of a sequence whose caches find no memory."""
+    reason = f": {error}" if str(error) else ""
     return InferenceError(
-        f"not enough memory for {len(sequence.ids):,} positions: {error}",
+        f"not enough memory for {len(sequence.ids):,} positions{reason}",
         hint="shorten the prompt or lower --max-tokens",
     )
 
@@ -425,10 +426,13 @@ def check_vectors(dim: int, dimensions: int | None, precision: str = "float32") 
         raise UsageError(
             f"{precision!r} is not a precision: {', '.join(PRECISIONS)}", field="precision"
         )
-    if precision.endswith("binary") and (dimensions or dim) % 8:
+    asked = dimensions or dim
+    if precision.endswith("binary") and asked % 8:
+        # Fewer dimensions, or more if fewer than 8 were asked for of a longer vector.
+        whole = asked // 8 * 8 or (8 if dim >= 8 else 0)
         raise UsageError(
-            f"{precision} packs 8 dimensions into a byte, {dimensions or dim:,} are not a multiple",
-            hint=f"ask for {(dimensions or dim) // 8 * 8:,} dimensions",
+            f"{precision} packs 8 dimensions into a byte, {asked:,} are not a multiple",
+            hint=f"ask for {whole:,} dimensions" if whole else "choose another precision",
             field="precision",
         )
 

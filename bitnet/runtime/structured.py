@@ -157,7 +157,8 @@ class Grammars:
             is_token = len(ids) == 1 and tokenizer.token_bytes(ids[0]) == text.encode()
             return ids[0] if is_token else None
 
-        return self._grammar_of("grammar", to_lark(text, find_token, tokenizer.stop_ids))
+        lark = to_lark(text, find_token, tokenizer.stop_ids, vocab_size=tokenizer.vocab_size)
+        return self._grammar_of("grammar", lark)
 
     def _grammar_of(self, field: str, text: str) -> Grammar:
         """Grammar *text*, compiled on first use and cached; thread-safe."""

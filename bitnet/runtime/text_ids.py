@@ -55,7 +55,7 @@ def text_ids(
         return tokenizer.encode_array("")
     ids = encode_input(tokenizer, "input", prompt + text, limit if truncate else None)
     if own_limit is not None and len(ids) > limit:
-        raise _too_long(len(ids), limit)
+        raise _too_long(len(ids), limit, may_be_cut=True)
     return ids
 
 
@@ -81,7 +81,7 @@ def pair_ids(
     if template is not None:
         ids = tokenizer.encode_array(_fill(template, *pair), add_special=False)
         if len(ids) > limit:
-            raise _too_long(len(ids), limit)
+            raise _too_long(len(ids), limit, may_be_cut=False)
         return ids, 0
     query, document = (tokenizer.encode(text, add_special=False) for text in pair)
     around = tokenizer.around_pair
@@ -94,7 +94,8 @@ def pair_ids(
     left = limit - len(first) - len(middle) - len(last)
     if len(query) + len(document) > left:
         if not truncate:
-            raise _too_long(len(query) + len(document) + limit - left, limit)
+            length = len(query) + len(document) + limit - left
+            raise _too_long(length, limit, may_be_cut=own_limit is not None)
         kept_query, kept_document = _shares(len(query), len(document), max(left, 0))
         query = query[:kept_query]
         document = document[:kept_document]
@@ -119,10 +120,13 @@ def _shares(first: int, second: int, room: int) -> tuple[int, int]:
     return (shorter, longer) if first <= second else (longer, shorter)
 
 
-def _too_long(length: int, limit: int) -> InferenceError:
+def _too_long(length: int, limit: int, *, may_be_cut: bool) -> InferenceError:
+    """The error of a text that is not cut; *may_be_cut*: because the caller does not want it."""
+    hint = "cut the text"
+    if may_be_cut:
+        hint += ", or have it cut: --truncate"
     return InferenceError(
-        f"a text has {length:,} tokens, the model reads {limit:,} of a text",
-        hint="cut the text, or leave out --no-truncate",
+        f"a text has {length:,} tokens, the model reads {limit:,} of a text", hint=hint
     )
 
 

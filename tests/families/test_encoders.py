@@ -133,7 +133,7 @@ def test_a_text_beyond_the_limit_is_cut_or_refused(tmp_path):
         model.embed(TEXTS[1:3], truncate=False)
         with pytest.raises(InferenceError, match="9 tokens, the model reads 8") as caught:
             model.embed(TEXTS, truncate=False)
-    assert "--no-truncate" in caught.value.hint
+    assert "--truncate" in caught.value.hint
 
 
 def test_a_converted_file_has_the_vectors_of_its_folder(tmp_path):

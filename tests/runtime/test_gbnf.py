@@ -40,6 +40,8 @@ CASES = [
     ('root ::= "a"\nroot ::= "b"', "b"),
     ('root ::= ""', ""),
     ('root ::= "a" []', "a"),
+    ('root ::= "a"{0} "b"', "b"),
+    ('root ::= "c" ("a" | "b"){0,0} other{0,} "b"\nother ::= "x"', "cxb"),
 ]
 WRONG = [
     ("", "no rule root"),
@@ -50,6 +52,9 @@ WRONG = [
     ('root ::= ("a"', "expected )"),
     ("root ::= missing", "no rule 'missing'"),
     ("root ::= *", "nothing before *"),
+    ('root ::= "b" "a"{0}*', "nothing before *"),
+    ('root ::= "b" ""+', "nothing before +"),
+    ('root ::= "b" []{2}', "nothing before {"),
     ('root ::= "a"{x}', "expected a number of times"),
     ('root ::= "a"{3,2}', "3 times at least"),
     ('root ::= "a"{5000}', "at most 2,000 times"),
@@ -110,6 +115,7 @@ def assert_follows(tokenizer, grammar, ids, rows):
     "cases",
     [
         pytest.param(CASES[1:4], id="ambiguous"),
+        pytest.param(CASES[-2:], id="zero times"),
         pytest.param(CASES, id="all", marks=pytest.mark.slow),
     ],
 )
@@ -132,6 +138,16 @@ def test_a_wrong_grammar_is_refused_with_its_place(tokenizer, text, reason):
         to_lark(text, lambda _: None, tokenizer.stop_ids)
     assert reason in refused.value.message
     assert refused.value.field == "grammar"
+
+
+@pytest.mark.parametrize("negation", ["", "!"])
+@pytest.mark.parametrize("token", [50257, 99999999])
+def test_a_token_that_the_model_does_not_have_is_refused_with_its_place(grammars, negation, token):
+    with pytest.raises(
+        UsageError, match=rf"line 2, column 13: there is no token {token}"
+    ) as caught:
+        grammars.gbnf(f'root ::= x\nx ::= "a" | {negation}<[{token}]>')
+    assert caught.value.field == "grammar"
 
 
 #: llama.cpp takes these, with another meaning or none.

@@ -184,8 +184,15 @@ def test_what_a_head_is_not_for_is_refused(tmp_path):
     with load(ranker) as model:
         with pytest.raises(Unsupported, match="makes no vectors"):
             model.embed(TEXTS)
-        with pytest.raises(InferenceError, match="the model reads 40"):
+        with pytest.raises(
+            InferenceError, match=r"the model reads 40(.|\n)*cut: truncate="
+        ) as caught:
             model.rank(QUERY, DOCUMENTS, truncate=False)
+        assert caught.value.hint == "cut the text, or have it cut: --truncate"
+        model.text_limit = None  # only the context, which never cuts a text
+        with pytest.raises(InferenceError, match="tokens, the model reads") as caught:
+            model.rank(QUERY, [document * 20 for document in DOCUMENTS])
+        assert caught.value.hint == "cut the text"
     with load(classes) as model, pytest.raises(Unsupported, match="3 labels apart"):
         model.rank(QUERY, DOCUMENTS)
     with load(plain) as model:

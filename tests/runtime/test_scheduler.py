@@ -333,7 +333,10 @@ def test_one_that_fails_leaves_the_others_alone(reference):
     assert [piece.token for piece in pieces[good]] == alone(reference, prompt(3), params(5))
 
 
-def test_without_memory_caches_go_first_and_the_latest_sequence_next(reference, monkeypatch):
+@pytest.mark.parametrize(("words", "reason"), [(["no room"], ": no room"), ([], "")])
+def test_without_memory_caches_go_first_and_the_latest_sequence_next(
+    reference, monkeypatch, words, reason
+):
     scheduler = Scheduler(reference)
     scheduler.submit(prompt(9), params(2))
     run(scheduler)
@@ -341,13 +344,13 @@ def test_without_memory_caches_go_first_and_the_latest_sequence_next(reference, 
     second = scheduler.submit(prompt(4, seed=2), params(4))
 
     def failing(parts, *adapters):
-        raise MemoryError("no room")
+        raise MemoryError(*words)
 
     monkeypatch.setattr(reference, "hidden", failing)
     assert scheduler.step() == []  # the cache of the first prompt is gone
     assert [sequence for sequence, _ in scheduler.step()] == [second]
     monkeypatch.undo()
-    assert "not enough memory for 4 positions: no room" in second.error.message
+    assert second.error.message == f"not enough memory for 4 positions{reason}"
     assert run(scheduler)[first] == alone(reference, prompt(3, seed=1), params(4))
 
 

@@ -18,7 +18,8 @@ from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
 from bitnet.runtime.language_model import LanguageModel
 from bitnet.runtime.scheduler import Scheduler
-from bitnet.runtime.sequence import round_vectors
+from bitnet.runtime.sequence import check_vectors, round_vectors
+from bitnet.runtime.text_ids import pair_ids
 
 TEXTS = ["abc", "zyxwvutsr", "a"]
 END = TOKENS.index("</s>")
@@ -255,3 +256,28 @@ def test_a_text_that_is_seen_both_ways_is_not_run_in_parts():
     model.forward([5, 6], cache)
     with pytest.raises(InferenceError, match="cannot be run in parts"):
         model.forward([7], cache)
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+def test_texts_in_a_template_are_refused_with_a_hint_that_helps(tmp_path, truncate):
+    pair = ("a", "b" * 50)
+    with load(tiny_gguf(tmp_path / "m.gguf")) as model:
+        tokenizer = model.tokenizer
+    with pytest.raises(InferenceError, match="the model reads 8") as caught:
+        pair_ids(tokenizer, pair, "{query}{document}", room=(8, 100), truncate=truncate)
+    assert caught.value.hint == "cut the text"
+
+
+@pytest.mark.parametrize(
+    ("dim", "dimensions", "hint"),
+    [
+        (64, 20, "ask for 16 dimensions"),
+        (20, None, "ask for 16 dimensions"),
+        (64, 4, "ask for 8 dimensions"),
+        (4, None, "choose another precision"),
+    ],
+)
+def test_bits_of_other_lengths_are_refused_with_a_length_that_is_possible(dim, dimensions, hint):
+    with pytest.raises(UsageError, match="packs 8 dimensions into a byte") as caught:
+        check_vectors(dim, dimensions, "binary")
+    assert caught.value.hint == hint
