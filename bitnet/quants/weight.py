@@ -6,6 +6,8 @@ import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from bitnet.base.errors import Unsupported
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -13,6 +15,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.quants.types import QuantType
+
+
+# Types with one scale behind all weights of a tensor; no engine writes several matrices in them.
+_ONE_SCALE = {"I2_S", "I2_S_ARM", "TL1", "TL2"}
 
 
 class Deferred:
@@ -109,6 +115,12 @@ class Weight:
         if len(self.shape) < 3:
             return (self,)
         count, *shape = self.shape
+        if not self.pieces and self.quant.name in _ONE_SCALE:
+            raise Unsupported(
+                f"{self.name}: {count:,} matrices in one tensor in {self.quant.name}, whose scale "
+                "is one for a whole tensor",
+                hint="choose a file in another encoding, such as TQ2_0",
+            )
         size = self.data.size // max(count, 1)
         pieces = self.pieces or [self.data[at * size : (at + 1) * size] for at in range(count)]
         return tuple(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitnet.base.errors import InvalidFormat
+from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.quants import types
 from bitnet.quants.registry import dequantize
 from bitnet.quants.scaled_blocks import SCALED_BLOCKS
@@ -56,6 +56,18 @@ def test_i2_s_survives_the_round_trip(arm):
     back = unpack_i2_s(packed, (6, 256), arm=arm)
     np.testing.assert_array_equal(back.codes, codes)
     assert back.scales.tolist() == [[0.125]]
+
+
+@pytest.mark.parametrize("name", ["I2_S", "TL1", "TL2"])
+def test_several_matrices_with_the_one_scale_of_a_tensor_are_not_called_damaged(name):
+    data = pack_i2_s(one_scale(random_codes(8, 128), 0.5))
+    weight = Weight("blk.0.ffn_up_exps.weight", (2, 4, 128), types.by_name(name), data)
+    with pytest.raises(Unsupported, match=f"ffn_up_exps.weight: 2 matrices in one .* in {name}"):
+        weight.matrices()
+    # Matrices that have bytes of their own have scales of their own.
+    pieces = tuple(pack_i2_s(one_scale(random_codes(4, 128, seed), seed + 1)) for seed in range(2))
+    first, second = weight.like(data=np.empty(0, np.uint8), pieces=pieces).matrices()
+    assert (first.data is pieces[0], second.data is pieces[1]) == (True, True)
 
 
 def test_i2_s_code_three_is_refused():
