@@ -46,6 +46,11 @@ _OUTER = frozenset({_EMBEDDING, _HEAD, _TEXTS})
 
 def parse_adapter(text: str | os.PathLike[str]) -> tuple[Path, float]:
     """Path and scale of ``FILE[:SCALE]``."""
+    if not os.fspath(text).strip():  # an empty path would be the current folder
+        raise UsageError(
+            "an adapter has no path",
+            hint="name a GGUF file or a folder that PEFT saved: --lora FILE",
+        )
     path = Path(text)
     name, colon, scale = os.fspath(text).rpartition(":")
     if path.exists() or not name or not colon:

@@ -23,7 +23,7 @@ from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.program import Segment
 from bitnet.kernels.reference import ReferenceOps
-from bitnet.models.adapted import parse_adapter, with_adapters
+from bitnet.models.adapted import parse_adapter, split_adapters, with_adapters
 from bitnet.models.load import load_model
 from bitnet.quants import registry, types
 
@@ -360,3 +360,12 @@ def test_an_adapter_in_the_working_folder_has_a_name(tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     with pytest.raises(InvalidFormat, match="peft: "):
         read_adapter(Path())
+
+
+@pytest.mark.parametrize("text", ["", " ", "name=", "name= "])
+def test_an_empty_path_is_not_the_current_folder(tmp_path, monkeypatch, text):
+    monkeypatch.chdir(
+        peft_folder(tmp_path / "peft", {"model.layers.0.mlp.up_proj": factors(256, 256)})
+    )
+    with pytest.raises(UsageError, match="an adapter has no path"):
+        split_adapters([text])
