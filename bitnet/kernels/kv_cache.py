@@ -43,6 +43,10 @@ class Backing(Protocol):
     def is_read(self) -> bool:
         """True if the comparison has read all of it."""
 
+    @property
+    def is_replaced(self) -> bool:
+        """True if its path names another file by now, or none."""
+
     def begin(self) -> None:
         """Start to compare its content with its checksums."""
 

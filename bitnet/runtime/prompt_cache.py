@@ -121,7 +121,8 @@ class PromptCache:
         try:
             file.restore(cache)
         except BitnetError as error:
-            self.discard(file.path, error.message)
+            if file.is_current:  # else another process has replaced it by one that may be right
+                self.discard(file.path, error.message)
             return None
         cache.truncate(min(count, cache.capacity))
         return cache
@@ -140,8 +141,9 @@ class PromptCache:
         """Files of *model* that can be read."""
         opened: dict[Path, PromptFile | None] = {}
         for path in self._folder.paths(model[:32]):
-            if path in self._opened:
-                opened[path] = self._opened[path]
+            file = self._opened.get(path)
+            if path in self._opened and (file is None or file.is_current):
+                opened[path] = file
                 continue
             try:
                 opened[path] = PromptFile.open(path)

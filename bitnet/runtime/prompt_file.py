@@ -16,12 +16,13 @@ results count only if :meth:`MappedState.problem` reports none.
 from __future__ import annotations
 
 import json
+import os
 import struct
 import zlib
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -126,6 +127,7 @@ class PromptFile:
     states: dict[str, Any]  # description of the states
     start: bytes  # its first bytes, with the checksum of its head
     offset: int  # of the first page
+    status: os.stat_result  # of the file when it was opened
 
     @classmethod
     def open(cls, path: Path) -> PromptFile:
@@ -135,6 +137,7 @@ class PromptFile:
         """
         try:
             with open_file(path) as file:
+                status = os.fstat(file.fileno())
                 start = file.read(_START.size)
                 magic, version, header_bytes, count, check, _ = _START.unpack(start)
                 if (magic, version) != (MAGIC, VERSION):
@@ -158,6 +161,7 @@ class PromptFile:
                 states=header["states"],
                 start=start,
                 offset=head_bytes + -head_bytes % _ALIGNMENT,
+                status=status,
             )
             if opened.size_bytes != file_bytes:
                 raise InvalidFormat(f"it has {file_bytes:,} bytes, expected {opened.size_bytes:,}")
@@ -166,6 +170,11 @@ class PromptFile:
         except (struct.error, ValueError, TypeError, LookupError, RecursionError) as error:
             raise InvalidFormat(f"its head cannot be read: {error}") from error
         return opened
+
+    @property
+    def is_current(self) -> bool:
+        """True if the path still names the file that was opened, unchanged."""
+        return _names(self.path, self.status) == "unchanged"
 
     @property
     def size_bytes(self) -> int:
@@ -234,6 +243,18 @@ class PromptFile:
         return states
 
 
+def _names(path: Path, status: os.stat_result) -> Literal["unchanged", "changed", "another"]:
+    """The file that *path* names by now, compared with the one that had *status*."""
+    try:
+        now = path.stat()
+    except OSError:
+        return "another"
+    if (now.st_dev, now.st_ino) != (status.st_dev, status.st_ino):
+        return "another"
+    is_unchanged = (now.st_size, now.st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+    return "unchanged" if is_unchanged else "changed"
+
+
 def _page_bytes(table: Mapping[str, Any]) -> int:
     """Bytes of one page of the described *table*, whose description is checked."""
     shape = table["shape"]
@@ -264,6 +285,11 @@ class MappedState:
     def path(self) -> Path:
         """Path of the file."""
         return self._mapped.path
+
+    @property
+    def is_replaced(self) -> bool:
+        """True if the path names another file by now, or none."""
+        return _names(self.path, self._mapped.status) == "another"
 
     def begin(self) -> None:
         """Compare the checksums in threads, in the order of the file."""

@@ -281,7 +281,8 @@ class Scheduler:
         problem = backing.problem()
         if not problem:
             return False
-        if self.prompt_cache is not None:
+        # Another process may have replaced the file by one that is right.
+        if self.prompt_cache is not None and not backing.is_replaced:
             self.prompt_cache.discard(backing.path, problem)
         sequence.start_over()
         return True

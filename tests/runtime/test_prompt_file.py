@@ -15,6 +15,7 @@ from stored_prompts import FACTS, cache_at, files_in, model_of, reused_of, store
 
 from bitnet.base import native
 from bitnet.cache import prompts
+from bitnet.runtime.prompt_cache import PromptCache
 from bitnet.runtime.prompt_file import PromptFile, _check_of_page, problem_of
 from bitnet.runtime.request import Request
 from bitnet.runtime.scheduler import Scheduler
@@ -90,6 +91,61 @@ def test_a_file_that_ends_early_is_not_used_and_is_reported(llama, size, tmp_pat
     assert f"{path} is not used" in caplog.text
     stored.close()
     assert problem_of(path) == ""  # written again
+
+
+def found(stored, model, ids):
+    """Positions of the cache that *stored* has for *ids*."""
+    cache = stored.find(ids, "", Scheduler(model).new_cache, lambda _: 0)
+    return 0 if cache is None else cache.length
+
+
+def test_a_file_that_another_process_replaced_is_read_anew(llama, tmp_path, caplog):
+    ids, other = prompt(200, seed=3), prompt(200, seed=4)
+    (path,) = store(llama, ids, tmp_path / "first")
+    (new,) = store(llama, other, tmp_path / "second")
+    stored = cache_at(tmp_path / "first")
+    assert (found(stored, llama, ids), found(stored, llama, other)) == (199, 0)
+    new.replace(path)
+    assert (found(stored, llama, ids), found(stored, llama, other)) == (0, 199)
+    assert files_in(tmp_path) == [path]
+    assert not caplog.text
+
+
+def test_a_file_replaced_while_it_is_opened_leaves_the_new_one(llama, tmp_path, monkeypatch):
+    ids = prompt(200)
+    (path,) = store(llama, ids, tmp_path / "first")
+    (new,) = store(llama, prompt(200, seed=4), tmp_path / "second")
+    stored = cache_at(tmp_path / "first")
+    candidates = PromptCache._candidates
+
+    def replaced_after(*arguments):
+        files = candidates(*arguments)
+        new.replace(path)
+        return files
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PromptCache, "_candidates", replaced_after)
+        assert found(stored, llama, ids) == 0
+    assert files_in(tmp_path) == [path]
+    assert found(stored, llama, prompt(200, seed=4)) == 199
+
+
+def test_a_damaged_file_that_was_replaced_since_leaves_the_new_one(llama, tmp_path):
+    ids = prompt(200)
+    (path,) = store(llama, ids, tmp_path / "first")
+    (new,) = store(llama, ids, tmp_path / "second")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 0x41
+    path.write_bytes(content)
+    stored = cache_at(tmp_path / "first")
+    scheduler = Scheduler(llama, prompt_cache=stored)
+    sequence = scheduler.prepare(ids, Request(max_tokens=2))
+    assert sequence.stored is not None
+    new.replace(path)
+    scheduler.queue(sequence)
+    assert scheduler.step() == []  # the pages are damaged: the sequence starts over
+    assert files_in(tmp_path) == [path]
+    assert sequence.reused_tokens == 0
 
 
 def test_a_file_cut_short_while_it_is_used_changes_no_answer(llama, tmp_path, caplog):
