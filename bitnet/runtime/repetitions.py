@@ -38,9 +38,9 @@ class Repetitions:
         self._text = np.zeros(max(64, 2 * len(recent)), dtype=np.int64)
         # for each position, how many tokens before it equal the tokens at the end of the text
         self._matches = np.zeros_like(self._text)
-        self._count = 0  # tokens in the two arrays
-        for token in recent:
-            self.add(token)
+        self._count = len(recent)  # tokens in the two arrays
+        self._text[: self._count] = recent
+        self._matches[: self._count] = _matches_of(list(recent))
 
     def add(self, token: int) -> None:
         """Record that *token* follows."""
@@ -101,6 +101,26 @@ class Repetitions:
             if matching:
                 return back - max(matching)
         return count
+
+
+def _matches_of(text: list[int]) -> list[int]:
+    """For each position of *text*, how many tokens before it equal those at the end of *text*.
+
+    It is the Z-function of the text from its end to its beginning, in linear time.
+    """
+    count = len(text)
+    back = text[::-1]
+    common = [0] * count  # tokens that the text from each place of *back* shares with its beginning
+    begin = end = 0  # the part of *back* that ends last among those known to equal its beginning
+    for at in range(1, count):
+        length = min(end - at, common[at - begin]) if at < end else 0
+        while at + length < count and back[length] == back[at + length]:
+            length += 1
+        common[at] = length
+        if at + length > end:
+            begin = at
+            end = at + length
+    return [0, *common[:0:-1]][:count]
 
 
 def find_breakers(tokenizer: Tokenizer, texts: Sequence[str] = ()) -> Breakers:

@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engine_samplers import ask
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bitnet.formats.samplers import SAMPLERS
 from bitnet.runtime.repetitions import Repetitions, find_breakers
@@ -219,3 +221,22 @@ def test_mirostat_leaves_llama_cpps_tokens_while_it_follows_the_surprise(
             drawn = before + float(kept.probabilities()[at]) / 2
             assert ours.choose(tokens, size) == chosen
     assert len(lengths) > 20
+
+
+@given(st.text("ab", max_size=90).map(lambda text: [ord(letter) for letter in text]))
+def test_repetitions_of_a_prompt_are_those_of_its_tokens_added_one_by_one(prompt):
+    options = Request(dry_multiplier=1.0, dry_penalty_last_n=-1)
+    whole = Repetitions(options, {}, prompt)
+    added = Repetitions(options, {}, [])
+    for token in prompt:
+        added.add(token)
+    for token in (ord("a"), ord("b")):
+        assert whole.penalties() == added.penalties()
+        whole.add(token)
+        added.add(token)
+
+
+def test_a_long_prompt_is_searched_in_linear_time():
+    prompt = [1, 2] * 150_000  # if each token is compared with all before it, this takes minutes
+    repetitions = Repetitions(Request(dry_multiplier=1.0, dry_penalty_last_n=-1), {}, prompt)
+    assert set(repetitions.penalties()) == {1}
