@@ -64,7 +64,7 @@ def encoder(keys: Keys, model_sizes: Sizes, blocks: Iterable[Block], **more: Any
         model_sizes,
         blocks,
         norm_eps=keys.number("attention.layer_norm_epsilon"),
-        causal=bool(keys.value("attention.causal", False)),
+        causal=keys.flag("attention.causal", False),
         centered_norms=True,
         text_rows=segments.shape[0] if segments is not None and segments.shape else 0,
         uncounted_token=uncounted,

@@ -49,6 +49,7 @@ Pooling = Literal["none", "mean", "cls", "last"]
 KVType = Literal["f16", "q8"]  # form of keys and values: codes of 16 bits, or of 8
 
 MAX_SCALE = 200.0  # on scores: those of the longest queries and keys stay within float32
+MAX_ALIBI = 64.0  # of the smallest slope, ``2**-64``
 CAPS = 1e-3, 1e3  # least and largest soft cap; beyond it, ``cap * tanh(x / cap)`` loses digits
 
 
@@ -423,13 +424,16 @@ def _faults(mixer: Mixer) -> Iterator[tuple[bool, str]]:
                 f"key heads that do not divide the heads ({heads})",
             )
             yield mixer.growth_length < 1, "queries that grow after no positions"
+            yield not 0 <= mixer.alibi <= MAX_ALIBI, f"ALiBi outside of 0 to {MAX_ALIBI:g}"
+            yield mixer.clamp < 0, "values clamped to nothing"
             yield _outside(mixer.softcap), f"a soft cap outside of {CAPS[0]:g} to {CAPS[1]:,g}"
             yield from rope_faults(mixer.rope, mixer.head_dim) if mixer.rope else ()
         case LatentAttention():
             latents = mixer.heads, mixer.latent, mixer.key_dim, mixer.value_dim
             yield min(latents) < 1 or mixer.query_rank < 0, f"attention without heads {latents}"
             yield mixer.growth_length < 1, "queries that grow after no positions"
-            yield max(*latents, mixer.query_rank) > LARGEST_HEAD, f"latents of {max(latents):,}"
+            largest = max(*latents, mixer.query_rank)
+            yield largest > LARGEST_HEAD, f"latents of {largest:,}"
             yield from rope_faults(mixer.rope, mixer.rope.dims)
 
 

@@ -45,7 +45,7 @@ def _gptneox(keys: Keys) -> ModelConfig:
     model_sizes = sizes(keys)
     mixer = attention(keys, model_sizes.dim, fused=True)
     network = FeedForward(model_sizes.ffn, "gelu", gated=False)
-    is_parallel = bool(keys.value("use_parallel_residual", True))
+    is_parallel = keys.flag("use_parallel_residual", True)
     block = (
         Branch("attn_norm", (mixer,)),
         Branch("ffn_norm", (network,), parallel=is_parallel),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import Unsupported
-from bitnet.families.config_values import KINDS
+from bitnet.families.config_values import KINDS, show_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -51,7 +51,9 @@ def with_defaults(config: Config, model_type: str) -> dict[str, Any]:
     stated = _list_stated(config, table["names"].get(model_type, ()))
     for key, values in table["differing"].get(model_type, {}).items():
         if key not in stated | _OF_TENSORS:
-            listed = ", ".join(f"{value} in {version}" for version, value in values.items())
+            listed = ", ".join(
+                f"{show_value(value)} in {version}" for version, value in values.items()
+            )
             raise Unsupported(
                 f"config.json has no {key}, for which versions of transformers assume different "
                 f"values: {listed}",
@@ -90,10 +92,19 @@ def _list_stated(config: Config, names: Iterable[tuple[str, str]]) -> set[str]:
     for pair in names:
         if stated & {*pair}:
             stated.update(pair)
-    for name in ("rope_parameters", "rope_scaling"):
-        tables = [config.get(name)]
-        for table in tables:
-            if isinstance(table, dict):
-                stated.update(_OF_ROPE & table.keys())
-                tables.extend(table.values())
-    return stated
+    return stated | {name for name in _OF_ROPE if _is_in_rope(name, config)}
+
+
+def _is_in_rope(name: str, config: Config) -> bool:
+    """True if *config* has the RoPE parameter *name* in a table that counts.
+
+    ``rope_scaling`` counts alone, except beside tables for kinds of layers. Layers whose table
+    lacks ``rope_theta`` have the default.
+    """
+    table = config.get("rope_parameters")
+    of_layers = [own for own in table.values() if isinstance(own, dict)] if table else []
+    if of_layers:
+        has_name = [own.get(name) is not None for own in of_layers]
+        return all(has_name) if name == "rope_theta" else any(has_name)
+    counting = config.get("rope_scaling") or table or {}
+    return counting.get(name) is not None

@@ -45,7 +45,8 @@ from bitnet.families.rope import (
     PARAMETERS,
     Scaling,
     Tables,
-    above_zero,
+    base_above_zero,
+    rope_parameters,
     rope_table,
 )
 
@@ -124,6 +125,7 @@ _EPS_OF_NORMS = 1e-6  # transformers' default if quantization_config does not gi
 _WRITES_TEXT = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 # Entries of ``auto_map`` that name the class of a configuration or a model.
 _OWN_CODE = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")
+_OWN_CLASSIFIER = "AutoModelForSequenceClassification"  # the same of a model that scores labels
 # GGUF's keys of floats, which a ``config.json`` may have as integers.
 _FLOATS = (
     *("attention.scale", "embedding_scale", "residual_scale", "logit_scale"),
@@ -287,7 +289,9 @@ def _translate(config: Config, family: Family) -> dict[str, Any]:
 
 def _check(config: Config, family: Family) -> None:
     """Refuse a *config* with a missing key, or with a value that *family* does not compute."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = rope_parameters(config)
+    if family.layered_rope:
+        rope |= config.get("rope_parameters") or {}
     tables = config, rope, *(nested for nested in rope.values() if isinstance(nested, dict))
     for key in (*_REQUIRED, *family.stated.split()):
         if not any(key in table for table in tables):
@@ -346,12 +350,17 @@ def _check_code(config: Config, family: Family) -> None:
     if not code:
         return
     # Entries for other tasks do not matter: their classes are not run.
-    entries = [code[key] for key in _OWN_CODE if key in code] if isinstance(code, dict) else [code]
+    names = [*_OWN_CODE, *([_OWN_CLASSIFIER] if class_name.endswith(_CLASSIFIES) else [])]
+    entries = [code[name] for name in names if name in code] if isinstance(code, dict) else [code]
     classes = {str(entry).rpartition(".")[2].lower() for entry in entries}
     own = {
         f"{kind.replace('_', '')}{end}"
         for kind in family.model_types
         for end in ("config", "forcausallm", "lmheadmodel", "model", "forconditionalgeneration")
+    }
+    own |= {
+        f"{kind.replace('_', '').replace('-', '')}{_CLASSIFIES}".lower()
+        for kind in family.model_types
     }
     own |= {name.lower() for name in family.classes}
     if not classes <= own:
@@ -413,7 +422,7 @@ def _rope_tables(config: Config, family: Family, table: str) -> Tables:
 
     *table* is the name of the table in *config* that describes it, for messages.
     """
-    parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    parameters: Config = rope_parameters(config)
     local: dict[str, Any] = {}
     if family.layered_rope:
         parameters, local = _split_by_attention(config, family)
@@ -422,6 +431,8 @@ def _rope_tables(config: Config, family: Family, table: str) -> Tables:
     parameters = {
         key: value for key, value in _with_rope_type(parameters).items() if value is not None
     }
+    if family.layered_rope and parameters.get("rope_theta", config.get("rope_theta")) is None:
+        raise KeyError("rope_theta")
     kind = parameters.get("rope_type") or "default"
     if kind not in PARAMETERS or kind in {*OF_FAMILIES} - {*family.rope_scalings}:
         raise refusal(f"{table}.rope_type", kind, f"known are {', '.join(PARAMETERS)}")
@@ -431,7 +442,7 @@ def _rope_tables(config: Config, family: Family, table: str) -> Tables:
     names = {*_EVERYWHERE, *PARAMETERS[kind], *family.rope_parameters, "partial_rotary_factor"}
     rest = {key: value for key, value in parameters.items() if key not in names}
     check(rest, {}, below=f"{table}.")
-    base = above_zero(parameters.get("rope_theta"), config.get("rope_theta"))
+    base = base_above_zero(parameters.get("rope_theta"), config.get("rope_theta"))
     scaled, tensors = FORMULAS[kind](Scaling(config, parameters, base, dims))
     if family.has_freq_factors:
         tensors = {"rope_freqs.weight": np.ones(dims // 2, dtype=np.float32)} | tensors
@@ -440,9 +451,13 @@ def _rope_tables(config: Config, family: Family, table: str) -> Tables:
 
 def _split_by_attention(config: Config, family: Family) -> tuple[Config, dict[str, Any]]:
     """RoPE parameters of layers with full attention, and GGUF keys for those with windows."""
+    former = config.get("rope_scaling")
+    if former and not family.layered_scaling:
+        why = "it is ignored in models of this class; `rope_parameters` is read"
+        raise refusal("rope_scaling", former, why)
     nested = config.get("rope_parameters") or {}
     full = _with_rope_type(nested.get("full_attention") or {})
-    full |= _with_rope_type(config.get("rope_scaling") or {})
+    full |= _with_rope_type(former or {})
     local = _with_rope_type(nested.get("sliding_attention") or {})
     unknown = nested.keys() - {"full_attention", "sliding_attention"}
     if unknown:
@@ -464,7 +479,9 @@ def _split_by_attention(config: Config, family: Family) -> tuple[Config, dict[st
         config.get("rope_local_base_freq"),
         config.get("rope_theta"),
     )
-    return full, {"rope.freq_base_swa": above_zero(*candidates)}
+    if all(base is None for base in candidates):
+        raise KeyError("sliding_attention.rope_theta")
+    return full, {"rope.freq_base_swa": base_above_zero(*candidates)}
 
 
 def _with_rope_type(parameters: Config) -> dict[str, Any]:

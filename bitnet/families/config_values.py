@@ -263,6 +263,8 @@ KINDS: dict[str, Kind] = {
         "an integer or a text", lambda value: _is_text(value) or _COUNT.accepts(value), True
     ),
 }
+# Keys of integers: kinds of other numbers accept fractions, flags nothing but themselves.
+_SIZES = {key for key, kind in KINDS.items() if kind.fits(1) and not kind.fits(0.5)}
 #: Kinds of the values below ``rope_parameters``; null is as if a key were not there.
 ROPE_KINDS: dict[str, Kind] = {
     **_of(
@@ -326,7 +328,7 @@ class ReadConfig(dict[str, Any]):
         values = dict(self)
         nulls = [key for key in self._read if values[key] is None]
         key = (nulls or self._read)[-1]
-        problem = f"{self._own_names[key]} is {_show(values[key])}"
+        problem = f"{self._own_names[key]} is {show_value(values[key])}"
         return InvalidFormat(
             f"config.json: {problem}, from which {values['model_type']} cannot be computed",
             hint=COMPARE,
@@ -334,13 +336,13 @@ class ReadConfig(dict[str, Any]):
 
 
 def list_sizes(config: Config) -> str:
-    """The integers among the numbers that *config*, a ``config.json``, states, for messages."""
+    """The sizes among the numbers that *config*, a ``config.json``, states, for messages."""
     inner = config.get("text_config")
     values = {**config, **inner} if isinstance(inner, dict) else config
     sizes = [
-        f"{key} = {_show(value)}"
+        f"{key} = {show_value(value)}"
         for key, value in values.items()
-        if key in KINDS and KINDS[key].fits(1) and (value is None or _is_integer(value))
+        if key in _SIZES and (value is None or _is_integer(value))
     ]
     return f"config.json says {', '.join(sizes) or 'no sizes'}"
 
@@ -357,11 +359,11 @@ def _rope_values(table: Any, name: str) -> Iterator[tuple[str, Any, Kind]]:
 def _check_value(key: str, value: Any, kind: Kind) -> None:
     if not kind.accepts(value):
         raise InvalidFormat(
-            f"config.json: {key} is {_show(value)}, expected {kind.expected}", hint=COMPARE
+            f"config.json: {key} is {show_value(value)}, expected {kind.expected}", hint=COMPARE
         )
 
 
-def _show(value: Any) -> str:
+def show_value(value: Any) -> str:
     """*value* for a message: constants as in JSON, cut to 80 characters."""
     if _is_integer(value) and abs(value) >= 10**30:
         return "an integer of more than 30 digits"  # Python refuses to write thousands of them

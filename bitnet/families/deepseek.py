@@ -26,7 +26,7 @@ from bitnet.families.family import (
     register_variant,
 )
 from bitnet.families.keys import Config, Keys, Rule, neutral, reads, refusal, value_refusal
-from bitnet.families.rope import magnitude, rope_from, rope_table
+from bitnet.families.rope import magnitude, rope_from, rope_parameters, rope_table
 
 if TYPE_CHECKING:
     from bitnet.families.family import Parts
@@ -34,7 +34,11 @@ if TYPE_CHECKING:
 _LATENT_EPSILON = 1e-6  # of norms of latents in transformers, whatever the other norms have
 _GLM_TOKENS = 154880
 _GLM_LAYERS = (47, 48)  # of files without `expert_gating_func`
-_LITE_LAYERS = (26, 27)  # for which llama.cpp does not read `attention.q_lora_rank`
+# Layers of DeepSeek 2 Lite and of Kanana 2, by which llama.cpp recognises models without a latent
+# of queries; Kanana 2 by its vocabulary, too.
+_LITE_LAYERS = (26, 27)
+_KANANA_LAYERS = 48
+_KANANA_TOKENS = 128256
 
 
 def _decoder(keys: Keys) -> ModelConfig:
@@ -46,18 +50,19 @@ def _decoder(keys: Keys) -> ModelConfig:
         is_glm = model_sizes.vocab_size == _GLM_TOKENS and model_sizes.layers in _GLM_LAYERS
         default: Gating = "sigmoid" if is_glm else "softmax"
         network = experts_by_groups(keys, default=default)
-    mixer = latent_attention(keys, model_sizes.layers)
+    layers = model_sizes.layers - keys.integer("nextn_predict_layers", 0)
+    is_kanana = layers == _KANANA_LAYERS and model_sizes.vocab_size == _KANANA_TOKENS
+    mixer = latent_attention(keys, is_lite=layers in _LITE_LAYERS or is_kanana)
     networks = (usual if layer < first else network for layer in range(model_sizes.layers))
     return model_of(
         keys, model_sizes, (usual_block(mixer, layer_network) for layer_network in networks)
     )
 
 
-def latent_attention(keys: Keys, layers: int) -> LatentAttention:
+def latent_attention(keys: Keys, *, is_lite: bool = False) -> LatentAttention:
     """Attention over latents, from the keys that all of these families have.
 
-    *layers* is the number of layers, by which llama.cpp recognises DeepSeek 2 Lite; other families
-    pass 0.
+    *is_lite* is true for models in whose files llama.cpp ignores a latent of queries.
     """
     if keys.value("attention.key_length_mla", None) is None:
         raise Unsupported(
@@ -71,10 +76,15 @@ def latent_attention(keys: Keys, layers: int) -> LatentAttention:
     scale = max(width, 1) ** -0.5
     if rope.scaling == "linear":
         raise _scaling_refusal(keys, "linear", "llama.cpp scales scores with it as for `yarn`")
-    if rope.scaling == "yarn":
+    if rope.scaling != "yarn":
+        _check_score_factor(keys)
+    else:
         divided_by = keys.number("rope.scaling.yarn_log_multiplier", 0.0) * 10
         if not divided_by or keys.number("rope.scaling.attn_factor", 1.0) != 1:
             why = "`yarn` is computed with `mscale_all_dim` and the same `mscale` only"
+            raise _scaling_refusal(keys, "yarn", why)
+        if keys.config is None and keys.architecture == "mistral4" and divided_by != 1:
+            why = "llama.cpp takes 1 for `mscale`, so only a `mscale_all_dim` of 1 is computed"
             raise _scaling_refusal(keys, "yarn", why)
         rope = replace(rope, attention_factor=1.0)
         scale *= magnitude(rope.factor, divided_by) ** 2
@@ -86,7 +96,10 @@ def latent_attention(keys: Keys, layers: int) -> LatentAttention:
         value_dim=keys.integer("attention.value_length_mla"),
         rope=rope,
         scale=scale,
-        query_rank=0 if layers in _LITE_LAYERS else keys.integer("attention.q_lora_rank", 0),
+        # In a folder that rank counts: only files mean what llama.cpp makes of them.
+        query_rank=0
+        if is_lite and keys.config is None
+        else keys.integer("attention.q_lora_rank", 0),
         eps=_latent_epsilon(keys),
         growth=growth,
         growth_length=_growth_length(keys) if growth else 1,
@@ -105,13 +118,21 @@ def _latent_epsilon(keys: Keys) -> float:
     return _LATENT_EPSILON
 
 
+def _check_score_factor(keys: Keys) -> None:
+    """Refuse a file whose factor on rotated queries and keys llama.cpp applies to scores, too."""
+    key = "rope.scaling.attn_factor"
+    factor = keys.number(key, 1.0)
+    if keys.config is None and keys.architecture in ("deepseek2", "mistral4") and factor != 1:
+        why = "llama.cpp multiplies whole scores by it, too"
+        raise value_refusal(keys, key, factor, why)
+
+
 def _growth_length(keys: Keys) -> int:
     """Positions between two steps of the growth of queries; llama.cpp aborts if they are 0."""
-    length = keys.integer("attention.temperature_length")
+    key = "attention.temperature_length"
+    length = keys.integer(key)
     if not length:
-        raise refusal(
-            "attention.temperature_length", 0, "a step has a length", model=keys.path.name
-        )
+        raise value_refusal(keys, key, 0, "a step has a length", is_ignorable=False)
     return length
 
 
@@ -132,7 +153,7 @@ def latent_keys(config: Config) -> dict[str, Any]:
         "attention.q_lora_rank": config["q_lora_rank"] or 0,
         "attention.key_length_mla": config["qk_nope_head_dim"] + rotary_dims,
     }
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    rope = rope_parameters(config)
     if (rope.get("rope_type") or rope.get("type")) == "yarn":
         keys |= _yarn(rope, rope_table(config))
     return keys
@@ -164,6 +185,15 @@ def _yarn(rope: Config, table: str) -> dict[str, Any]:
     }
 
 
+# Rules for keys of attention over latents in GGUF files.
+_LATENT_KEYS = {
+    **reads("attention.key_length_mla attention.kv_lora_rank attention.q_lora_rank"),
+    **reads("attention.value_length_mla rope.scaling.yarn_log_multiplier"),
+    **reads("attention.temperature_length attention.temperature_scale"),
+    "attention.key_length": Rule("width of a latent with its rotary dimensions"),
+    "attention.value_length": Rule("width of a latent"),
+    "attention.scale": neutral(0),
+}
 _LATENT = Family(
     title="DeepSeek",
     architecture="deepseek2",
@@ -174,15 +204,7 @@ _LATENT = Family(
         "qk_head_dim": Rule("the sum of both widths"),
         "rope_interleave": neutral(True),
     },
-    gguf_keys={
-        **GROUPED_KEYS,
-        **reads("attention.key_length_mla attention.kv_lora_rank attention.q_lora_rank"),
-        **reads("attention.value_length_mla rope.scaling.yarn_log_multiplier"),
-        **reads("attention.temperature_length attention.temperature_scale"),
-        "attention.key_length": Rule("width of a latent with its rotary dimensions"),
-        "attention.value_length": Rule("width of a latent"),
-        "attention.scale": neutral(0),
-    },
+    gguf_keys=GROUPED_KEYS | _LATENT_KEYS,
     biases={"attention_bias": ("attn_q_a", "attn_kv_a_mqa", "attn_output")},
     more_blocks=True,
     rope_style="interleaved",
@@ -250,7 +272,7 @@ register_variant(
 
 def _dense_latents(keys: Keys) -> ModelConfig:
     model_sizes = sizes(keys)
-    mixer = latent_attention(keys, 0)
+    mixer = latent_attention(keys)
     return model_of(
         keys, model_sizes, [usual_block(mixer, FeedForward(model_sizes.ffn))] * model_sizes.layers
     )
@@ -270,7 +292,7 @@ _YOUTU = register(
     title="Youtu",
     architecture="youtu",
     config_keys=_DENSE_CONFIG,
-    gguf_keys=_LATENT.gguf_keys,
+    gguf_keys=_LATENT_KEYS,
     biases=_LATENT.biases,
     rope_style="interleaved",
     gguf_rope_style="interleaved",
@@ -282,15 +304,19 @@ _YOUTU = register(
 
 def _minicpm3(keys: Keys) -> ModelConfig:
     model_sizes = sizes(keys)
-    mixer = latent_attention(keys, 0)
+    mixer = latent_attention(keys)
     residual = keys.number("residual_scale")
+    logit_scale = keys.number("logit_scale")
+    if not logit_scale:
+        why = "logits are divided by it"
+        raise value_refusal(keys, "logit_scale", 0, why, is_ignorable=False)
     block = usual_block(mixer, FeedForward(model_sizes.ffn), scale=residual)
     return model_of(
         keys,
         model_sizes,
         [block] * model_sizes.layers,
         embedding_scale=keys.number("embedding_scale"),
-        logit_scale=1 / keys.number("logit_scale"),
+        logit_scale=1 / logit_scale,
     )
 
 

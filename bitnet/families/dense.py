@@ -18,6 +18,7 @@ from bitnet.families.keys import (
     Keys,
     contradiction,
     reads,
+    show,
     value_refusal,
 )
 from bitnet.families.rope import Rope, rope_from, without_scaling
@@ -61,14 +62,20 @@ def sizes(keys: Keys, *, ffn: int | None = None) -> Sizes:
             f"{keys.path.name} has no matrix {name}: it is not a whole model",
             hint="pass the model's file, not a vocabulary or an adapter",
         )
-    layers = keys.integer("block_count")
-    if layers > MAX_LAYERS:
-        raise contradiction(keys, f"{layers:,} layers, expected at most {MAX_LAYERS:,}")
+    layers = layer_count(keys)
     dim = keys.integer("embedding_length")
     if ffn is None:
         has_experts = keys.value("expert_count", 0)  # then every network may be a mixture
         ffn = keys.integer("feed_forward_length", 0 if has_experts else ...)
     return Sizes(layers, dim, embedding.shape[0], ffn)
+
+
+def layer_count(keys: Keys) -> int:
+    """Number of layers; an InvalidFormat if there are too many to list them."""
+    layers = keys.integer("block_count")
+    if layers > MAX_LAYERS:
+        raise contradiction(keys, f"{layers:,} layers, expected at most {MAX_LAYERS:,}")
+    return layers
 
 
 def per_layer(keys: Keys, key: str, layers: int, default: Any = ...) -> tuple[int, ...]:
@@ -145,7 +152,8 @@ def dense(
     as many first ones as a key says.
     """
     model_sizes = sizes(keys)
-    causal = bool(keys.value("attention.causal", causal))
+    both_ways = not causal
+    causal = keys.flag("attention.causal", causal)
     window = keys.integer("attention.sliding_window", window)
     if window and not causal:
         window = window // 2 + 1  # half of it on each side
@@ -160,7 +168,9 @@ def dense(
             scale=residual_scale,
         )
         for layer, layer_window in enumerate(
-            read_windows(keys, model_sizes.layers, period=period, window=window)
+            read_windows(
+                keys, model_sizes.layers, period=period, window=window, both_ways=both_ways
+            )
         )
     )
     return model_of(keys, model_sizes, blocks, causal=causal, **(model or {}))
@@ -186,7 +196,7 @@ def model_of(
     """
     if "norm_eps" not in overrides:
         overrides["norm_eps"] = keys.number("attention.layer_norm_rms_epsilon")
-    overrides.setdefault("causal", bool(keys.value("attention.causal", True)))
+    overrides.setdefault("causal", keys.flag("attention.causal", True))
     layers = max(model_sizes.layers - keys.integer("nextn_predict_layers", 0), 0)
     overrides["left_out"] = (
         *overrides.get("left_out", ()),
@@ -206,11 +216,17 @@ def model_of(
     return model
 
 
-def rotate_windows(base: float | None = None) -> Callable[[int, Attention], Attention]:
-    """For :func:`dense`: layers with windows have a RoPE of another *base*, without scaling."""
+def rotate_windows(
+    base: float | None = None, *, scaled: bool = False
+) -> Callable[[int, Attention], Attention]:
+    """For :func:`dense`: layers with windows have a RoPE of another *base*.
+
+    It is without scaling, or *scaled* as that of the other layers.
+    """
 
     def local(rope: Rope) -> Rope:
-        return without_scaling(rope, theta=rope.theta if base is None else base)
+        theta = rope.theta if base is None else base
+        return replace(rope, theta=theta) if scaled else without_scaling(rope, theta=theta)
 
     return rotate_windows_by(local)
 
@@ -239,6 +255,11 @@ def rotate_but_last(period: int) -> Callable[[int, Attention], Attention]:
     return each
 
 
+def local_base(keys: Keys) -> float:
+    """Base of the RoPE of layers with windows, by default that of the other layers."""
+    return keys.number("rope.freq_base_swa", keys.number("rope.freq_base", 10000.0))
+
+
 def check_local_base(keys: Keys, base: float) -> None:
     """Refuse a RoPE base of layers with windows that is not *base*, the one of the other layers."""
     key = "rope.freq_base_swa"
@@ -247,17 +268,53 @@ def check_local_base(keys: Keys, base: float) -> None:
         raise value_refusal(keys, key, local, why)
 
 
+def check_attention_factor(keys: Keys) -> None:
+    """Refuse a file with a factor on rotated queries and keys.
+
+    It is for families without scaling in layers with windows: llama.cpp multiplies by the factor in
+    every layer.
+    """
+    key = "rope.scaling.attn_factor"
+    factor = keys.number(key, 1.0)
+    if keys.config is None and factor != 1:
+        why = "llama.cpp multiplies by it in layers with windows, too"
+        raise value_refusal(keys, key, factor, why)
+
+
+def _check_file_with_windows(keys: Keys, *, both_ways: bool) -> None:
+    """Refuse keys of a file that llama.cpp reads otherwise in layers with windows.
+
+    *both_ways* is true for families whose windows are on both sides.
+    """
+    key = "attention.causal"
+    if not both_ways and keys.value(key, True) is False:
+        why = "bidirectional attention is supported without windows only"
+        raise value_refusal(keys, key, False, why, is_ignorable=False)
+    key = "rope.scaling.factor"
+    factor = keys.number(key, 1.0)
+    if keys.value("rope.scaling.type", None) == "none" and factor not in (0, 1):
+        why = "beside a type of none, layers with windows are scaled by it or not"
+        raise value_refusal(keys, key, factor, why)
+
+
 def read_windows(
-    keys: Keys, layers: int, *, period: int, window: int, last: bool = True
+    keys: Keys,
+    layers: int,
+    *,
+    period: int,
+    window: int,
+    last: bool = True,
+    both_ways: bool = False,
 ) -> tuple[int, ...]:
     """Window of each layer, 0 for full attention.
 
-    Without a key, one layer in each *period* has none: the *last*, or else the first.
+    Without a key, one layer in each *period* has none: the *last*, or else the first. *both_ways*
+    is true for families whose windows are on both sides.
     """
     key = "attention.sliding_window_pattern"
     pattern = keys.value(key, period)
     if isinstance(pattern, bool) or not isinstance(pattern, list | int):
-        problem = f"is {pattern!r}, expected a number or one entry a layer"
+        problem = f"is {show(pattern)}, expected a number or one entry a layer"
         raise contradiction(keys, f"{keys.own_name(key)} {problem}")
     if not isinstance(pattern, list):
         pattern = keys.integer(key, period)
@@ -266,7 +323,10 @@ def read_windows(
     if len(pattern) != layers:
         problem = f"another number of layers: {len(pattern):,}, expected {layers:,}"
         raise contradiction(keys, f"{keys.own_name(key)} is for {problem}")
-    return tuple(window if local else 0 for local in pattern)
+    windows = tuple(window if local else 0 for local in pattern)
+    if any(windows) and keys.config is None:
+        _check_file_with_windows(keys, both_ways=both_ways)
+    return windows
 
 
 def everywhere(config: Config) -> dict[str, Any]:
@@ -336,5 +396,5 @@ def layer_kinds(config: Config, kinds: Any, meanings: Mapping[str, Kind]) -> lis
         )
     unknown = [kind for kind in kinds if kind not in meanings]
     if unknown:
-        raise ValueError(f"a layer of the kind {unknown[0]!r} in layer_types")
+        raise ValueError(f"a layer of the kind {unknown[0]!r:.80} in layer_types")
     return [meanings[kind] for kind in kinds]

@@ -11,6 +11,7 @@ from bitnet.families.dense import (
     BEFORE,
     ModelConfig,
     attention,
+    check_attention_factor,
     dense,
     is_fused,
     read_windows,
@@ -38,13 +39,16 @@ _GLUS = Rule("`hidden_activation`", ("gelu", "silu"), is_read=True, gguf="hidden
 def _modern_bert(keys: Keys) -> ModelConfig:
     model_sizes = sizes(keys)
     usual = attention(keys, model_sizes.dim, fused=True)
+    check_attention_factor(keys)
     # The default is llama.cpp's, whatever the base of the other layers is.
     local = rotate_windows(keys.number("rope.freq_base_swa", 10000.0))
     network = FeedForward(model_sizes.ffn, keys.value("hidden_activation", "gelu"), fused=True)
     window = keys.integer("attention.sliding_window", 0)
     reach = window // 2 + 1 if window else 0  # half of it on each side
     blocks = []
-    windows = read_windows(keys, model_sizes.layers, period=_PERIOD, window=reach, last=False)
+    windows = read_windows(
+        keys, model_sizes.layers, period=_PERIOD, window=reach, last=False, both_ways=True
+    )
     for layer, own_window in enumerate(windows):
         # The first block reads the norm of the embeddings.
         is_normed = layer > 0 or "blk.0.attn_norm.weight" in keys.weights

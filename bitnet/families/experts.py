@@ -100,7 +100,7 @@ def group_routing(keys: Keys, default: Gating = "sigmoid") -> dict[str, Any]:
         "corrected": has_corrections(keys.weights),
         "groups": groups,
         "groups_used": keys.integer("expert_group_used_count", 1) if groups > 1 else 1,
-        "renormalised": bool(keys.value("expert_weights_norm", False)),
+        "renormalised": keys.flag("expert_weights_norm", False),
         "scale": keys.number("expert_weights_scale", 0.0) or 1.0,
     }
 

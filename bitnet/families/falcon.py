@@ -30,7 +30,7 @@ _NETWORK: dict[str, Any] = {"activation": "gelu", "gated": False}
 def _falcon(keys: Keys) -> ModelConfig:
     model_sizes = sizes(keys)
     mixer = attention(keys, model_sizes.dim, fused=True)
-    alibi = keys.number("attention.max_alibi_bias", 0.0)
+    alibi = keys.factor("attention.max_alibi_bias", 0.0)
     if alibi:
         mixer = replace(mixer, rope=None, alibi=alibi, alibi_scale=mixer.scale)
     network = FeedForward(model_sizes.ffn, **_NETWORK)
@@ -141,12 +141,12 @@ _MPT_ATTENTION = {
 
 
 def _mpt(keys: Keys) -> ModelConfig:
-    clamp = keys.number("attention.clamp_kqv", 0.0)
+    clamp = keys.factor("attention.clamp_kqv", 0.0)
     return layer_norms(
         keys,
         rope=None,
         fused=True,
-        alibi=keys.number("attention.max_alibi_bias", 0.0),
+        alibi=keys.factor("attention.max_alibi_bias", 0.0),
         clamp=clamp,
         ffn=_NETWORK,
         model={

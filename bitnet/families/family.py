@@ -161,6 +161,9 @@ class Family:
     # kinds of scaling of its RoPE that transformers does not know
     rope_scalings: tuple[str, ...] = ()
     layered_rope: bool = False  # layers with a window have a RoPE of their own
+    # of these families: ``rope_scaling`` changes the RoPE of the other layers; transformers ignores
+    # it in most classes
+    layered_scaling: bool = False
     has_freq_factors: bool = False  # files have frequency factors even where all of them are one
     # ternary layers round a token's input to int8 (W1.58A8), as in training
     rounds_inputs: bool = False

@@ -57,7 +57,7 @@ def _windows_of(kinds: list[str], config: Config) -> dict[str, Any]:
 
 
 def _flex_olmo(keys: Keys) -> ModelConfig:
-    routing = {"renormalised": bool(keys.value("expert_weights_norm", False))}
+    routing = {"renormalised": keys.flag("expert_weights_norm", False)}
     mixture = experts(keys, width=sizes(keys).ffn, routing=routing)
     return dense(keys, norms=AFTER, qk_norm="whole", mixture=mixture)
 
@@ -171,7 +171,7 @@ def _flint(keys: Keys) -> ModelConfig:
     width = keys.integer("expert_shared_feed_forward_length")
     routing = {
         "gating": "sigmoid",
-        "renormalised": bool(keys.value("expert_weights_norm", False)),
+        "renormalised": keys.flag("expert_weights_norm", False),
     }
     mixture = experts(keys, routing=routing, shared=width)
     usual = attention(keys, model_sizes.dim, qk_norm="head", sinks=True)

@@ -18,6 +18,7 @@ from bitnet.families.dense import (
     dense,
     is_fused,
     layer_kinds,
+    local_base,
     model_of,
     per_layer,
     read_windows,
@@ -35,6 +36,8 @@ _PERIOD = 4
 
 
 def _afmoe(keys: Keys) -> ModelConfig:
+    rotate = rotate_but_last(_PERIOD)
+    rotate_local = rotate_windows(local_base(keys), scaled=True)
     model = dense(
         keys,
         norms=AROUND,
@@ -42,7 +45,7 @@ def _afmoe(keys: Keys) -> ModelConfig:
         qk_norm="head",
         fused=is_fused(keys),
         own_gate="numbers",
-        each=rotate_but_last(_PERIOD),
+        each=lambda layer, usual: rotate_local(layer, rotate(layer, usual)),
         mixture=experts_by_groups(keys, corrected=True),
     )
     return replace(model, embedding_scale=math.sqrt(model.dim))
@@ -55,8 +58,9 @@ def _afmoe_keys(config: Config) -> dict[str, Any]:
     layers = range(config["num_hidden_layers"])
     pattern = [(layer + 1) % _PERIOD != 0 for layer in layers]
     if keys["attention.sliding_window_pattern"] != pattern:
-        kinds = config.get("layer_types")
-        raise refusal("layer_types", kinds, "in GGUF, every fourth layer has no window")
+        stated = config.get("layer_types") is not None
+        key = "layer_types" if stated else "global_attn_every_n_layers"
+        raise refusal(key, config[key], "in GGUF, every fourth layer has no window")
     return keys | {
         "expert_gating_func": 2,
         "expert_shared_count": config["num_shared_experts"],

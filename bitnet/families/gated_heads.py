@@ -50,7 +50,17 @@ def _local_rope(keys: Keys, rope: Rope) -> Rope:
     )
 
 
+def _check_unscaled(keys: Keys) -> None:
+    """Refuse a file with scaled positions: llama.cpp scales those of layers with windows, too."""
+    for key in ("rope.scaling.factor", "rope.scale_linear", "rope.scaling.attn_factor"):
+        factor = keys.number(key, 1.0)
+        if keys.config is None and factor not in (0, 1):
+            why = "llama.cpp scales layers with windows by it, too"
+            raise value_refusal(keys, key, factor, why)
+
+
 def _spark(keys: Keys) -> ModelConfig:
+    _check_unscaled(keys)
     # Files of other programs do not have the key: llama.cpp always computes the tanh form.
     name = keys.value("hidden_activation", "gelu_tanh")
     if name not in _GELUS:
@@ -81,8 +91,8 @@ def _spark_keys(config: Config) -> dict[str, Any]:
 def _local_dimensions(config: Config) -> int:
     """Rotary dimensions of layers with a window."""
     table = config.get("rope_parameters") or {}
-    share = (table.get("sliding_attention") or {}).get("partial_rotary_factor", 1.0)
-    return int(config["head_dim"] * share)
+    share = (table.get("sliding_attention") or {}).get("partial_rotary_factor")
+    return int(config["head_dim"] * (1.0 if share is None else share))
 
 
 # Folders are computed with the exact GELU, files of llama.cpp by the hyperbolic tangent.

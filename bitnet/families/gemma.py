@@ -21,6 +21,7 @@ from bitnet.families.dense import (
     ModelConfig,
     alternating,
     attention,
+    check_attention_factor,
     dense,
     model_of,
     per_layer,
@@ -170,6 +171,7 @@ register(
 
 
 def _gemma3(keys: Keys, *, causal: bool = True) -> ModelConfig:
+    check_attention_factor(keys)
     model = _gemma(
         keys,
         causal=causal,
@@ -221,6 +223,7 @@ _GEMMA3 = register(
     llama_cpp=_GEMMA3_SUPPORT,
     norms_from_zero=True,
     layered_rope=True,
+    layered_scaling=True,
     translate=_gemma3_keys,
     decoder=_gemma3,
 )
@@ -298,6 +301,7 @@ def _attentions(keys: Keys, layers: int, dim: int) -> list[Attention]:
             f"{keys.own_name('attention.value_length_swa')} is not {head_dim}, the width of keys",
         )
     # Layers with a window have frequencies of their own, without scaling.
+    check_attention_factor(keys)
     local = replace(
         full,
         head_dim=head_dim,
@@ -434,7 +438,7 @@ register(
         **reads("attention.key_length_swa attention.shared_kv_layers"),
         **reads("attention.value_length_swa embedding_length_per_layer_input"),
         **reads("final_logit_softcapping rope.dimension_count_swa rope.freq_base_swa"),
-        "attention.scale": read("ignored; scores are not scaled"),
+        "attention.scale": Rule("ignored; scores are not scaled"),
     },
     tensors=_NORMS,
     biases={"attention_bias": ATTENTION},

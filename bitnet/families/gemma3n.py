@@ -14,6 +14,7 @@ from bitnet.families.dense import (
     ModelConfig,
     alternating,
     attention,
+    check_attention_factor,
     model_of,
     per_layer,
     read_windows,
@@ -22,7 +23,7 @@ from bitnet.families.dense import (
 )
 from bitnet.families.family import ATTENTION, LlamaCppSupport, register
 from bitnet.families.gemma import read_last_caches
-from bitnet.families.keys import HARMLESS, Config, Keys, contradiction, neutral, read, reads
+from bitnet.families.keys import HARMLESS, Config, Keys, Rule, contradiction, neutral, read, reads
 from bitnet.families.streams import Streams
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def _gemma3n(keys: Keys) -> ModelConfig:
         keys, layers, period=_PERIOD, window=keys.integer("attention.sliding_window")
     )
     usual = attention(keys, model_sizes.dim, scale=1.0, qk_norm="head", value_norm=True)
+    check_attention_factor(keys)
     rotate = rotate_windows(keys.number("rope.freq_base_swa", 10000.0))
     shared = keys.integer("attention.shared_kv_layers", max(layers - _OWN_CACHES, 0))
 
@@ -175,7 +177,7 @@ register(
         "activation_sparsity_scale": read("standard deviations by which gates are lowered"),
         "altup.active_idx": read("number of the stream that blocks read"),
         "altup.num_inputs": read("streams"),
-        "attention.scale": read("ignored; scores are not scaled"),
+        "attention.scale": Rule("ignored; scores are not scaled"),
     },
     tensors={
         "post_attention_layernorm": "post_attention_norm",
@@ -196,6 +198,7 @@ register(
         nonzero=("attention.sliding_window",),
     ),
     layered_rope=True,
+    layered_scaling=True,
     translate=_keys,
     decoder=_gemma3n,
 )

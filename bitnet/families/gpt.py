@@ -26,7 +26,7 @@ from bitnet.families.keys import (
     refusal,
     value_refusal,
 )
-from bitnet.families.rope import rope_table
+from bitnet.families.rope import rope_parameters, rope_table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -312,7 +312,8 @@ _NEARNESS = 0.02
 
 def _phimoe(keys: Keys) -> ModelConfig:
     if (used := keys.integer("expert_used_count")) != 2:
-        raise value_refusal(keys, "expert_used_count", used, "its router chooses two")
+        why = "its router chooses two"
+        raise value_refusal(keys, "expert_used_count", used, why, is_ignorable=False)
     mixture = experts(
         keys,
         width=sizes(keys).ffn,
@@ -329,7 +330,7 @@ def _phimoe(keys: Keys) -> ModelConfig:
 
 
 def _phimoe_keys(config: Config) -> dict[str, Any]:
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = rope_parameters(config)
     factors = {rope.get("short_mscale"), rope.get("long_mscale")} - {None}
     if len(factors) > 1:
         raise refusal(rope_table(config), dict(rope), "only equal mscales are computed")

@@ -17,6 +17,7 @@ from bitnet.families.dense import (
     attention,
     dense,
     is_fused,
+    layer_count,
     layer_kinds,
     model_of,
     per_layer,
@@ -45,6 +46,7 @@ from bitnet.families.keys import (
     value_refusal,
 )
 from bitnet.families.mamba2 import MAMBA2_CONFIG, MAMBA2_KEYS, mamba2, mamba2_values
+from bitnet.families.rope import rope_parameters
 
 _SUPPORT = LlamaCppSupport(tensors=("output.weight", ".bias", "rope_freqs.weight"))
 _SCALES = ("embedding_scale", "residual_scale", "logit_scale")
@@ -58,9 +60,15 @@ def _check_scales(config: Config) -> dict[str, Any]:
     return {}
 
 
-def _with_scales(keys: Keys) -> ModelConfig:
-    """ModelConfig of the usual blocks, with the scales in the keys; a scale of 0 means none."""
-    scale = keys.number("attention.scale", 0.0)
+def _granite(keys: Keys) -> ModelConfig:
+    return _with_scales(keys, scale=keys.number("attention.scale", 0.0))
+
+
+def _with_scales(keys: Keys, *, scale: float = 0.0) -> ModelConfig:
+    """ModelConfig of the usual blocks, with the scales in the keys; a scale of 0 means none.
+
+    *scale* is that of scores.
+    """
     model = dense(
         keys,
         mixture=_granite_experts(keys) if keys.architecture == "granitemoe" else None,
@@ -99,7 +107,7 @@ _GRANITE = Family(
     biases={"attention_bias": ATTENTION},
     llama_cpp=replace(_SUPPORT, nonzero=("logit_scale",)),
     translate=_check_scales,
-    decoder=_with_scales,
+    decoder=_granite,
 )
 register_variant(_GRANITE, title="Granite, dense", biases={"mlp_bias": MLP})
 _MOE = register_variant(
@@ -129,7 +137,7 @@ def _hybrid(keys: Keys) -> ModelConfig:
     model_sizes = sizes(keys)
     residual = keys.number("residual_scale", 1.0) or 1.0
     kv_heads = per_layer(keys, "attention.head_count_kv", model_sizes.layers)
-    own: dict[str, Any] = {} if keys.value("rope.scaling.finetuned", True) else {"rope": None}
+    own: dict[str, Any] = {} if keys.flag("rope.scaling.finetuned", True) else {"rope": None}
     if scale := keys.number("attention.scale", 0.0):
         own["scale"] = scale
     has_experts = keys.integer("expert_count", 0)
@@ -194,7 +202,7 @@ register_variant(
 
 
 def _granite_windows(keys: Keys) -> ModelConfig:
-    layers = keys.integer("block_count")
+    layers = layer_count(keys)
     rotates = keys.value("attention.rope_pattern", [True] * layers)
     if not isinstance(rotates, list) or len(rotates) != layers:
         raise contradiction(keys, f"attention.rope_pattern does not have {layers:,} entries")
@@ -228,7 +236,7 @@ def _window_keys(config: Config) -> dict[str, Any]:
         layers = range(config["num_hidden_layers"])
         kinds = [f"{'full' if layer % 4 == 0 else 'sliding'}_attention" for layer in layers]
     bases = config.get("layer_rope_theta")
-    base = (config.get("rope_parameters") or {}).get("rope_theta", config.get("rope_theta"))
+    base = rope_parameters(config).get("rope_theta", config.get("rope_theta"))
     if bases is not None and {*bases} - {base, 0, None}:
         why = "only layers that do not rotate, or with the base of all, are computed"
         raise refusal("layer_rope_theta", bases, why)
@@ -276,7 +284,8 @@ def _minicpm(keys: Keys) -> ModelConfig:
     # the model. Here they are required.
     for key in _SCALES:
         if keys.number(key) <= 0:
-            raise value_refusal(keys, key, keys.number(key), "only a factor above 0 is computed")
+            why = "only a factor above 0 is computed"
+            raise value_refusal(keys, key, keys.number(key), why, is_ignorable=False)
     return _with_scales(keys)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from bitnet.families.keys import HARMLESS, Rule, contradiction, read
+from bitnet.families.keys import HARMLESS, Rule, contradiction, read, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,7 +123,7 @@ def classifier(keys: Keys) -> Classifier | None:
     layers = []
     width = keys.integer("embedding_length")
     usual_inner = _INNER_ACTIVATIONS.get(keys.architecture, "tanh")
-    inner = cast("HeadActivation", keys.value("classifier.activation", usual_inner))
+    inner = _one_of(keys, "classifier.activation", usual_inner, get_args(HeadActivation))
     stages: tuple[tuple[str, HeadActivation], ...] = ((INNER, inner), (SCORES, "identity"))
     for name, activation in stages:
         weight = keys.weights.get(f"{name}.weight")
@@ -137,20 +137,32 @@ def classifier(keys: Keys) -> Classifier | None:
         layers.append(layer)
     if not layers:
         raise contradiction(keys, "pooling_type is 4, and there is no cls.output.weight")
-    stated_labels = keys.value("classifier.output_labels", None)
-    if not isinstance(stated_labels, list | None):
-        problem = f"classifier.output_labels is {stated_labels!r:.80}, expected a list"
-        raise contradiction(keys, problem)
-    labels = tuple(map(str, stated_labels or [f"LABEL_{label}" for label in range(width)]))
+    labels = _labels(keys, width)
     if len(labels) != width:
         raise contradiction(keys, f"{len(labels)} labels, and scores of {width}")
     usual = "sigmoid" if width == 1 else "softmax"
-    function = keys.value("classifier.function", usual)
-    relevance = keys.value("classifier.relevance", "none")
-    are_known = all(name in get_args(ScoreFunction) for name in (function, relevance))
-    if inner not in get_args(HeadActivation) or not are_known:
-        raise contradiction(keys, "the functions of the classifier are not known")
+    function = _one_of(keys, "classifier.function", usual, get_args(ScoreFunction))
+    relevance = _one_of(keys, "classifier.relevance", "none", get_args(ScoreFunction))
     return Classifier(tuple(layers), labels, function, relevance)
+
+
+def _labels(keys: Keys, scores: int) -> tuple[str, ...]:
+    """Names of the labels of so many *scores*, by default their numbers."""
+    key = "classifier.output_labels"
+    names = keys.value(key, None) or [f"LABEL_{label}" for label in range(scores)]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        problem = f"{keys.own_name(key)} is {show(names)}, expected a list of texts"
+        raise contradiction(keys, problem)
+    return tuple(names)
+
+
+def _one_of(keys: Keys, key: str, default: str, names: tuple[str, ...]) -> Any:
+    """The text *key*, which must be one of *names*."""
+    name = keys.value(key, default)
+    if name not in names:
+        problem = f"{keys.own_name(key)} is {show(name)}, expected {' or '.join(names)}"
+        raise contradiction(keys, problem)
+    return name
 
 
 def _with_norm(keys: Keys, layer: Projection) -> Projection:
@@ -186,8 +198,6 @@ def _projections(keys: Keys) -> Iterator[Projection]:
             raise contradiction(keys, f"{name} {problem}")
         rows = keys.weights[f"{name}.weight"].shape[:1]
         outputs = keys.integer(f"{name}_feat_out", rows[0] if rows else 1)
-        activation = keys.value(f"{name}_activation", "identity")
-        if activation not in get_args(HeadActivation):
-            raise contradiction(keys, f"{name}_activation is {activation!r}")
-        yield Projection(name, inputs, outputs, cast("HeadActivation", activation))
+        activation = _one_of(keys, f"{name}_activation", "identity", get_args(HeadActivation))
+        yield Projection(name, inputs, outputs, activation)
         width = outputs

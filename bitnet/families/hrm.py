@@ -26,7 +26,7 @@ def _hrm(keys: Keys) -> ModelConfig:
         turns = f"{high_turns:,} cycles of {cycles.low_turns:,} + 1 turns of {cycles.layers:,}"
         raise contradiction(keys, f"{layers:,} layers, expected those of {turns}")
     mixer = attention(keys, model_sizes.dim, own_gate="numbers")
-    both_ways = bool(keys.value("hrm.prefix_lm", False))
+    both_ways = keys.flag("hrm.prefix_lm", False)
     # When an answer grows beyond the original context, LongRoPE changes its frequencies, and all
     # positions run again.
     if both_ways and mixer.rope is not None and mixer.rope.long_freq_factors is not None:

@@ -103,6 +103,17 @@ class Keys:
             raise self._wrong_value(key, value, "a finite number")
         return float(value)
 
+    def factor(self, key: str, default: Any = ...) -> float:
+        """The number *key*, where one below 0 means none, 0."""
+        return max(self.number(key, default), 0.0)
+
+    def flag(self, key: str, default: Any = ...) -> bool:
+        """True or false, the value of *key*."""
+        value = self.value(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong_value(key, value, "true or false")
+        return value
+
     def numbers(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
         """The tensor *name* decoded; ``None`` if it does not exist."""
         raise NotImplementedError
@@ -140,7 +151,7 @@ class Keys:
 
     def _wrong_value(self, key: str, value: Any, expected: str) -> InvalidFormat:
         name = self.own_name(key)
-        return contradiction(self, f"the key {name} is {value!r}, expected {expected}")
+        return contradiction(self, f"the key {name} is {show(value)}, expected {expected}")
 
 
 @dataclass(frozen=True)
@@ -161,7 +172,7 @@ class Rule:
             return "read"
         if self.values is None:
             return "changes nothing"
-        return "neutral when " + " or ".join(f"`{_show(value)}`" for value in self.values)
+        return "neutral when " + " or ".join(f"`{show(value)}`" for value in self.values)
 
 
 HARMLESS = Rule("does not change what is computed")
@@ -214,21 +225,26 @@ def refusal(
     Its hint names the option that leaves the key out, if that *is_ignorable*.
     """
     if rule is not None and rule.values is not None:
-        why = f"only {' or '.join(_show(value) for value in rule.values)} is computed"
+        why = f"only {' or '.join(show(value) for value in rule.values)} is computed"
     return Unsupported(
-        f"{model}: {key} = {_show(value)}: "
+        f"{model}: {key} = {show(value)}: "
         f"{why or 'not a key that is known to leave the result alone'}",
         hint=_IGNORE_HINT.format(shell_quote(key)) if is_ignorable else "choose another model",
     )
 
 
-def value_refusal(keys: Keys, key: str, value: Any, why: str) -> Unsupported:
-    """Error for the architecture's own *key*, whose *value* a family does not compute."""
+def value_refusal(
+    keys: Keys, key: str, value: Any, why: str, *, is_ignorable: bool = True
+) -> Unsupported:
+    """Error for the architecture's own *key*, whose *value* a family does not compute.
+
+    A key that the family requires is not *is_ignorable*, as in :func:`refusal`.
+    """
     label = keys.path.name
     if keys.config is None:
-        return refusal(keys.own_name(key), value, why, model=label)
+        return refusal(keys.own_name(key), value, why, model=label, is_ignorable=is_ignorable)
     return Unsupported(
-        f"{label}: {keys.own_name(key)}, {_show(value)}: {why}", hint="choose another model"
+        f"{label}: {keys.own_name(key)}, {show(value)}: {why}", hint="choose another model"
     )
 
 
@@ -290,7 +306,7 @@ def _same(value: Any, expected: Any) -> bool:
     return bool(value == expected)
 
 
-def _show(value: Any) -> str:
+def show(value: Any) -> str:
     """*value* for a message: constants as in JSON, strings in quotes, cut to 80 characters."""
     if value is None:
         text = "null"

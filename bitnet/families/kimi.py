@@ -28,7 +28,7 @@ from bitnet.families.keys import (
     value_refusal,
 )
 from bitnet.families.linear import decay_rates
-from bitnet.families.rope import rope_table
+from bitnet.families.rope import rope_parameters, rope_table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,9 +48,9 @@ def _linear(keys: Keys) -> KimiDelta:
 
 
 def _kimi(keys: Keys) -> ModelConfig:
-    full = replace(latent_attention(keys, 0), rotates=False)
+    full = replace(latent_attention(keys), rotates=False)
     # llama.cpp divides by the sum whatever a file says, and its converter does not write the key.
-    renormalised = bool(keys.value("expert_weights_norm", True))
+    renormalised = keys.flag("expert_weights_norm", True)
     return _decoder(keys, _linear(keys), full, renormalised=renormalised)
 
 
@@ -95,9 +95,11 @@ def _kinds(config: Config, own: Config) -> list[str]:
 
 def _keys(config: Config) -> dict[str, Any]:
     own = config.get("linear_attn_config") or {}
+    key = "linear_attn_config.num_heads" if "num_heads" in own else "linear_num_heads"
     heads = own.get("num_heads", config.get("linear_num_heads"))
     if heads != config["num_attention_heads"]:
-        raise refusal("linear_num_heads", heads, "only as many heads as of attention are computed")
+        why = "only as many heads as of attention are computed"
+        raise refusal(key, heads, why, is_ignorable=False)
     first = config.get("first_k_dense_replace", 1)
     kernel = own.get("short_conv_kernel_size", config.get("linear_conv_kernel_dim"))
     return latent_keys(config) | {
@@ -196,9 +198,9 @@ def _ling3(keys: Keys) -> ModelConfig:
     floor = keys.number("kda.gate_lower_bound")
     if floor >= 0:
         why = "the logarithm of a decay is below 0"
-        raise value_refusal(keys, "kda.gate_lower_bound", floor, why)
+        raise value_refusal(keys, "kda.gate_lower_bound", floor, why, is_ignorable=False)
     linear = replace(_linear(keys), low_rank=False, floor=floor)
-    full = replace(latent_attention(keys, 0), gated=True)
+    full = replace(latent_attention(keys), gated=True)
     # The key, if there is one, has the width of all networks beside the experts.
     return _decoder(keys, linear, full, shared=keys.integer("expert_shared_feed_forward_length", 0))
 
@@ -218,7 +220,7 @@ def _ling3_keys(config: Config) -> dict[str, Any]:
     floor = float(config["kda_lower_bound"])
     if floor >= 0:
         raise refusal("kda_lower_bound", floor, "the logarithm of a decay is below 0")
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = rope_parameters(config)
     if rope.get("rope_type", rope.get("type", "default")) != "default":
         raise refusal(rope_table(config), dict(rope), "only rotations without scaling are computed")
     meanings = {"full_attention": 1, "linear_attention": 0}

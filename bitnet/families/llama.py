@@ -49,7 +49,7 @@ from bitnet.families.keys import (
     reads,
     refusal,
 )
-from bitnet.families.rope import rope_table
+from bitnet.families.rope import rope_parameters, rope_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -215,7 +215,7 @@ register(
 
 
 def _ministral_keys(config: Config) -> dict[str, Any]:
-    rope = config.get("rope_scaling") or config["rope_parameters"]
+    rope = rope_parameters(config)
     if (rope.get("rope_type") or rope.get("type")) == "dynamic":
         why = "GGUF has one key for both the original context and the period of that growth"
         raise refusal(f"{rope_table(config)}.rope_type", "dynamic", why)
@@ -349,7 +349,7 @@ def _nanbeige(keys: Keys) -> ModelConfig:
     if keys.integer("attention.head_dim", head_dim) != head_dim:
         stated = keys.integer("attention.head_dim")
         raise contradiction(keys, f"heads of {head_dim} and, elsewhere, of {stated}")
-    has_norms = not keys.value("skip_loop_final_norm", False)
+    has_norms = not keys.flag("skip_loop_final_norm", False)
     return replace(
         model,
         blocks=model.blocks * turns,

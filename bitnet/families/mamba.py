@@ -28,7 +28,7 @@ _CHANNELS = 16
 
 def _mamba1(keys: Keys) -> Mamba1:
     norms: Literal["", "weighted", "bare"] = "weighted" if keys.architecture == "jamba" else ""
-    if keys.value("ssm.dt_b_c_rms", False):
+    if keys.flag("ssm.dt_b_c_rms", False):
         norms = "bare"
     eps = keys.number("attention.layer_norm_rms_epsilon")
     return Mamba1(

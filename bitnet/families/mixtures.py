@@ -32,7 +32,6 @@ from bitnet.families.experts import (
     SHARED_MLP_TENSORS,
     experts,
     experts_by_groups,
-    gating,
     group_keys,
     group_routing,
     leading_dense_layers,
@@ -45,7 +44,16 @@ from bitnet.families.family import (
     LlamaCppSupport,
     register,
 )
-from bitnet.families.keys import HARMLESS, Config, Keys, contradiction, neutral, reads, refusal
+from bitnet.families.keys import (
+    HARMLESS,
+    Config,
+    Keys,
+    contradiction,
+    neutral,
+    reads,
+    refusal,
+    value_refusal,
+)
 
 _PERIOD = 4  # one layer in this many has no window
 # Constants of Grok 1, whose files have no keys for them: factors on embeddings, logits and scores,
@@ -114,24 +122,20 @@ register(
 
 
 def _hy_v3(keys: Keys) -> ModelConfig:
-    last = keys.integer("block_count") - keys.integer("nextn_predict_layers", 0) - 1
+    model_sizes = sizes(keys)
+    last = model_sizes.layers - keys.integer("nextn_predict_layers", 0) - 1
     correction = "exp_probs_b"
-    routing = {
-        "gating": gating(keys, "sigmoid"),
+    own_routing = {
         "corrected": f"blk.{last}.{correction}" in keys.weights,
         "correction": correction,
-        "renormalised": bool(keys.value("expert_weights_norm", False)),
-        "scale": keys.number("expert_weights_scale", 0.0) or 1.0,
     }
-    network = experts(keys, routing=routing)
+    network = experts(keys, routing=group_routing(keys) | own_routing)
     has_router = [
-        f"blk.{layer}.ffn_gate_inp.weight" in keys.weights
-        for layer in range(keys.integer("block_count"))
+        f"blk.{layer}.ffn_gate_inp.weight" in keys.weights for layer in range(model_sizes.layers)
     ]
     first = has_router.index(True) if True in has_router else len(has_router)
     if not all(has_router[first:]):
         raise contradiction(keys, "layers without experts behind one that has them")
-    model_sizes = sizes(keys)
     mixer = attention(keys, model_sizes.dim, qk_norm="head", fused=is_fused(keys))
     mixture = _with_shared(keys, network)
     usual = FeedForward(model_sizes.ffn)
@@ -181,11 +185,7 @@ def _cohere2_experts(keys: Keys) -> ModelConfig:
     usual = attention(keys, model_sizes.dim, fused=is_fused(keys))
     check_local_base(keys, usual.rope.theta if usual.rope else 0.0)
     dense_layers = keys.integer("leading_dense_block_count")
-    routing = {
-        "gating": gating(keys, "sigmoid"),
-        "renormalised": bool(keys.value("expert_weights_norm", False)),
-        "scale": keys.number("expert_weights_scale", 0.0) or 1.0,
-    }
+    routing = group_routing(keys) | {"corrected": False}
     mixture = experts(keys, width=model_sizes.ffn, routing=routing)
     share = 1.0  # the mean of the experts and of the network beside them: half of each
     if shared := keys.integer("expert_shared_count", 0):
@@ -223,16 +223,17 @@ def _norms(keys: Keys) -> dict[str, Any]:
 def _cohere2_keys(config: Config) -> dict[str, Any]:
     dense_layers = leading_dense_layers(config, config.get("first_k_dense_replace") or 0)
     shared = config["num_shared_experts"]
-    if shared and config["shared_expert_combination_strategy"] != "average":
+    strategy = config["shared_expert_combination_strategy"]
+    if shared and strategy != "average":
         why = "in GGUF, experts and the network beside them are averaged"
-        raise refusal("shared_expert_combination_strategy", "sum", why)
+        raise refusal("shared_expert_combination_strategy", strategy, why)
     if dense_layers and config["prefix_dense_sliding_window_pattern"] != 1:
         why = "only first layers without windows, which rotate, are computed"
         period = config["prefix_dense_sliding_window_pattern"]
         raise refusal("prefix_dense_sliding_window_pattern", period, why)
     selection = config["expert_selection_fn"]
     if selection not in ("sigmoid", "softmax"):
-        raise ValueError(f"expert_selection_fn is {selection!r}")
+        raise ValueError(f"expert_selection_fn is {selection!r:.80}")
     if config.get("rope_scaling"):
         why = "transformers 5.24 ignores it in this class; `rope_parameters` it reads"
         raise refusal("rope_scaling", config["rope_scaling"], why)
@@ -292,12 +293,19 @@ register(
 
 
 def _deepseek_ocr(keys: Keys) -> ModelConfig:
-    if keys.number("rope.freq_base", 10000.0) != 10000.0:
-        why = "llama.cpp computes 10000 only"
-        key = "rope.freq_base"
-        raise refusal(key, keys.number(key), why, model=keys.path.name)
     network = experts_by_groups(keys, default="softmax")
-    return dense_as_stored(keys, mixture=network)
+    model = dense_as_stored(keys, mixture=network)
+    head_dim = model.attentions[0].head_dim
+    for key, only in (
+        ("rope.dimension_count", head_dim),
+        ("rope.freq_base", 10000),
+        ("rope.scale_linear", 1),
+        ("rope.scaling.factor", 1),
+    ):
+        if (value := keys.number(key, only)) != only:
+            why = f"llama.cpp computes {only} only"
+            raise value_refusal(keys, key, value, why)
+    return model
 
 
 # The text of a model that sees; its attention is the usual one, without latents.

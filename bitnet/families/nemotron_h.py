@@ -65,10 +65,14 @@ def _mixture(keys: Keys, width: int) -> Experts:
 
 def _nemotron_keys(config: Config) -> dict[str, Any]:
     kinds = config.get("layers_block_type") or config.get("layer_types")
-    if kinds is None and "hybrid_override_pattern" not in config:
+    pattern = config.get("hybrid_override_pattern")
+    if kinds is None and pattern is None:
         raise KeyError("layers_block_type")
     if kinds is None:
-        kinds = [_KINDS[letter] for letter in config["hybrid_override_pattern"]]
+        if set(pattern) - _KINDS.keys():
+            why = f"known are {', '.join(_KINDS)}"
+            raise refusal("hybrid_override_pattern", pattern, why, is_ignorable=False)
+        kinds = [_KINDS[letter] for letter in pattern]
     kinds = [_FORMER_NAMES.get(kind, kind) for kind in kinds]
     if set(kinds) - set(_KINDS.values()) or {"mlp", "moe"} <= set(kinds):
         why = "layers are linear_attention, full_attention, and either mlp or moe"
@@ -128,8 +132,7 @@ register(
     gguf_keys={
         **GROUPED_KEYS,
         **MAMBA2_KEYS,
-        **reads("attention.layer_norm_epsilon expert_shared_feed_forward_length"),
-        **reads("moe_latent_size"),
+        **reads("expert_shared_feed_forward_length moe_latent_size"),
         "expert_gating_func": neutral(2, note="a sigmoid of each of the router's logits"),
         "expert_shared_count": Rule("there is one, of the width below"),
         "leading_dense_block_count": neutral(0),

@@ -36,11 +36,11 @@ def _olmo_hybrid(keys: Keys) -> ModelConfig:
         keys,
         grouped=True,
         apart=True,
-        strength=2.0 if keys.value("ssm.negative_eigenvalues", True) else 1.0,
+        strength=2.0 if keys.flag("ssm.negative_eigenvalues", True) else 1.0,
         eps=_EPS,
     )
     network = FeedForward(model_sizes.ffn)
-    without_rope = {} if keys.value("attention.rotates", False) else {"rope": None}
+    without_rope = {} if keys.flag("attention.rotates", False) else {"rope": None}
     blocks = []
     for count in kv_heads:
         if count:

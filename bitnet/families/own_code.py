@@ -17,6 +17,7 @@ from bitnet.families.dense import (
     dense,
     dense_as_stored,
     is_fused,
+    layer_count,
     model_of,
     per_layer,
     sizes,
@@ -33,7 +34,7 @@ from bitnet.families.gpt import (
     layer_norms,
     transpose_matrices,
 )
-from bitnet.families.keys import Config, Keys, neutral, read, reads, refusal
+from bitnet.families.keys import Config, Keys, Rule, neutral, read, reads, refusal
 from bitnet.families.rope import rope_from
 
 if TYPE_CHECKING:
@@ -61,7 +62,11 @@ register(
         "routed_scaling_factor": neutral(None, 1.0),
         "scoring_func": neutral(None, "softmax"),
     },
-    gguf_keys=GROUPED_KEYS,
+    gguf_keys={
+        **GROUPED_KEYS,
+        "expert_gating_func": neutral(1, 0, note="a softmax over all experts"),
+        "expert_weights_norm": Rule("ignored; the weights of experts are not divided"),
+    },
     llama_cpp=LlamaCppSupport(whole_width=True),
     translate=lambda _config: {"expert_gating_func": 1, "expert_weights_scale": 1.0},
     decoder=_deepseek1,
@@ -77,7 +82,7 @@ def _jais(keys: Keys) -> ModelConfig:
     return layer_norms(
         keys,
         rope=None,
-        alibi=keys.number("attention.max_alibi_bias", 0.0),
+        alibi=keys.factor("attention.max_alibi_bias", 0.0),
         fused=True,
         scale=1 / max(width, 1),
         model={"biases": _JAIS_PRODUCTS},
@@ -151,7 +156,7 @@ register(
 
 
 def _openelm(keys: Keys) -> ModelConfig:
-    layers = keys.integer("block_count")
+    layers = layer_count(keys)
     widths = per_layer(keys, "feed_forward_length", layers)
     model_sizes = sizes(keys, ffn=max(widths, default=0))
     heads = per_layer(keys, "attention.head_count", layers)
@@ -290,7 +295,7 @@ register(
     architecture="refact",
     model_types=(),
     rotates=False,
-    gguf_keys=reads("attention.max_alibi_bias"),
+    gguf_keys={"attention.max_alibi_bias": neutral(8.0)},
     llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES)),
     decoder=partial(dense_as_stored, rope=None, alibi=8.0),
 )

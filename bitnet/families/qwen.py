@@ -41,9 +41,11 @@ from bitnet.families.keys import (
     contradiction,
     neutral,
     reads,
+    show,
     value_refusal,
 )
 from bitnet.families.linear import DELTA_CONFIG, DELTA_KEYS, decay_rates, delta_net
+from bitnet.families.rope import rope_parameters
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -197,7 +199,7 @@ def _linear_layers(keys: Keys, layers: int) -> list[bool]:
             raise contradiction(keys, f"{name} is 0, expected at least 1")
         return [(layer + 1) % period != 0 for layer in range(layers)]
     if not isinstance(recurrent, list) or len(recurrent) != layers:
-        problem = f"is {recurrent!r}, expected {layers} entries"
+        problem = f"is {show(recurrent)}, expected {layers} entries"
         raise contradiction(keys, f"{keys.own_name('attention.recurrent_layers')} {problem}")
     return [bool(value) for value in recurrent]
 
@@ -207,7 +209,7 @@ def _qwen35_keys(config: Config) -> dict[str, Any]:
     if is_linear is None:
         period = config.get("full_attention_interval", _PERIOD)
         is_linear = [(layer + 1) % period != 0 for layer in range(config["num_hidden_layers"])]
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    rope = rope_parameters(config)
     share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     return {
         "attention.recurrent_layers": is_linear,

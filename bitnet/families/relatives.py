@@ -13,9 +13,11 @@ from bitnet.families.dense import (
     WINDOW_CONFIG,
     ModelConfig,
     alternating,
+    check_attention_factor,
     check_local_base,
     dense,
     dense_as_stored,
+    layer_count,
     rotate_windows,
     sizes,
 )
@@ -40,6 +42,7 @@ from bitnet.families.gpt import (
 )
 from bitnet.families.keys import HARMLESS, Config, Keys, contradiction, neutral, reads, refusal
 from bitnet.families.llama import HUNYUAN_ROPE
+from bitnet.families.rope import rope_parameters
 
 register(
     title="openPangu Embedded",
@@ -56,6 +59,7 @@ _BARE = ("post_attention_norm", "post_ffw_norm")  # norms of PLaMo 3 without ``.
 
 
 def _plamo3(keys: Keys) -> ModelConfig:
+    check_attention_factor(keys)
     return dense(
         keys,
         norms=AROUND,
@@ -109,7 +113,8 @@ register(
     architecture="bailingmoe",
     model_types=(),
     gguf_rope_style="interleaved",
-    gguf_keys=GROUPED_KEYS,
+    gguf_keys=GROUPED_KEYS
+    | {"expert_gating_func": neutral(1, 0, note="a softmax over all experts")},
     llama_cpp=LlamaCppSupport(required=("output.weight",), tied=False),
     decoder=_ling1,
 )
@@ -120,13 +125,13 @@ def _dots1(keys: Keys) -> ModelConfig:
 
 
 def _dots1_keys(config: Config) -> dict[str, Any]:
-    layers = config["num_hidden_layers"]
+    why = "in GGUF, no layer has a window"
     kinds = config.get("layer_types")
-    if kinds is None:
-        has_windows = config["sliding_window"] and layers > config["max_window_layers"]
-        kinds = ["sliding_attention"] if has_windows else []
-    if "sliding_attention" in kinds:
-        raise refusal("layer_types", kinds, "in GGUF, no layer has a window")
+    if kinds is not None and "sliding_attention" in kinds:
+        raise refusal("layer_types", kinds, why)
+    has_windows = config["num_hidden_layers"] > config["max_window_layers"]
+    if kinds is None and config["sliding_window"] and has_windows:
+        raise refusal("sliding_window", config["sliding_window"], why)
     return group_keys(config)
 
 
@@ -195,7 +200,7 @@ def _minimax_m2(keys: Keys) -> ModelConfig:
 
 
 def _minimax_m2_keys(config: Config) -> dict[str, Any]:
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = rope_parameters(config)
     share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     turning = config.get("rotary_dim")
     own = {"rope.dimension_count": turning} if turning and share is None else {}
@@ -275,7 +280,7 @@ def _dbrx(keys: Keys) -> ModelConfig:
     return dense(
         keys,
         fused=True,
-        clamp=keys.number("attention.clamp_kqv"),
+        clamp=keys.factor("attention.clamp_kqv"),
         norms=(("attn_norm", ""), ("attn_output_norm", "")),
         mixture=experts(keys, width=sizes(keys).ffn),
         model={
@@ -298,7 +303,7 @@ register(
 
 
 def _apertus(keys: Keys) -> ModelConfig:
-    layers = keys.integer("block_count")
+    layers = layer_count(keys)
     names = ("alpha_p", "alpha_n", "beta", "eps")
     parameters = [_numbers_per_layer(keys, f"xielu.{name}", layers) for name in names]
     model = dense_as_stored(keys, qk_norm="head", ffn={"gated": False, "activation": "xielu"})

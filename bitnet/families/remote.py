@@ -37,7 +37,7 @@ from bitnet.families.gpt import (
     equal_heads,
     layer_norms,
 )
-from bitnet.families.keys import HARMLESS, Config, Keys, neutral, reads
+from bitnet.families.keys import HARMLESS, Config, Keys, neutral, reads, value_refusal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -75,10 +75,11 @@ _ALIBI_LAYERS = 40  # number of layers of the 13B models, which have ALiBi; thos
 
 def _baichuan(keys: Keys) -> ModelConfig:
     usual = 8.0 if keys.integer("block_count") == _ALIBI_LAYERS else 0.0
-    alibi = keys.number("attention.max_alibi_bias", usual)
-    if alibi:
-        return dense_as_stored(keys, rope=None, alibi=alibi)
-    return dense_as_stored(keys)
+    key = "attention.max_alibi_bias"
+    if (alibi := keys.number(key, usual)) != usual:
+        why = f"only that of models with so many layers, {usual:g}, is computed"
+        raise value_refusal(keys, key, alibi, why)
+    return dense_as_stored(keys, rope=None, alibi=usual) if usual else dense_as_stored(keys)
 
 
 def _baichuan_keys(config: Config) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from bitnet.base.errors import InvalidFormat, Unsupported
-from bitnet.families.keys import Config, Keys, RopeStyle, contradiction
+from bitnet.families.keys import Config, Keys, RopeStyle, contradiction, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -125,12 +125,13 @@ def rope_from(checkpoint: Keys, head_dim: int) -> Rope:
         )
     if long is not None and (factor != 1 or scaling not in ("none", "longrope")):
         raise Unsupported(
-            f"{checkpoint.path.name}: rope scaling {scaling!r} by {factor:g} beside rope factors",
+            f"{checkpoint.path.name}: rope scaling {show(scaling)} by {factor:g} beside rope "
+            "factors",
             hint="choose another conversion",
         )
     if scaling not in SCALINGS or (scaling == "longrope" and long is None):
         raise Unsupported(
-            f"{checkpoint.path.name}: rope scaling {scaling!r}; known: {', '.join(SCALINGS)}"
+            f"{checkpoint.path.name}: rope scaling {show(scaling)}; known: {', '.join(SCALINGS)}"
         )
     original = checkpoint.integer("rope.scaling.original_context_length", context)
     rope = Rope(
@@ -166,7 +167,7 @@ def rope_from(checkpoint: Keys, head_dim: int) -> Rope:
                 name = checkpoint.own_name(key)
                 raise contradiction(checkpoint, f"no frequencies of yarn follow from {name}")
         log_multiplier = checkpoint.number("rope.scaling.yarn_log_multiplier", 0.0)
-        implied = rope.frequencies(1)[1] / magnitude(factor, log_multiplier)
+        implied = magnitude(factor) / magnitude(factor, log_multiplier)
     return replace(rope, attention_factor=attention_factor * implied)
 
 
@@ -202,6 +203,15 @@ def rope_table(config: Config) -> str:
     return next((name for name in names if config.get(name)), "rope_parameters")
 
 
+def rope_parameters(config: Config) -> dict[str, Any]:
+    """The table in *config* that describes its position embedding, without nulls; may be empty.
+
+    As in transformers, ``rope_scaling`` alone counts if a file has both tables.
+    """
+    table = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    return {key: value for key, value in table.items() if value is not None}
+
+
 class Scaling(NamedTuple):
     """Input of a formula in :data:`FORMULAS`."""
 
@@ -213,8 +223,9 @@ class Scaling(NamedTuple):
     @property
     def original(self) -> int:
         """Original context length; a key next to ``rope_parameters`` takes precedence."""
-        context = self.parameters.get(_CONTEXT, self.config["max_position_embeddings"])
-        return int(self.config.get(_CONTEXT, context))
+        stated = (self.config.get(_CONTEXT), self.parameters.get(_CONTEXT))
+        context = next((length for length in stated if length is not None), None)
+        return int(self.config["max_position_embeddings"] if context is None else context)
 
     def require_factor(self) -> float:
         """Factor of the extension; a KeyError if the table does not have it."""
@@ -232,18 +243,24 @@ class Scaling(NamedTuple):
         return factor
 
 
-def above_zero(*candidates: Any) -> float:
+def base_above_zero(*candidates: Any) -> float:
     """The first of *candidates* that is set, a base of RoPE frequencies; 10,000 if none is."""
-    base = float(next((value for value in candidates if value is not None), 10000.0))
-    if base <= 0:
-        raise ValueError(f"a RoPE base of {base:g}")
-    return base
+    base = next((value for value in candidates if value is not None), 10000.0)
+    return above_zero(base, "a RoPE base")
+
+
+def above_zero(value: Any, label: str) -> float:
+    """*value* as a number; a ValueError that names it by the *label* if it is not above 0."""
+    number = float(value)
+    if not number > 0:
+        raise ValueError(f"{label} of {number:g}")
+    return number
 
 
 def _dynamic(scaling: Scaling) -> Tables:
     if scaling.parameters.get("alpha"):  # Hunyuan's, which does not depend on the length after all
         stretch = scaling.parameters["alpha"] ** (scaling.dims / (scaling.dims - 2))
-        return {"rope.freq_base": above_zero(scaling.base * stretch)}, {}
+        return {"rope.freq_base": base_above_zero(scaling.base * stretch)}, {}
     return _scaling_keys("dynamic", scaling.require_factor()), {}
 
 
@@ -260,7 +277,7 @@ def _yarn(scaling: Scaling) -> Tables:
         stated_scale = magnitude(factor, parameters["mscale"]) / magnitude(
             factor, parameters["mscale_all_dim"]
         )
-    scale = implied if stated_scale is None else above_zero(stated_scale)
+    scale = implied if stated_scale is None else above_zero(stated_scale, "an attention factor")
     fast = parameters.get("beta_fast") or 32
     slow = parameters.get("beta_slow") or 1
     if fast < slow:
@@ -339,7 +356,7 @@ def _ntk(scaling: Scaling) -> Tables:
     """A larger base, and all frequencies divided (the published code of GTE)."""
     factor = scaling.require_factor()
     divisor = factor ** (2 / scaling.dims)
-    keys = {"rope.freq_base": above_zero(scaling.base * factor)}
+    keys = {"rope.freq_base": base_above_zero(scaling.base * factor)}
     return {**keys, **_scaling_keys("linear", divisor)}, {}
 
 
@@ -351,7 +368,8 @@ def _proportional(scaling: Scaling) -> Tables:
     if not 0 <= rotated_pairs <= pairs:
         raise ValueError(f"a partial_rotary_factor of {share}")
     freq_factors = np.full(pairs, _NO_ROTATION, dtype=np.float64)
-    freq_factors[:rotated_pairs] = above_zero(scaling.parameters.get("factor", 1.0))
+    factor = scaling.parameters.get("factor", 1.0)
+    freq_factors[:rotated_pairs] = above_zero(factor, "a factor")
     return {}, {"rope_freqs.weight": _floats(freq_factors)}
 
 

@@ -13,6 +13,7 @@ from bitnet.families.dense import ModelConfig, dense_as_stored, sizes
 from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, experts
 from bitnet.families.family import ATTENTION, BIASES, QKV, LlamaCppSupport, register
 from bitnet.families.keys import HARMLESS, Config, Keys, neutral, read, reads, refusal
+from bitnet.families.rope import rope_parameters
 
 _SECTIONS = {
     # Numbers of pairs that rotate by each coordinate; in a text all coordinates are equal. The
@@ -33,7 +34,7 @@ def _qwen_vl_keys(config: Config) -> dict[str, Any]:
     kinds = config.get("layer_types") or []
     if "sliding_attention" in kinds:
         raise refusal("layer_types", kinds, "in GGUF, no layer has a window")
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    rope = rope_parameters(config)
     sections = rope.get("mrope_section")
     if sections is None:
         width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]

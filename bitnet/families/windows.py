@@ -15,6 +15,7 @@ from bitnet.families.dense import (
     attention,
     check_local_base,
     dense,
+    local_base,
     model_of,
     read_windows,
     rotate_but_last,
@@ -33,7 +34,7 @@ from bitnet.families.family import (
     register,
     register_variant,
 )
-from bitnet.families.keys import Config, Keys, neutral, read, reads, refusal
+from bitnet.families.keys import Config, Keys, neutral, read, reads, refusal, value_refusal
 
 _PERIOD = 4  # one layer in this many is different
 
@@ -142,13 +143,14 @@ register(
 
 def _smollm3_keys(config: Config) -> dict[str, Any]:
     layers = range(config["num_hidden_layers"])
-    flags = config.get("no_rope_layers")
+    key = "no_rope_layers"
+    flags = config.get(key)
     if flags is None:
-        step = config["no_rope_layer_interval"]
-        flags = [(layer + 1) % step != 0 for layer in layers]
+        key = "no_rope_layer_interval"
+        flags = [(layer + 1) % config[key] != 0 for layer in layers]
     if list(map(bool, flags)) != list(map(_is_rotated, layers)):
         why = "in GGUF, every fourth layer is without RoPE"
-        raise refusal("no_rope_layers", list(flags), why)
+        raise refusal(key, config[key], why)
     return {}
 
 
@@ -179,18 +181,18 @@ _LIMIT = 7.0  # of gate and up inside Maple's experts
 
 def _maple(keys: Keys) -> ModelConfig:
     limits = keys.value("swiglu_clamp_exp")
-    if set(limits if isinstance(limits, list) else [limits]) != {_LIMIT}:
+    if any(limit != _LIMIT for limit in (limits if isinstance(limits, list) else [limits])):
         why = f"only {_LIMIT:g} in every layer is computed"
-        raise refusal("swiglu_clamp_exp", limits, why, model=keys.path.name)
+        raise value_refusal(keys, "swiglu_clamp_exp", limits, why, is_ignorable=False)
 
-    def attention_of(_layer: int, usual: Attention) -> Attention:
-        if not usual.window or usual.rope is None:
-            return replace(usual, rope=None)
-        theta = keys.number("rope.freq_base_swa", usual.rope.theta)
-        return replace(usual, rope=replace(usual.rope, theta=theta))
-
+    rotate_local = rotate_windows(local_base(keys), scaled=True)
     mixture = experts(keys, activation="silu_clamped")
-    return dense(keys, qk_norm="head", mixture=mixture, each=attention_of)
+    return dense(
+        keys,
+        qk_norm="head",
+        mixture=mixture,
+        each=lambda layer, usual: rotate_local(layer, rotate_windows_only(layer, usual)),
+    )
 
 
 # Ternary experts, and windows in three of four layers, the only ones with RoPE.
@@ -260,6 +262,7 @@ register_variant(
     model_types=("olmo3",),
     config_keys={**WINDOW_CONFIG, "rope_local_base_freq": neutral(None, 500000.0)},
     layered_rope=True,
+    layered_scaling=True,
     translate=alternating(4),
 )
 

@@ -39,7 +39,8 @@ def config_from(checkpoint: Checkpoint) -> ModelConfig:
     check_keys(checkpoint.metadata, family, prefixes=checkpoint.prefixes, model=label)
     if checkpoint.gguf is not None and (zero := find_zero(checkpoint.metadata, family)):
         why = "llama.cpp computes no usable logits with 0, so no file can mean that"
-        raise refusal(zero, 0, why, model=label)
+        is_ignorable = not _is_required(checkpoint, family, zero)
+        raise refusal(zero, 0, why, model=label, is_ignorable=is_ignorable)
     config = _decoder_of(checkpoint, family)
     scales = {attention.scale for attention in config.attentions} if reads_no_scale else set()
     for usual in scales:
@@ -61,6 +62,16 @@ def config_from(checkpoint: Checkpoint) -> ModelConfig:
     }
     drafter = replace(config.drafter, **of_checkpoint) if config.drafter else None
     return replace(config, drafter=drafter, **of_checkpoint)
+
+
+def _is_required(checkpoint: Checkpoint, family: Family, key: str) -> bool:
+    """True if *family* has no default for *key*, so that a file without it is refused."""
+    rest = {name: value for name, value in checkpoint.metadata.items() if name != key}
+    try:
+        family.decoder(replace(checkpoint, metadata=rest))
+    except InvalidFormat:
+        return True
+    return False
 
 
 def _decoder_of(checkpoint: Checkpoint, family: Family) -> ModelConfig:

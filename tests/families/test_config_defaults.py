@@ -121,7 +121,7 @@ def test_a_key_for_which_versions_differ_is_refused_with_their_values():
         for name, value in TINY["falcon-h1"]["config"].items()
         if name != "attention_in_multiplier"
     }
-    with pytest.raises(Unsupported, match=r"attention_in_multiplier.*None in 4.*1\.0 in 5"):
+    with pytest.raises(Unsupported, match=r"attention_in_multiplier.*null in 4.*1\.0 in 5"):
         describe(config, model="m")
 
 

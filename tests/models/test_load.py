@@ -199,7 +199,7 @@ def test_a_scale_with_which_scores_leave_float32_is_refused(scale):
 
 
 def test_an_unknown_rope_scaling_is_named():
-    with pytest.raises(Unsupported, match="'spiral'"):
+    with pytest.raises(Unsupported, match='"spiral"'):
         tiny("llama", **{"rope.scaling.type": "spiral"})
 
 
