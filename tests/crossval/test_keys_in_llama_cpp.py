@@ -4,6 +4,7 @@ import importlib.util
 import shutil
 
 import pytest
+from added_keys import with_keys_added
 from edited_files import with_each_key_changed, without_each_key
 from engine_logits import distance, llama_cpp_of_each, own_logits
 from llama_cpp_models import CASES, IDS, written
@@ -16,12 +17,20 @@ from bitnet.formats.containers import open_checkpoint
 SAME = 5e-3
 # Keys for which llama.cpp has constants; `convert` names it where a model has other values.
 _CONSTANT = {
+    "falcon": {"falcon.attention.max_alibi_bias"},
     "gemma3n": {
         "gemma3n.activation_sparsity_scale",
         "gemma3n.altup.active_idx",
         "gemma3n.attention.shared_kv_layers",
+        "gemma3n.final_logit_softcapping",
     },
     "laguna": {"laguna.attention.sliding_window_pattern"},
+    # It normalizes keys with the epsilon of the other norms.
+    "qwen35": {"qwen35.attention.layer_norm_rms_epsilon"},
+    "qwen35moe": {"qwen35moe.attention.layer_norm_rms_epsilon"},
+    "qwen3next": {"qwen3next.attention.layer_norm_rms_epsilon"},
+    "kimi-linear": {"kimi-linear.attention.layer_norm_rms_epsilon"},
+    "bailingmoe3": {"bailingmoe3.attention.layer_norm_rms_epsilon"},
 }
 
 pytestmark = [
@@ -50,8 +59,15 @@ def ours(path):
 
 def compare(files, folder):
     """Keys of those *files* that run here and in llama.cpp, and not to the same logits."""
-    paths = dict(files)
-    logits = {key: found for key, path in paths.items() if (found := ours(path)) is not None}
+    paths = {}
+    logits = {}
+    for key, path in files:
+        found = ours(path)
+        if found is None:
+            path.unlink()
+        else:
+            paths[key] = path
+            logits[key] = found
     # On files that are refused here, llama.cpp may not end.
     theirs = llama_cpp_of_each([paths[key] for key in logits], IDS, folder)
     different = []
@@ -81,6 +97,14 @@ def test_a_key_of_another_value_means_what_it_means_to_llama_cpp(case, folder):
     written(folder / "tiny.gguf", *DECODERS[case])
     different = compare(with_each_key_changed(folder / "tiny.gguf", folder), folder)
     assert set(different) <= _CONSTANT.get(DECODERS[case][0], set())
+
+
+@pytest.mark.parametrize("case", _SHALLOW)
+def test_a_key_that_is_added_means_what_it_means_to_llama_cpp(case, folder):
+    written(folder / "tiny.gguf", *DECODERS[case])
+    different = compare(with_keys_added(folder / "tiny.gguf", folder), folder)
+    names = {name.partition("#")[0] for name in different}
+    assert names <= _CONSTANT.get(DECODERS[case][0], set())
 
 
 @pytest.mark.parametrize("case", [name for name in CASES if CASES[name][0] in OF_VECTORS])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def without_each_key(source: Path, folder: Path) -> Iterator[tuple[str, Path]]:
     """Each key of its architecture in the file *source*, and a copy in *folder* without it."""
-    metadata, tensors = _contents(source)
+    metadata, tensors = contents_of(source)
     architecture = metadata["general.architecture"]
     for number, key in enumerate(sorted(metadata)):
         if key.startswith(f"{architecture}."):
@@ -30,7 +30,7 @@ def with_each_key_changed(source: Path, folder: Path) -> Iterator[tuple[str, Pat
 
     Numbers become 0, or 1 if they were 0.
     """
-    metadata, tensors = _contents(source)
+    metadata, tensors = contents_of(source)
     architecture = metadata["general.architecture"]
     for number, key in enumerate(sorted(metadata)):
         changed = _changed(metadata[key])
@@ -52,7 +52,7 @@ def _changed(value: Any) -> Any:
 
 def with_head(source: Path, target: Path, *, tied: bool) -> Path:
     """A copy of *source* whose head is its embedding, which is stored once more if not *tied*."""
-    metadata, tensors = _contents(source)
+    metadata, tensors = contents_of(source)
     tensors = [tensor for tensor in tensors if tensor.name != "output.weight"]
     if not tied:
         embedding = next(tensor for tensor in tensors if tensor.name == "token_embd.weight")
@@ -60,7 +60,8 @@ def with_head(source: Path, target: Path, *, tied: bool) -> Path:
     return write_gguf(target, metadata, tensors)
 
 
-def _contents(source: Path) -> tuple[dict[str, Any], list[Tensor]]:
+def contents_of(source: Path) -> tuple[dict[str, Any], list[Tensor]]:
+    """Metadata and tensors of the file *source*, as :func:`write_gguf` takes them."""
     checkpoint = open_gguf(source)
     metadata = {
         key: Typed(value._type, list(value)) if isinstance(value, Array) else value
