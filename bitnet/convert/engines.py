@@ -44,6 +44,7 @@ _RANK = 64  # of the low-rank residuals
 _OWN_CACHES = 20  # layers with keys and values of their own, from the first on
 _SPARSE_LAYERS = 10  # layers whose gates are lowered, from the first on
 _DEVIATIONS = 1.64485  # standard deviations by which they are: 95 % of a normal distribution
+_SOFTCAP = 30.0  # bound of their logits
 _CLASSIFIERS = ("bert", "modern-bert", "neo-bert")  # encoders whose classifiers llama.cpp loads
 _EVERY = "every engine"
 _LLAMA_CPP = "llama.cpp"
@@ -120,6 +121,9 @@ def _streams(checkpoint: Checkpoint, config: ModelConfig, streams: Streams) -> _
     if shared != max(config.n_layers - _OWN_CACHES, 0):
         deviation = f"has keys of their own for the first {_OWN_CACHES} layers of {kind} models, "
         yield _LLAMA_CPP, f"{deviation}whatever the file says; here for {len(config.caches)}"
+    if config.final_softcap != _SOFTCAP:
+        deviation = f"caps logits of {kind} models at {_SOFTCAP:g} whatever the file says"
+        yield _LLAMA_CPP, f"{deviation}, here {config.final_softcap:g}"
     networks = [mixer for mixer in mixers if isinstance(mixer, FeedForward)]
     for layer, network in enumerate(networks):
         if not _is_cut_as_in_llama_cpp(layer, network):

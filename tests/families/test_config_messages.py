@@ -4,12 +4,14 @@ import json
 import random
 import re
 
+import numpy as np
 import pytest
 from config_mutants import MODELS, VALUES, changed, mutants_of, open_model, paths_of
 
 from bitnet.base.errors import BitnetError
-from bitnet.families.config_values import KINDS, ROPE_KINDS
-from bitnet.families.keys import BECOMES, COMMON
+from bitnet.families.config_json import describe
+from bitnet.families.config_values import KINDS, ROPE_KINDS, list_sizes
+from bitnet.families.keys import BECOMES, COMMON, Keys
 
 SLICE = 400
 # Names of GGUF that no folder has: keys with a point or that only GGUF spells so, and tensors.
@@ -142,3 +144,67 @@ def test_every_refusal_of_a_family_has_the_folders_own_words(name, tmp_path, mon
                 check_message(error, config, path)
                 refused += 1
     assert refused > len(VALUES)
+
+
+def config_of(name, **changes):
+    """The configuration of the tiny model *name* with *changes*; a key of None is left out."""
+    config = MODELS[name]["config"] | changes
+    return {key: value for key, value in config.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"),
+    [
+        (
+            "smollm3",
+            {"no_rope_layers": None, "no_rope_layer_interval": 3},
+            "no_rope_layer_interval = 3: in GGUF",
+        ),
+        (
+            "nemotron-h",
+            {"layers_block_type": None, "hybrid_override_pattern": "M*Z-"},
+            'hybrid_override_pattern = "M*Z-": known are M',
+        ),
+        (
+            "qwen3",
+            {
+                "architectures": ["Qwen3ForSequenceClassification"],
+                "auto_map": {"AutoModelForSequenceClassification": "modeling_x.MyOwnHead"},
+            },
+            "the model brings custom code",
+        ),
+    ],
+)
+def test_a_refusal_names_the_key_that_the_file_has(name, changes, expected):
+    with pytest.raises(BitnetError) as raised:
+        describe(config_of(name, **changes), model="m")
+    assert expected in raised.value.message
+
+
+def test_a_classifier_of_the_familys_own_class_is_read():
+    head = "Qwen3ForSequenceClassification"
+    own = {"AutoModelForSequenceClassification": f"modeling_qwen3.{head}"}
+    config = config_of("qwen3", architectures=[head], auto_map=own)
+    assert describe(config, model="m").classifies
+
+
+def test_a_size_in_a_message_is_an_integer_of_the_file():
+    text = list_sizes({"hidden_size": 64, "rope_theta": 1000000, "rms_norm_eps": 0})
+    assert text == "config.json says hidden_size = 64"
+
+
+@pytest.mark.parametrize("layers", [26, 27, 28])
+def test_a_folder_of_any_number_of_layers_has_its_latent_of_queries(layers, tmp_path, monkeypatch):
+    wide = {"num_hidden_layers": layers, "num_nextn_predict_layers": 0}
+    described = describe(config_of("deepseek3", **wide), model="m")
+    keys = Keys(
+        path=tmp_path,
+        architecture="deepseek2",
+        metadata=described.metadata,
+        weights={"token_embd.weight": np.zeros((96, 64))},
+        rope_style="interleaved",
+        config=config_of("deepseek3", **wide),
+    )
+    monkeypatch.setattr(Keys, "numbers", lambda *_: None)
+    model = described.family.decoder(keys)
+    assert {mixer.query_rank for mixer in model.mixers() if hasattr(mixer, "query_rank")} == {40}

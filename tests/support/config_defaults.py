@@ -55,13 +55,21 @@ def _of_instance(kind, declared):
     tied = getattr(instance, "tie_word_embeddings", None)  # parts of some models lack it
     values = {} if tied is None else {"tie_word_embeddings": tied}
     for name in ("rope_theta", "partial_rotary_factor"):
-        if isinstance(rope, dict) and name in rope:
-            values[name] = rope[name]
+        stated = _in_tables(name, rope if isinstance(rope, dict) else {})
+        if stated is not None:
+            values[name] = stated
         elif getattr(instance, name, None) is not None:
             values[name] = getattr(instance, name)
         elif declared.get(name) is not None:
             values[name] = declared[name]
     return values
+
+
+def _in_tables(name, rope):
+    """Value of *name* in *rope*, a table or one for each kind of layers; None if they differ."""
+    tables = [table for table in rope.values() if isinstance(table, dict)] or [rope]
+    values = {table.get(name) for table in tables}
+    return values.pop() if len(values) == 1 else None
 
 
 def _is_plain(value):

@@ -1,0 +1,46 @@
+"""Keys of classifiers in GGUF files."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tiny_models import tiny
+
+from bitnet.base.errors import InvalidFormat
+from bitnet.families.heads import classifier
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A tiny encoder with scores of two labels."""
+    plain = tiny("bert")
+    weights = {**plain.weights, "cls.output.weight": np.zeros((2, 256), dtype=np.float32)}
+    return replace(plain, weights=weights, metadata={**plain.metadata, "bert.pooling_type": 4})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("output_labels", 5),
+        ("output_labels", "ab"),
+        ("output_labels", [1, 2]),
+        ("output_labels", ["only one"]),
+        ("function", ["softmax"]),
+        ("function", "spiral"),
+        ("function", 1),
+        ("relevance", ["none"]),
+        ("relevance", "spiral"),
+        ("activation", ["tanh"]),
+        ("activation", "spiral"),
+    ],
+)
+def test_a_key_of_a_classifier_of_the_wrong_type_is_damage(model, key, value):
+    keys = {**model.metadata, f"bert.classifier.{key}": value}
+    with pytest.raises(InvalidFormat):
+        classifier(replace(model, metadata=keys))
+
+
+def test_labels_are_numbered_if_no_key_names_them(model):
+    assert classifier(model).labels == ("LABEL_0", "LABEL_1")
+    named = {**model.metadata, "bert.classifier.output_labels": ["no", "yes"]}
+    assert classifier(replace(model, metadata=named)).labels == ("no", "yes")
