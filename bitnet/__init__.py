@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     )
     from bitnet.provision import SmartTokenizerDownload, embed, load
     from bitnet.runtime.answer import Answer
+    from bitnet.runtime.answer_options import AnswerOptions
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.piece import TokenLogprob
-    from bitnet.runtime.request import AnswerOptions
     from bitnet.server.narration import narrate
     from bitnet.sources import TokenizerDownloadInfo
     from bitnet.tokenizer import (
@@ -60,7 +60,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "bitnet.provision": "SmartTokenizerDownload embed load",
     "bitnet.runtime.answer": "Answer",
-    "bitnet.runtime.request": "AnswerOptions",
+    "bitnet.runtime.answer_options": "AnswerOptions",
     "bitnet.runtime.language_model": "LanguageModel",
     "bitnet.runtime.piece": "TokenLogprob",
     "bitnet.server.narration": "narrate",

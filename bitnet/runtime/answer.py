@@ -249,11 +249,11 @@ class Answer:
         if self.stop_text or self._is_dedented:
             return ""
         text, self._held, self.stop_text = until_stop(self._held + text, self._stops, final=final)
-        text = self._until_dedent(text)
-        if self._is_dedented:  # everything behind that line is left out, a stop string as well
+        kept = self._until_dedent(text)
+        if kept != text:  # everything behind that line is left out, a stop string as well
             self._held = ""
             self.stop_text = ""
-        return text
+        return kept
 
     def _until_dedent(self, text: str) -> str:
         """*text* before the first character of a line that is indented too little."""

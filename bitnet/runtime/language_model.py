@@ -20,6 +20,7 @@ from bitnet.kernels.native import select
 from bitnet.models.load import config_from, load_model
 from bitnet.runtime import vectors
 from bitnet.runtime.answer import Answer
+from bitnet.runtime.answer_options import AnswerOptions, request_of, with_answer_options
 from bitnet.runtime.chain_options import uses_dry
 from bitnet.runtime.conversation import (
     budget_rules,
@@ -31,7 +32,7 @@ from bitnet.runtime.conversation import (
 from bitnet.runtime.drafts import check_draft_model
 from bitnet.runtime.prompt_facts import open_prompt_cache
 from bitnet.runtime.repetitions import find_breakers
-from bitnet.runtime.request import AnswerOptions, Request, request_of, with_answer_options
+from bitnet.runtime.request import Request
 from bitnet.runtime.request_checks import read_schema
 from bitnet.runtime.scheduler import Scheduler
 from bitnet.runtime.structured import Grammars

@@ -12,8 +12,9 @@ from tool_models import CLOCK, tool_gguf
 
 import bitnet
 from bitnet.base.errors import WrongType
+from bitnet.runtime.answer_options import AnswerOptions
 from bitnet.runtime.chain_options import Sampling
-from bitnet.runtime.request import SAMPLING, AnswerOptions, Request
+from bitnet.runtime.request import SAMPLING, Request
 
 METHODS = ["stream", "generate", "chat", "astream", "agenerate", "achat"]
 TYPES = {entry.name: str(entry.type) for entry in fields(Request)}
