@@ -48,6 +48,7 @@ from bitnet.families.rope import (
     base_above_zero,
     rope_parameters,
     rope_table,
+    with_rope_type,
 )
 
 if TYPE_CHECKING:
@@ -429,7 +430,7 @@ def _rope_tables(config: Config, family: Family, table: str) -> Tables:
         if table == "rope_parameters" and not config.get("rope_scaling"):
             table = "rope_parameters.full_attention"
     parameters = {
-        key: value for key, value in _with_rope_type(parameters).items() if value is not None
+        key: value for key, value in with_rope_type(parameters).items() if value is not None
     }
     if family.layered_rope and parameters.get("rope_theta", config.get("rope_theta")) is None:
         raise KeyError("rope_theta")
@@ -456,9 +457,9 @@ def _split_by_attention(config: Config, family: Family) -> tuple[Config, dict[st
         why = "it is ignored in models of this class; `rope_parameters` is read"
         raise refusal("rope_scaling", former, why)
     nested = config.get("rope_parameters") or {}
-    full = _with_rope_type(nested.get("full_attention") or {})
-    full |= _with_rope_type(former or {})
-    local = _with_rope_type(nested.get("sliding_attention") or {})
+    full = with_rope_type(nested.get("full_attention") or {})
+    full |= with_rope_type(former or {})
+    local = with_rope_type(nested.get("sliding_attention") or {})
     unknown = nested.keys() - {"full_attention", "sliding_attention"}
     if unknown:
         name = min(unknown)
@@ -482,17 +483,6 @@ def _split_by_attention(config: Config, family: Family) -> tuple[Config, dict[st
     if all(base is None for base in candidates):
         raise KeyError("sliding_attention.rope_theta")
     return full, {"rope.freq_base_swa": base_above_zero(*candidates)}
-
-
-def _with_rope_type(parameters: Config) -> dict[str, Any]:
-    """*parameters* with the kind of scaling as ``rope_type``, even if they call it ``type``."""
-    kinds = {parameters[key] for key in ("rope_type", "type") if parameters.get(key) is not None}
-    if kinds == {"default", "mrope"}:  # as transformers 4 wrote it for models with images
-        kinds = {"mrope"}
-    if len(kinds) > 1:
-        raise ValueError(f"rope_type and type are {' and '.join(sorted(map(repr, kinds)))}")
-    rest = {key: value for key, value in parameters.items() if key not in ("rope_type", "type")}
-    return rest | ({"rope_type": kinds.pop()} if kinds else {})
 
 
 def _rotary_dims(config: Config, parameters: Config, family: Family, table: str) -> int:

@@ -65,10 +65,10 @@ def _mixture(keys: Keys, width: int) -> Experts:
 
 def _nemotron_keys(config: Config) -> dict[str, Any]:
     kinds = config.get("layers_block_type") or config.get("layer_types")
-    pattern = config.get("hybrid_override_pattern")
-    if kinds is None and pattern is None:
-        raise KeyError("layers_block_type")
     if kinds is None:
+        pattern = config.get("hybrid_override_pattern")
+        if pattern is None:
+            raise KeyError("layers_block_type")
         if set(pattern) - _KINDS.keys():
             why = f"known are {', '.join(_KINDS)}"
             raise refusal("hybrid_override_pattern", pattern, why, is_ignorable=False)

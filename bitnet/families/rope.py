@@ -212,6 +212,17 @@ def rope_parameters(config: Config) -> dict[str, Any]:
     return {key: value for key, value in table.items() if value is not None}
 
 
+def with_rope_type(parameters: Config) -> dict[str, Any]:
+    """*parameters* with the kind of scaling as ``rope_type``, even if they call it ``type``."""
+    kinds = {parameters[key] for key in ("rope_type", "type") if parameters.get(key) is not None}
+    if kinds == {"default", "mrope"}:  # as transformers 4 wrote it for models with images
+        kinds = {"mrope"}
+    if len(kinds) > 1:
+        raise ValueError(f"rope_type and type are {' and '.join(sorted(map(repr, kinds)))}")
+    rest = {key: value for key, value in parameters.items() if key not in ("rope_type", "type")}
+    return rest | ({"rope_type": kinds.pop()} if kinds else {})
+
+
 class Scaling(NamedTuple):
     """Input of a formula in :data:`FORMULAS`."""
 
