@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
 import signal
@@ -163,8 +162,8 @@ def _serving(path: Path, model: ModelOptions, folder: Path) -> Iterator[str]:
     # The working folder is the agent's project: none of its files may be imported.
     command = isolate("bitnet", "serve", *words, "--port", str(port), "--host", "127.0.0.1")
     log = folder / "server.log"
-    environment = dict(os.environ)
-    environment.pop(_KEY, None)  # nobody else knows the address, and agents do not have the key
+    # The agent is told no key, and is the only program that knows the address.
+    environment = settings.environment_without(settings.api_key)
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,

@@ -99,7 +99,7 @@ def found(stored, model, ids):
     return 0 if cache is None else cache.length
 
 
-def test_a_file_that_another_process_replaced_is_read_anew(llama, tmp_path, caplog):
+def test_a_file_that_another_process_replaced_is_read_again(llama, tmp_path, caplog):
     ids, other = prompt(200, seed=3), prompt(200, seed=4)
     (path,) = store(llama, ids, tmp_path / "first")
     (new,) = store(llama, other, tmp_path / "second")
