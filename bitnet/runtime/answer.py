@@ -249,11 +249,7 @@ class Answer:
         if self.stop_text or self._is_dedented:
             return ""
         text, self._held, self.stop_text = until_stop(self._held + text, self._stops, final=final)
-        kept = self._until_dedent(text)
-        if kept != text:  # everything behind that line is left out, a stop string as well
-            self._held = ""
-            self.stop_text = ""
-        return kept
+        return self._until_dedent(text)
 
     def _until_dedent(self, text: str) -> str:
         """*text* before the first character of a line that is indented too little."""
@@ -266,6 +262,9 @@ class Answer:
                 continue
             if self._indent is not None and self._indent < least:
                 self._is_dedented = True
+                # Everything behind this character is left out, a stop string as well.
+                self._held = ""
+                self.stop_text = ""
                 return text[:at]
             self._indent = 0 if char == "\n" else None
         return text

@@ -17,6 +17,7 @@ from bitnet.runtime.request_checks import (
     check_schema,
     check_text,
     check_value,
+    check_variables,
     list_texts,
     reasoning_of,
 )
@@ -261,10 +262,7 @@ class Request(SamplingOptions):
             check_text("prompt", self.prompt)
         check_type("messages", self.messages, "a list of messages", list, tuple, None)
         check_type("document", self.document, "a text or None", str, None)
-        variables = self.template_variables
-        check_type("template_variables", variables, "an object or None", Mapping, None)
-        for name in variables or ():
-            check_type("template_variables", name, "texts as its keys", str)
+        check_variables(self.template_variables)
         if self.document is not None:
             check_text("document", self.document)
         for name, most, entries in (

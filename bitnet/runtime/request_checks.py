@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
-from bitnet.base.options import wrong_type
+from bitnet.base.options import check_type, wrong_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,6 +54,13 @@ def check_messages(messages: Any) -> None:
             problem = "content is neither a text nor a list"
         if problem:
             raise UsageError(f"{where}: {problem}", field=where)
+
+
+def check_variables(variables: Any) -> None:
+    """Check the form of variables for a chat template."""
+    check_type("template_variables", variables, "an object or None", Mapping, None)
+    for name in variables or ():
+        check_type("template_variables", name, "texts as its keys", str)
 
 
 def check_prompt(text: str) -> None:

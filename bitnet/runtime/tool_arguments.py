@@ -275,7 +275,7 @@ def _keyword_value(text: str, at: int, schema: Any) -> tuple[Any, int]:
     """The value at index *at*, and its end; quotes within a text need not be escaped."""
     begin = text[at : at + 1]
     if begin in ("'", '"'):
-        return _read_quoted_value(text, at)
+        return _read_quoted(text, at)
     if begin in ("{", "["):
         with_json = _try_decode(text, at)
         if with_json is not None:
@@ -286,7 +286,7 @@ def _keyword_value(text: str, at: int, schema: Any) -> tuple[Any, int]:
     return value_of(raw[0].strip(), schema), raw.end()
 
 
-def _read_quoted_value(text: str, at: int) -> tuple[Any, int]:
+def _read_quoted(text: str, at: int) -> tuple[Any, int]:
     """The text in quotes at index *at*, and its end: escaped as in Python, or as it is."""
     closing = f"{text[at]}{_AFTER_VALUE}"
     escaped = re.compile(rf".(?:\\.|[^\\])*?{closing}", re.DOTALL).match(text, at)

@@ -104,7 +104,7 @@ def _json(schema: Mapping[str, Any] | bool) -> str:
     return f"%json {json.dumps({**own, 'x-guidance': JSON_STYLE})}"
 
 
-def _find_required_names(schema: Mapping[str, Any]) -> Sequence[str]:
+def _list_required(schema: Mapping[str, Any]) -> Sequence[str]:
     """Names of the properties that *schema* requires; an older draft has true at each property."""
     required = schema.get("required") or ()
     return () if isinstance(required, bool) else required
@@ -132,7 +132,7 @@ class _Arguments:
                 "tools: this model's calls need parameters that are an object with properties",
                 field="tools",
             )
-        if missing := set(_find_required_names(schema)) - set(schema.get("properties") or {}):
+        if missing := set(_list_required(schema)) - set(schema.get("properties") or {}):
             raise UsageError(f"tools: {min(missing)!r} is required and no property", field="tools")
 
     def start(self) -> str:
@@ -150,7 +150,7 @@ class _Arguments:
     def _elements(self, schema: Mapping[str, Any]) -> str:
         """Rule of elements in the order of the *schema*."""
         parts = []
-        required = _find_required_names(schema)
+        required = _list_required(schema)
         for number, (key, value) in enumerate((schema.get("properties") or {}).items()):
             rule = self._add(f"p{number}", self._element(key, value))
             parts.append(rule if key in required else f"{rule}?")
@@ -170,7 +170,7 @@ class _Arguments:
         return f"{opening} {value} {self._literal(end)}"
 
     def _type(self, schema: Any, *, is_text: bool) -> str:
-        """Type that the mark before a value of *schema* states; see :class:`Notation`."""
+        """The type that the mark before a value of *schema* states; see :class:`Notation`."""
         if self._notation.types != "name":
             return str(is_text).lower()
         types = types_of(schema)
@@ -195,7 +195,7 @@ class _Arguments:
     def _braces(self, schema: Mapping[str, Any]) -> str:
         """Rule of an object in braces; its keys are sorted, as templates write them."""
         properties = schema.get("properties") or {}
-        required = _find_required_names(schema)
+        required = _list_required(schema)
         pairs = [
             (f"{self._literal(f'{key}:')} {self._brace_value(properties[key])}", key in required)
             for key in sorted(properties)
@@ -204,7 +204,7 @@ class _Arguments:
 
     def _keywords(self, schema: Mapping[str, Any]) -> str:
         """Rule of Python's keyword arguments, in the order of the schema."""
-        required = _find_required_names(schema)
+        required = _list_required(schema)
         pairs = [
             (f"{self._literal(f'{key}=')} {self._python(value)}", key in required)
             for key, value in (schema.get("properties") or {}).items()
