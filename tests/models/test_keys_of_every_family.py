@@ -201,7 +201,9 @@ def test_a_number_for_all_layers_is_not_repeated_for_too_many(checkpoints):
         config_from(dataclasses.replace(checkpoint, metadata=keys))
 
 
-@pytest.mark.parametrize("family", [family for family in families() if family.in_gguf], ids=str)
+@pytest.mark.parametrize(
+    "family", [family for family in families() if family.in_gguf], ids=lambda family: family.title
+)
 def test_a_long_array_where_a_number_belongs_is_not_shown_whole(family, checkpoints):
     checkpoint = checkpoints[family.architecture]
     long = [64] * 5000
