@@ -6,7 +6,6 @@ A wide letter, as those of Chinese, takes two columns, and a mark above another 
 from __future__ import annotations
 
 import os
-import unicodedata
 from contextlib import suppress
 from typing import TextIO
 
@@ -55,6 +54,8 @@ def width_of(text: str) -> int:
 
 
 def _width_of_character(character: str) -> int:
+    import unicodedata  # most texts need none of its megabyte
+
     if unicodedata.category(character) in ("Mn", "Me", "Cf"):
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1

@@ -35,8 +35,9 @@ _OUR_FILES = ("bitnet.lock.json", "bitnet.toml")
 # Names of files that programs run or obey by themselves: Python, build tools, a desktop, an editor.
 _PROGRAMS = re.compile(
     r"(gnu)?makefile|(docker|container|[jr]ust|rake|gem|pod|brew|guard|jenkins|proc|vagrant|pip)file"
-    r"|wscript|scons(truct|cript)|workspace|build|meson\.build|cmakelists\.txt|requirements\.txt|(package|package-lock|deno|composer)\.json"
-    r"|.*\.(py[cdw]?|pth|so|dylib|dll|exe|com|scr|msi|bat|cmd|psm?1|(ba|z|fi|c)?sh|command|pl|php"
+    r"|wscript|scons(truct|cript)|workspace|build|meson\.build|cmakelists\.txt|requirements\.txt"
+    r"|(package|package-lock|deno|composer)\.json"
+    r"|.*\.(py[cdw]?|so|dylib|dll|exe|com|scr|msi|bat|cmd|psm?1|(ba|z|fi|c)?sh|command|pl|php"
     r"|rb|gemspec|[mc]?js|ts|lua|r|jar|class|app|appimage|desktop|mk|cmake|gradle|kts|bazel|bzl|toml"
     r"|cfg|ini|ya?ml|service|vb[es]|jse|ws[fh]|hta|lnk|url|reg|whl|egg|deb|rpm)",
     re.IGNORECASE | re.DOTALL,
@@ -152,6 +153,9 @@ def place_problem(text: str) -> str:
         return "it is hidden"
     if any(_DEVICES.fullmatch(part) or part.endswith((".", " ")) for part in path.parts):
         return "on Windows it is a device, or another name"
+    # Python obeys every ``.pth`` file there; elsewhere such a file has weights of a model.
+    if {"site-packages", "dist-packages"}.intersection(path.parts):
+        return "Python imports files of that folder"
     name = path.name.lower()
     if name in _OUR_FILES:
         return "it is a file of this program"

@@ -250,7 +250,7 @@ def _branch_in_yaml(branch: str) -> str:
     if not _BRANCH_NAME.fullmatch(branch):
         raise UsageError(
             f"--branch is {branch!r}, expected letters, digits and -, _, . or / between them",
-            hint="bitnet ci-init --branch main",
+            hint="for example --branch main",
         )
     is_plain = _PLAIN.fullmatch(branch) and branch.lower() not in _YAML_WORDS
     return branch if is_plain else json.dumps(branch, ensure_ascii=False)

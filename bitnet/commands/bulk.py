@@ -166,7 +166,7 @@ def embed(c, options=VectorOptions(), force=FORCE, model=ModelOptions(), common=
     if target is not None:
         output = OutputFile(target, VECTORS[target.suffix.lower()], force=force)
         output.check()
-    texts = iterate_texts(options.input, "bitnet embed MODEL --input texts.txt")
+    texts = iterate_texts(options.input, "bitnet embed --input texts.txt")
     first = next(texts)  # a missing file is found before the model is opened
     with open_model(replace(model, exact_head="off"), common) as running:
         if output is not None:

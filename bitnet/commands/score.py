@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.model_options import ModelOptions
 
+_NAME_A_FILE = "name a file with --input FILE"
 _LONGEST_SHOWN = 60  # characters of a text in a table
 
 
@@ -47,7 +48,7 @@ def rank(
     Needs a model with a head that scores pairs of texts.
     """
     _check_named(model, "bitnet search bge-reranker")
-    documents = list(iterate_texts(options.input, "bitnet rank MODEL --query Q --input docs.txt"))
+    documents = list(iterate_texts(options.input, _NAME_A_FILE))
     with open_model(replace(model, exact_head="off"), common) as running:
         scores = running.rank(query, documents, truncate=options.truncate)
     order = sorted(range(len(documents)), key=lambda index: -scores[index])
@@ -72,7 +73,7 @@ def classify(c, options=ScoreOptions(), model=ScoringModel(), common=Context()):
     Needs a model with a classification head. Prints the probability of each label.
     """
     _check_named(model, "bitnet search distilbert-sst-2")
-    texts = list(iterate_texts(options.input, "bitnet classify MODEL --input texts.txt"))
+    texts = list(iterate_texts(options.input, _NAME_A_FILE))
     with open_model(replace(model, exact_head="off"), common) as running:
         shares = running.classify(texts, truncate=options.truncate)
         classifier = running.config.classifier

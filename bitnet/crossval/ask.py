@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base import settings
-from bitnet.base.errors import InvalidFormat
+from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.base.files import read_json
 from bitnet.base.invocation import isolate
 from bitnet.crossval.trace import EngineFailed
@@ -82,7 +82,7 @@ def ask(
             text = f"{engine} cannot run {model}: {answer['error']}"
             raise EngineFailed(text, hint=OTHER_ENGINE)
         return answer, _read_intermediates(folder)
-    except InvalidFormat as error:
+    except (InvalidFormat, Unsupported) as error:
         raise EngineFailed(f"{engine}: {error.message}", hint=OTHER_ENGINE) from error
 
 

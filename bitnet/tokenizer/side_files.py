@@ -309,7 +309,7 @@ def read_token_text(value: Any) -> str | None:
 def _read_bytes(files: Inventory, name: str) -> bytes:
     if data := files.read(name):
         return data
-    raise InvalidFormat(f"{files.path(name)} is empty", hint="fetch the file again")
+    raise InvalidFormat(f"{files.root_as_given / name} is empty", hint="fetch the file again")
 
 
 def read_json(files: Inventory, name: str) -> Any:

@@ -78,7 +78,7 @@ OTHER_CALLS = {
     "formats/gguf_write.py": "writes a new file",
     "hub/bundles.py": "writes a new file, or a part that this process made",
     "hub/fetch.py": "a partial file that this process wrote",
-    "hub/transfer.py": "a partial file that this process writes",
+    "hub/trailing_hash.py _read": "a partial file that this process writes",
     "hub/wheels.py": "files that pip wrote for this process",
     "kernels/packing.py": "files of the system",
     "models/exact_head/kept_copies.py problem_of": "read again, after `open_file`",
@@ -92,6 +92,7 @@ OTHER_CALLS = {
     "tokenizer/class_table.py class_table": "files of this package",
     "tokenizer/vocabularies.py": "files of this package",
     "verify/attest.py attestations_by_name": "files of this package",
+    "tokenizer/chat.py _abandon": "/dev/null",
 }
 READERS = {"read_bytes", "read_text", "load_cert_chain", "fromfile", "memmap", "ZipFile"}
 # What has a method `open` of another kind, or opens its file with `open_file`.

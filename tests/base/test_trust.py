@@ -69,7 +69,7 @@ REFUSED = [
     "SConstruct",
     "build.gradle",
     "settings.gradle.kts",
-    "evil.pth",
+    "venv/lib/python3.12/site-packages/evil.pth",
     "run.SH",
     "CON",
     "nul.txt",

@@ -15,7 +15,7 @@ from loopback import LoopbackServer, QuietHandler
 from waiting import free_port
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-OF_EXTRAS = ("httpx",)  # packages that not every environment has
+OF_EXTRAS = ("httpx", "safetensors", "xllamacpp")  # packages that not every environment has
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
 
 

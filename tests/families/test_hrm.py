@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from quantized_folders import stored_weight
+from stored_weights import stored_weight
 from tiny_models import tiny
 
 from bitnet.base.errors import InferenceError, InvalidFormat, Unsupported

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from quantized_folders import stored_weight
+from stored_weights import stored_weight
 
 from bitnet.base.errors import BitnetError, InvalidFormat
 from bitnet.formats.bit_linear import BitLinear

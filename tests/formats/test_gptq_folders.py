@@ -10,14 +10,8 @@ import packed_matrices
 import pytest
 from hf_folders import save_tensors
 from packed_matrices import AWQ, GPTQ, draw
-from quantized_folders import (
-    NAME,
-    plain_and_packed,
-    plain_folder,
-    same_bits,
-    stored_weight,
-    torch,
-)
+from quantized_folders import NAME, plain_and_packed, plain_folder, same_bits, torch
+from stored_weights import stored_weight
 
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.formats import safetensors

@@ -5,15 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from quantized_folders import (
-    NAME,
-    PARITY,
-    plain_and_packed,
-    plain_folder,
-    same_bits,
-    stored_weight,
-    torch,
-)
+from quantized_folders import NAME, PARITY, plain_and_packed, plain_folder, same_bits, torch
+from stored_weights import stored_weight
 
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.formats import safetensors
@@ -242,7 +235,7 @@ def test_scales_that_do_not_fit_are_refused():
         unpack_quantized(tensors, config, "m")
 
 
-@pytest.mark.parametrize("block", [[2], [0, 2], ["2", 2], "2x2", 2])
+@pytest.mark.parametrize("block", [[2], [0, 2], ["2", 2], "2 by 2", 2])
 def test_a_block_that_is_not_a_pair_of_sizes_is_refused_by_its_key(block):
     codes = np.zeros((4, 6), np.int8)
     name = f"{NAME}.weight"

@@ -224,7 +224,7 @@ def test_a_model_that_looks_both_ways_runs_whole_texts(tmp_path, monkeypatch):
     """Whatever fits into one pass otherwise, and with windows narrower than the text."""
     monkeypatch.setattr(LanguageModel, "scheduler", lambda self, **more: Scheduler(
         self.model, context=self.context, prefill_chunk=4, **more))  # fmt: skip
-    checkpoint = tiny("gemma3", **BOTH_WAYS)
+    checkpoint = tiny("gemma-embedding", **BOTH_WAYS)
     tensors = [Tensor(w.name, w.shape, 0, w.data.tobytes()) for w in checkpoint.weights.values()]
     path = write_gguf(tmp_path / "tiny.gguf", dict(checkpoint.metadata) | letters(), tensors)
     texts = ["abcdefghijkl", "zy", "mnopqrstuvwxyzabcdefghijklmnopq"]

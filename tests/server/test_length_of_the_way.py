@@ -47,9 +47,10 @@ def passed(serving):
     return functions, ours
 
 
-#: Types that a chat passes, from the guard on.
+#: Types that a chat passes, from the guard on. Requests of a body know the client's numbers of
+#: their messages, which a preset may move.
 TYPES = {
-    *("Guard", "Form", "Models", "Slot", "LanguageModel"),
+    *("Guard", "Form", "Models", "Slot", "LanguageModel", "BodyRequests"),
     *("Request", "Scheduler", "PassTimes", "PrefixCache", "Sequence", "Sampler", "Piece"),
     *("Answer", "Turns", "Turn"),  # the last two place messages as a template takes them
 }
@@ -64,4 +65,4 @@ def test_a_streamed_chat_passes_few_files_functions_and_types(passed):
     names = {entry.__name__ for entry in types if entry.__module__.split(".")[1] in ROOMS}
     # The first is the connection's; the second is a row of the table of events.
     assert names - {"PatientProtocol", "Action"} <= TYPES
-    assert len(TYPES) <= 15
+    assert len(TYPES) <= 16

@@ -12,7 +12,8 @@ import numpy as np
 from adapter_files import factors, peft_folder
 from config_mutants import MODELS, VALUES, paths_of
 from hf_folders import save_tensors
-from quantized_folders import pack_groups, pack_rows, stored_weight
+from quantized_folders import pack_groups, pack_rows
+from stored_weights import stored_weight
 
 from bitnet.base.errors import BitnetError, Unsupported
 from bitnet.formats.adapters import read_adapter

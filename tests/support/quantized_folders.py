@@ -11,8 +11,7 @@ from packed_matrices import AWQ, GPTQ
 from bitnet.formats import safetensors
 from bitnet.formats.checkpoint import Inventory
 from bitnet.formats.stored_numbers import KEY
-from bitnet.quants import registry, types
-from bitnet.quants.weight import Weight
+from bitnet.quants import registry
 
 PARITY = "pip install 'bitnet-xtask[parity]'"
 #: The layer whose matrix is stored in codes.
@@ -29,13 +28,6 @@ def same_bits(weight, expected):
     assert weight.quant.name == names[str(expected.dtype)]
     assert weight.shape == tuple(expected.shape)
     return np.array_equal(registry.dequantize(weight), expected.float().numpy(), equal_nan=True)
-
-
-def stored_weight(name, values, dtype):
-    array = np.asarray(values)
-    view = array.reshape(-1).view(np.uint8)
-    kind = types.QuantType(dtype, -1, 1, 0) if dtype == "F8_E4M3" else types.by_name(dtype)
-    return Weight(name, array.shape, kind, view, rounds_input=False)
 
 
 def pack_rows(values):

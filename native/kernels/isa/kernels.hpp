@@ -6,7 +6,7 @@
 //     Each run of kFloatRun columns has two chains of fused multiply-adds in float32, one over the
 //     even and one over the odd columns. Their sum is added to that of the runs before.
 //
-//   block     Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4, IQ4_NL, IQ4_XS
+//   block     Q4_0, Q8_0, Q4_K, MXFP4, IQ4_XS and their like
 //     Activations become int8 in groups of 16 columns: step = max|x| / 127,
 //     q = round_half_even(x * (127 / max|x|)). The sum p of code * q in a group is an exact
 //     integer. Each 32 columns are two groups, 0 and 1, with sum = step0 * sum(q0) + step1 *
