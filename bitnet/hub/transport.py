@@ -171,7 +171,7 @@ class Transport(requests.adapters.HTTPAdapter):
     def proxy_manager_for(self, *args: Any, **options: Any) -> Any:
         """The pool of connections through a proxy."""
         manager = super().proxy_manager_for(*args, **{**options, **self._context})
-        if hasattr(manager, "proxy_config"):  # SOCKS has connections of its own
+        if isinstance(manager, urllib3.ProxyManager):  # SOCKS has connections of its own
             manager.pool_classes_by_scheme = _POOLS
         return manager
 

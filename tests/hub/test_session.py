@@ -7,7 +7,9 @@ from socketserver import BaseRequestHandler
 from types import SimpleNamespace
 
 import pytest
+import requests
 import responses
+import urllib3
 from downloading import download, fetch_file
 from hub_server import Rule
 from loopback import LoopbackServer
@@ -24,6 +26,7 @@ from bitnet.base.errors import (
     TokenMissing,
     UsageError,
 )
+from bitnet.hub import transport
 from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.http import Transient
 from bitnet.hub.patience import Patience
@@ -297,6 +300,23 @@ def test_a_certificate_that_is_not_trusted_is_named_at_once(session, authority):
             head(server.url, one)
         assert "REQUESTS_CA_BUNDLE" in caught.value.hint
         assert server.owner.count == 1
+
+
+class OfSocks(urllib3.PoolManager):
+    """As urllib3's pool for SOCKS, which needs another package: it has its own connections."""
+
+    def __init__(self, *_args, **options):
+        super().__init__(**options)
+        self.pool_classes_by_scheme = {"http": object(), "https": object()}
+
+
+def test_a_socks_proxy_keeps_its_own_connections(monkeypatch):
+    monkeypatch.setattr(requests.adapters, "SOCKSProxyManager", OfSocks)
+    own = transport.Transport().proxy_manager_for("socks5://127.0.0.1:9")
+    assert own.pool_classes_by_scheme.keys() == {"http", "https"}
+    assert {type(kind) for kind in own.pool_classes_by_scheme.values()} == {object}
+    plain = transport.Transport().proxy_manager_for("http://127.0.0.1:9")
+    assert plain.pool_classes_by_scheme == transport._POOLS
 
 
 def test_a_socks_proxy_is_what_is_blamed_for_it(monkeypatch):
