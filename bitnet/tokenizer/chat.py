@@ -344,6 +344,8 @@ class TemplateProcess:
             size = int.from_bytes(process.stdout.read(8), "little")
             most = 4 * chat_child.MAX_CHARS + 1  # bytes of UTF-8, behind the one of the kind
             content: bytes = process.stdout.read(size) if size <= most else b""
+            if len(content) < size:  # it ended while it wrote
+                content = b""
         except OSError:  # it has ended
             content = b""
         except BaseException:  # an interrupt: nothing must wait for the answer

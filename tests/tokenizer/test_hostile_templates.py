@@ -156,6 +156,11 @@ def child(monkeypatch, tmp_path):
     ("script", "reason"),
     [
         ("raise SystemExit(5)", "its process ended with status 5: something else ended it"),
+        (
+            "import sys; sys.stdin.buffer.read(8); out = sys.stdout.buffer; "
+            "out.write((100).to_bytes(8, 'little') + bytes(40)); out.flush(); sys.exit(5)",
+            "its process ended with status 5: something else ended it",
+        ),
         ("raise MemoryError", "its process ended with status 1: .* more than 384 MiB"),
         ("import os; os.kill(os.getpid(), 9)", "its process ended with status -9"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGPROF)", "0.15 s of processor time"),
