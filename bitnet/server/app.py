@@ -89,7 +89,7 @@ def create_app(
             allow_origins=options.allow_origin,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["X-Request-ID", "Retry-After"],
+            expose_headers=["X-Request-ID", "Retry-After", "bitnet-ignored"],
         )
     end_tracing = trace_requests(app)
     return app

@@ -64,10 +64,12 @@ class PatientProtocol(H11Protocol):
         """Write a probe that clients ignore; if the client has gone, the second probe fails."""
         if cycle is not self.cycle or cycle.response_complete or self.transport.is_closing():
             return
+        probe = cycle.scope.get("state", {}).get("probe")
         if not cycle.response_started:
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        elif cycle.scope.get("state", {}).get("sends_events"):  # a comment, as a chunk
-            self.transport.write(b"3\r\n:\n\n\r\n")
+            if cycle.scope["http_version"] == "1.1":  # HTTP/1.0 has no such reply
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        elif probe is not None:  # as a chunk
+            self.transport.write(b"%x\r\n%b\r\n" % (len(probe), probe))
 
     def pause_writing(self) -> None:
         """Close the connection if the client does not read what was sent to it in time."""

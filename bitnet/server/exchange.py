@@ -155,7 +155,8 @@ async def _stream(
     # Wait for the first piece: an immediate failure gets an HTTP status, not an event.
     first = await unless_gone(request, anext(pieces))
     if request.scope["http_version"] == "1.1":  # events come as chunks
-        state["sends_events"] = True
+        # What clients skip: space before an object, or a comment.
+        state["probe"] = b" " if form.stream == "lines" else b":\n\n"
     events = form.events(body, head, _with_first(first, pieces))
     return StreamingResponse(
         _event_texts(request.url.path, form.stream, events),

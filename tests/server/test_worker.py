@@ -131,6 +131,30 @@ def test_a_half_closed_connection_gets_its_answer(serving, slow, monkeypatch, st
     assert json.loads(last)["tokens_generated"] == 40
 
 
+def test_a_half_closed_stream_of_lines_has_lines_of_json_only(serving, slow, monkeypatch):
+    monkeypatch.setattr(connection, "PROBES_S", (0.0, 0.05, 0.1))
+    worker = serving()
+    asked = {"model": "tiny", "prompt": "ab", "raw": True, "options": {"num_predict": 40}}
+    content = json.dumps(asked).encode()
+    with socket.create_connection(("127.0.0.1", worker.port), timeout=PATIENCE_S) as half:
+        half.sendall(
+            b"POST /api/generate HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(content) + content
+        )
+        until(lambda: worker.slot.open_jobs == 1)
+        slow(3)
+        got = half.recv(65536)
+        half.shutdown(socket.SHUT_WR)
+        while b"1\r\n \r\n" not in got:  # a probe, as a chunk
+            got += half.recv(65536)
+        slow()
+        reply = http.client.HTTPResponse(Prefixed(half, got))
+        reply.begin()
+        lines = reply.read().decode().split("\n")
+    assert lines.pop() == ""
+    assert [json.loads(line)["done"] for line in lines][-1] is True
+
+
 class Prefixed:
     """A socket some of whose bytes have been read."""
 
