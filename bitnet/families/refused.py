@@ -10,9 +10,11 @@ _KINDS = {
     "an encoder whose queries and keys have parts for positions of their own, which are not "
     "computed": "deberta deberta_v2",
     "a diffusion language model, which does not write token by token": "dream llada llada_moe rnd1",
-    "a recurrent model (RWKV), which mixes the input of a token with that of the one before, and "
-    "removes from its state along another key than it writes, which is not computed": "rwkv rwkv6 "
-    "rwkv6qwen2 rwkv7 arwkv7",
+    "a recurrent model (RWKV), which mixes the input of a token with that of the one before, which "
+    "is not computed": "rwkv rwkv6 rwkv6qwen2",
+    "a recurrent model (RWKV 7), which mixes the input of a token with that of the one before, and "
+    "removes from its state along another key than it writes, which is not computed": "rwkv7 "
+    "arwkv7",
     "a recurrent model, whose state is not computed": "recurrent_gemma xlstm",
     "a mixture of the first Mamba and attention whose blocks are not put together here": "zamba "
     "plamo2",
@@ -69,9 +71,10 @@ _KINDS = {
     "a model of images": "clip siglip vit chameleon cogvlm emu3 fuyu git got_ocr2 mllama",
     "a model of sound": "whisper wav2vec2 wavtokenizer_dec qwen3tts pockettts "
     "moss_transcribe_diarize",
-    "a former model whose positions are in the attention itself": "xlnet reformer ctrl xlm",
-    "a decoder made of an encoder's class, which is read as an encoder": "bert_generation big_bird "
-    "data2vec_text electra ernie megatron_bert rembert roberta_prelayernorm roc_bert roformer "
+    "a former model whose positions are in the attention itself": "xlnet",
+    "a former model, which is not put together here": "reformer ctrl xlm",
+    "a decoder made of an encoder's class, which is not put together here": "bert_generation "
+    "big_bird data2vec_text electra ernie megatron_bert rembert roberta_prelayernorm roc_bert roformer "
     "xlm_roberta_xl xmod",
 }
 _BY_NAME = {name: kind for kind, names in _KINDS.items() for name in names.split()}
