@@ -19,7 +19,7 @@ class ValueWriter:
     """Writes values of a program, one after the other, and notes the tensors that they read.
 
     Attributes:
-        decoder: the blocks it is written for.
+        decoder: configuration of the model that the program is for.
         tensors: names of the model's tensors; optional ones that it lacks are left out.
         instructions: those written so far, each register of which holds one value.
         layout: the tensors that they read.
@@ -58,12 +58,12 @@ class ValueWriter:
     def select_outputs(self) -> None:
         """After the last cache is written, keep only the rows of the outputs."""
         if self._caches == len(self.decoder.caches):
-            self.append(Select(()))
+            self.append(Select(()))  # allocate() fills in the registers
 
     # Tensors that are not matrices of products.
 
     def vector(self, name: str, shape: tuple[int, ...]) -> str:
-        """Whole name of the tensor *name* of this block, which is used number by number."""
+        """Full name of the tensor *name* of this block, which is applied element by element."""
         whole = f"{self.block}{name}"
         self.layout.required[whole] = shape
         self.layout.vectors.add(whole)
@@ -81,7 +81,7 @@ class ValueWriter:
         return embedded
 
     def lookup(self, table: str, by: Literal["position", "text"], rows: int) -> Register:
-        """A row of *table*, of so many *rows*, for the position or text of each token."""
+        """A row of *table* (*rows* in all) for each token: by its position or its text's number."""
         embedded = self.value(self.decoder.dim)
         self.layout.required[table] = (rows, self.decoder.dim)
         self.layout.tables.add(table)
@@ -98,7 +98,7 @@ class ValueWriter:
         eps: float | None = None,
         biased: bool = True,
     ) -> Register:
-        """Norm of *x* in groups of *width*, by default one.
+        """Norm of *x* in groups of *width* columns; 0 means one group of all.
 
         With *parts* each of them is a group with a weight of its own, a row of a matrix. A norm
         that is not *biased* has no bias where others have one.

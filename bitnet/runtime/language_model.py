@@ -147,8 +147,8 @@ class LanguageModel:
         Raises:
             UsageError: the prompt is empty, the template does not accept the conversation, the
                 schema or the regular expression is wrong, or the prompt name is unknown.
-            Unsupported: an embedding model is asked for an answer; it has no chat template; or
-                a schema or regular expression is given and llguidance is not installed.
+            Unsupported: an embedding model is asked for an answer; a model without a template gets
+                messages; or a schema or regular expression is given without llguidance installed.
         """
         request.check()
         if request.embed:
@@ -354,7 +354,7 @@ class LanguageModel:
         return vectors.rank(self, query, documents, truncate=truncate)
 
     def classify(self, texts: str | Sequence[str], *, truncate: bool = True) -> NDArray[np.float32]:
-        """Share of each label of ``config.classifier`` in *texts*, ``(len(texts), labels)``.
+        """Score of each label per text, by ``config.classifier.function``: ``(texts, labels)``.
 
         Raises:
             Unsupported: the model has no head that scores texts.

@@ -5,7 +5,7 @@
     ids                                     uint32, one for each position
     zeros                                   up to a multiple of 4,096 bytes
     pages                                   of each table, by page number, as they are in memory
-    states                                  of fixed size, by length
+    states                                  of fixed size, each after a prefix, shortest first
 
 The pages of a restored cache are views of the mapped file. Two threads read it from its beginning
 and compare the checksum of each page, which is as fast as reading alone. The first pass waits until
@@ -184,7 +184,7 @@ class PromptFile:
         return self.offset + pages + states
 
     def restore(self, cache: KVCache) -> MappedState:
-        """Fill the empty *cache* from the file; the mapped file, its checksums not yet compared.
+        """Fill the empty *cache* and return the mapped file, whose checksums are not yet compared.
 
         A file that is damaged, or of a cache of another shape, is an :class:`InvalidFormat`.
         """
@@ -194,7 +194,7 @@ class PromptFile:
         if hasattr(mapped, "madvise"):
             import mmap
 
-            mapped.madvise(mmap.MADV_WILLNEED)  # the system reads on while the first layers run
+            mapped.madvise(mmap.MADV_WILLNEED)  # the system reads ahead of the checksum threads
         try:
             content, backing = self.map(mapped)
             cache.restore(content, backing)
@@ -273,7 +273,10 @@ def _state_bytes(states: Mapping[str, Any]) -> int:
 
 
 class MappedState:
-    """A mapped file that pages of caches are views of, and the comparison of its checksums."""
+    """A mapped prompt file, of which pages of caches are views, and the check of its checksums.
+
+    ``State`` in the name is the whole file, not only the states of fixed size in it.
+    """
 
     def __init__(self, mapped: MappedFile, checks: Sequence[Check]) -> None:
         self.is_checked = False

@@ -168,6 +168,7 @@ def _add_plain_routes(app: FastAPI, models: Models, metrics: Metrics) -> None:
             header = await slot.header()
             facts["context_length"] = header["context"]
             if header["writes"]:
+                # RANDOM: temperature 1, the default of OpenAI's and Anthropic's addresses.
                 default = with_defaults(models.defaults, max_tokens=EVERYTHING, **RANDOM)
                 request = slot.fill_in(default).with_settings(header["generation"])
                 facts["generation_defaults"] = request.sampling_facts()

@@ -52,7 +52,7 @@ _RUNNING_OF_LLAMA_CPP = {
     "np", "parallel", "version",
 }  # fmt: skip
 _EVERY = "*"  # name of the section whose options every model has
-#: The beginning of a comment. llama.cpp's needs no blank before it, and cuts ``top_k;temp``, too.
+#: A comment begins a line or follows a blank. llama.cpp needs neither, so it cuts ``top_k;temp``.
 _COMMENT = re.compile(r"(?:^|\s)[#;]")
 
 

@@ -1,7 +1,7 @@
 """Ollama's API: bodies as requests, answers as its replies and lines.
 
 Names are those of github.com/ollama/ollama/blob/main/docs/api.md, defaults those of its
-``docs/modelfile.md``, except that the repetition penalty covers the whole text here.
+``docs/modelfile.mdx``, except that the repetition penalty covers the whole text here.
 """
 
 from __future__ import annotations
