@@ -154,7 +154,8 @@ def _store_entries(root: Path) -> list[Entry]:
     blob_entries: list[Entry] = []
     for blob in blobs:
         ours = [name for name in names if name.sha256 == blob.sha256 and name.kind != "version"]
-        # A tokenizer that is also part of a model is removed as a model, so only if users say so.
+        # A tokenizer that is also part of a model counts as a model: `cache clean` removes it only
+        # with --models.
         ours.sort(key=lambda name: name.kind == "tokenizer")
         record = ours[0] if ours else None
         with contextlib.suppress(FileNotFoundError):
@@ -207,9 +208,9 @@ def file_ids(root: Path, everything: Iterable[Entry]) -> dict[Path, Hashable]:
     }
     ids: dict[Path, Hashable] = {}
     for entry in everything:
-        inode = entry.inode if any(entry.inode) else entry.path
-        copy_of = placed.get(os.path.abspath(entry.path), inode)  # noqa: PTH100
-        ids[entry.path] = digests.get(entry.inode, copy_of)
+        own_id = entry.inode if any(entry.inode) else entry.path
+        fallback = placed.get(os.path.abspath(entry.path), own_id)  # noqa: PTH100
+        ids[entry.path] = digests.get(entry.inode, fallback)
     ids.update({entry.path: entry.path.name for entry in stored})
     return ids
 
@@ -257,9 +258,9 @@ def verify(
 ) -> EntryCheck:
     """Check the file of *entry*.
 
-    *expected* has the SHA-256 of files by path. Without one, the suffix of the file selects the
-    check. *read_gguf* reads a model; *prompt_problem* returns the problem of a stored prompt, or an
-    empty text.
+    *expected* has the SHA-256 of files by path. The suffix of the file, or the kind of the entry,
+    selects a further check. *read_gguf* reads a model; *prompt_problem* returns the problem of a
+    stored prompt, or an empty text.
     """
     path = entry.path
     check = {".json": "JSON", ".gguf": "GGUF", ".kv": "checksums"}.get(path.suffix, "file")

@@ -373,6 +373,7 @@ def bench(
     plan = BenchPlan.of(tests, thread_counts, repetitions, threads=model.threads)
     before = read_report(Path(against)) if against else None
     running = open_model(model, common)
+    # Reloading does not repeat the note that --features chooses nothing.
     bench_options = replace(model, model=str(running.path), features="", no_default_features=False)
     with LiveLine() as line:
         report = measure(

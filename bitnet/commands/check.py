@@ -160,7 +160,7 @@ def _expectations_here(model, cache, *, beside_it=True):
 
     These are the digests that this package, a lock file or the cache has recorded for its files,
     and, with *beside_it*, the attestation that a download wrote next to it. The lock file may be in
-    the working folder or above the model, whose path may be given as a link.
+    or above the working folder, or above the model, whose path may be given as a link.
     """
     from bitnet.verify.attest import Attestation, beside
 
@@ -170,6 +170,7 @@ def _expectations_here(model, cache, *, beside_it=True):
         return expected
     for written in (beside(model), beside(model.resolve())):
         if written.exists() or written.is_symlink():
+            # With a proof, for folders only, the tokenizer and all other files must be covered.
             proof = beside(model) if model.is_dir() else None
             return expected | {"against": Attestation.read(written), "proof": proof}
     return expected
@@ -197,17 +198,16 @@ def _pins_for(model, cache):
 
 
 def _list_locked(path):
-    """Paths and entries of the lock files in the working folder and above *path*.
+    """Paths and entries of the lock files in or above the working folder, and above *path*.
 
     A path is below the real folder of its lock file; the file there may be a link, or missing.
     """
     from bitnet.store.records import LOCK_FILE, read_lock
 
     # x stands for any file of the working folder, which is then one of its parents.
-    places = (Path.cwd() / "x", Path.cwd() / path, path.resolve())
-    for folder in dict.fromkeys(
-        folder for locked_path in places for folder in reversed(locked_path.parents)
-    ):
+    starts = (Path.cwd() / "x", Path.cwd() / path, path.resolve())
+    # Outermost first, so that the nearest lock file wins in a dict by path.
+    for folder in dict.fromkeys(folder for start in starts for folder in reversed(start.parents)):
         for entry in read_lock(folder / LOCK_FILE):
             if entry.place is not None:
                 yield folder.resolve() / path_of(entry.place), entry
@@ -338,7 +338,8 @@ def attest(
     if key and not bundle:
         raise UsageError("--key signs a bundle", hint="name it: --bundle FILE --key FILE")
 
-    # The outputs are checked before the tensors are read, which takes minutes.
+    # The outputs are checked before the tensors are read, which takes minutes. With one path for
+    # both, only the bundle is written.
     checkpoint = open_checkpoint(path)
     inputs = (path, *checkpoint.inventory.paths)
     document = OutputFile(Path(output), ATTESTATION, inputs=inputs, force=force)
@@ -358,7 +359,7 @@ def attest(
     if bundle:
         statement = statement_of(checkpoint, attestation)
         signed.write_text(json.dumps(sign(statement, Path(key)) if key else statement))
-        output = output or bundle
+        output = output or bundle  # the file that is reported below
     if output and output != bundle:
         document.write_text(attestation.text())
     if output:

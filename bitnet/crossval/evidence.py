@@ -39,14 +39,14 @@ class Row:
     theirs: int | None  # the reference's
     gap: float | None  # logit difference between the reference's best and second token
     kl: float | None = None  # from the reference to ours
-    # upper bound of our ``-log p`` of the actual next token; None at the end
+    # lower bound of our ``-log p`` of the actual next token; None at the end
     nll: float | None = None
     theirs_nll: float | None = None  # the reference's
     # likeliest next token of the float64 pass, ``None`` without such a pass
     exact: int | None = None
     ours_kl: float | None = None  # from the float64 pass to ours
-    # slope of our log-probabilities over those of the float64 pass, 1 without scaling; ``None`` if
-    # all tokens of the float64 pass are equal
+    # slope of our log-probabilities over those of the float64 pass, 1 without scaling; ``None``
+    # with fewer than three common tokens, or if the float64 pass finds all of them equally likely
     ours_scale: float | None = None
     theirs_kl: float | None = None  # from the float64 pass to the reference
     theirs_scale: float | None = None  # slope of its log-probabilities

@@ -153,8 +153,8 @@ def prompt_trace(
 
     *forward* appends ids to the sequence and returns their logits, ``(T, vocabulary)``; with
     ``all_positions=False`` only those of the last id are needed. A model that is not *causal* is
-    given all ids at once. As in an answer, a continuation has no ids that *generation* suppresses.
-    It ends early where a logit is not finite, or every id is suppressed.
+    given all ids at once. As in text generation, a continuation has no ids that *generation*
+    suppresses. It ends early where a logit is not finite, or every id is suppressed.
     """
     if not prompt.ids:
         return PromptTrace(prompt.text, ())
@@ -271,7 +271,7 @@ class Reference(ABC):
 
     name: str  # on the command line
     independent = True  # it is not this project's code, so the float64 pass can judge it
-    recording: Trace | None = None  # where its answers were recorded; else it runs the file now
+    recording: Trace | None = None  # its recorded answers; None if it runs the file now
 
     def reads(self, checkpoint: Checkpoint) -> bool:
         """True if the engine supports the file of *checkpoint*, or the tokenizer in it."""
@@ -298,8 +298,8 @@ class Reference(ABC):
     ) -> Mapping[str, NDArray[Any]] | None:
         """Intermediates of a pass over the only prompt, by llama.cpp's names; None if it has none.
 
-        *_exact* is the float64 model, whose program names the values. Keys and values (``Kcur-3``,
-        ``Vcur-3``) have a row for each id, all others for the last
+        *_exact* is the float64 model; the ``Mark`` instructions of its program name the values.
+        Keys and values (``Kcur-3``, ``Vcur-3``) have a row for each id, all others for the last
         :data:`bitnet.crossval.operations.ROWS`.
         """
         return None
