@@ -43,7 +43,8 @@ def classifier_keys(
 
     Keys of *config* to *ignore* count as absent.
     """
-    config, _listed_by_the_family = split_ignored(config, ignore.names)
+    # config_json.describe lists the ignored keys of the model.
+    config, _ignored = split_ignored(config, ignore.names)
     model = files.root.name
     missing = [own for own, gguf, _ in family.classifier if f"{gguf}.weight" not in weights]
     if missing:

@@ -46,8 +46,9 @@ def open_gguf(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     rounds_inputs = _rounds_inputs(gguf, metadata, family)
     weights = {}
     for name, info in gguf.tensors.items():
-        is_bitnets_own = info.type.name not in registry.OF_ANY_MODEL
-        weights[name] = gguf.weight(name, rounds_input=rounds_inputs or is_bitnets_own)
+        # Has no effect on types that are not ternary.
+        rounds_if_ternary = info.type.name not in registry.OF_ANY_MODEL
+        weights[name] = gguf.weight(name, rounds_input=rounds_inputs or rounds_if_ternary)
     return Checkpoint(
         gguf.path,
         gguf.architecture,

@@ -92,7 +92,7 @@ _SCHEME_RULES: dict[str, Rule] = {
     **dict.fromkeys(("num_bits", "type"), read("of the codes")),
     **dict.fromkeys(
         ("strategy", "group_size", "block_structure", "symmetric"), HARMLESS
-    ),  # the shapes of scales and zero points say these
+    ),  # the shapes of scales and zero points show these; a stated block_structure is read, too
     "actorder": neutral(None, False, "weight", "static"),
     "dynamic": neutral(None, False),
     **dict.fromkeys(("observer", "observer_kwargs", "scale_dtype", "zp_dtype"), HARMLESS),

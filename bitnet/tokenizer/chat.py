@@ -39,7 +39,8 @@ Message = dict[str, Any]
 _WALL_S = 30
 _HINT = "name another template with --chat-template FILE"
 
-_abandoned: list[subprocess.Popen[bytes]] = []  # those of parents, kept so that none is closed
+# Processes started before a fork; kept so that garbage collection does not close their pipes.
+_abandoned: list[subprocess.Popen[bytes]] = []
 _PROBED_DAY = "2026-01-01T00:00:00"  # the clock of probes: facts must not depend on the day
 
 

@@ -128,8 +128,8 @@ def compare(left: TokenizerSpec, right: TokenizerSpec, texts: Sequence[str]) -> 
 def differences(left: TokenizerSpec, right: TokenizerSpec) -> list[TokenizerDifference]:
     """Parts in which two specifications differ in meaning; empty if there are none.
 
-    A BPE whose merges say what SentencePiece's scores say is compared with them as such. Steps of
-    one named pre-tokenizer, and options without an effect, are left out.
+    If the models differ, a BPE equivalent to a SentencePiece model is compared as one. Steps of one
+    named pre-tokenizer, and options without an effect, are left out.
     """
     if left.model != right.model:
         left = as_sentencepiece(left) or left

@@ -63,8 +63,8 @@ std::vector<uint32_t> vocabulary_slots(const std::vector<uint32_t>& offsets,
     return slots;
 }
 
-// True if a longer token contains the name of a byte, <0xNN>: then the text that merging makes is
-// not what its tokens spell.
+// True if a token is longer than the name of a byte, <0xNN>, and contains one: <0x41><0x42>, for
+// example. With byte fallback, merging can then join characters that no token spells together.
 bool joins_byte_names(std::string_view text) {
     if (text.size() <= 6) return false;
     for (size_t at = text.find("<0x"); at != std::string_view::npos;
@@ -74,11 +74,13 @@ bool joins_byte_names(std::string_view text) {
     return false;
 }
 
-// Fills in where a text may be cut into parts that are merged separately. Where no token has both
-// sides of a place inside, nothing is ever joined across it, so one side does not depend on the
-// other. Returns false if it does depend: unknown characters on both sides can become one token
-// unless every byte and U+2581 have one, and an unused token is split again in the way in which it
-// was last made, perhaps in another part.
+// Fills in where a text may be cut into parts that are merged separately: where no token has both
+// sides of a place inside, nothing is ever joined across it. Returns false if the sides may depend
+// on each other all the same:
+// - An unused token is split again in the way in which it was last made, perhaps in another part.
+// - A token joins names of bytes, see joins_byte_names.
+// - A byte or U+2581 has no token: unknown characters on both sides can become one token.
+// - The model is byte-level: a token may contain some of the bytes of U+2581, not all.
 bool find_parts(const std::vector<uint32_t>& offsets, const TokenizerParts& parts, Config& config) {
     const auto byte_ids = copy_array<uint32_t>(parts.byte_ids, "odd byte ids");
     const bool all_bytes = (config.flags & kByteFallback) != 0 && byte_ids.size() == 256 &&

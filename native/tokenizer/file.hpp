@@ -25,7 +25,7 @@ enum class Section : uint32_t {
     kSlots,         // hash table from spellings to ids: 11 bits of the hash, 21 of the id plus 1
     kMergeSlots,    // hash table from pairs of ids to ranks: 2 * 21 bits, 22 of the rank plus 1
     kMergeResults,  // id of the token that each merge makes, by rank
-    kScores,        // of each id: floats, or doubles with kSteps
+    kScores,        // of each id: doubles if ConfigFlag kSteps is set, else floats
     kByteIds,       // id of the token of each byte, or kNoId
     kAdded,         // see read_added
     kSteps,         // see read_steps
@@ -44,7 +44,7 @@ struct FileHeader {
     uint32_t sections;
     uint64_t size;
     uint64_t checksum;
-    unsigned char key[32];
+    unsigned char key[32];  // SHA-256 of the fingerprint of the tokenizer's specification
 };
 static_assert(sizeof(FileHeader) == 64, "the header is part of the format");
 
@@ -59,7 +59,8 @@ struct Config {
     uint32_t word_ends[8];       // a bit for each byte that no token has before a U+2581; likewise
     uint32_t strangers[128][4];  // a bit for each pair in ASCII that no token has inside; likewise
 
-    // Whether no token has what is on both sides of text[at] inside.
+    // True if no token contains text[at - 1] followed by text[at], or by the U+2581 that begins
+    // there. Answers between two ASCII characters and before U+2581, not in runs of it; else false.
     bool parts(std::string_view text, size_t at) const {
         const auto before = uint8_t(text[at - 1]), behind = uint8_t(text[at]);
         if (before < 128 && behind < 128)
@@ -245,7 +246,7 @@ private:
            n_byte_ids_ = 0;
 };
 
-// What a compiled file is made of; plain little-endian arrays.
+// What a compiled file is made of; plain little-endian arrays. The key is that of FileHeader.
 struct TokenizerParts {
     std::string_view key, meta, config, offsets, bytes, flags, merges, scores, byte_ids, added,
         steps, charsmap, prefix, suffix;

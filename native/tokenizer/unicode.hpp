@@ -25,7 +25,7 @@ bool in_script(const Script* script, uint32_t code);
 
 bool is_space(uint32_t code);        // White_Space
 bool is_word(uint32_t code);         // \w of Oniguruma
-bool is_added_word(uint32_t code);   // \w of Rust's regex crate
+bool is_added_word(uint32_t code);   // \w of Rust's regex crate, as beside added tokens
 bool is_punctuation(uint32_t code);  // as BERT counts it: with all ASCII symbols
 bool is_numeric(uint32_t code);      // Rust's char::is_numeric
 bool is_mark(uint32_t code);
@@ -44,10 +44,10 @@ Codes compatible(uint32_t code);
 Codes lower(uint32_t code);
 uint8_t combining_class(uint32_t code);
 uint32_t compose(uint32_t first, uint32_t second);  // 0 for none
-uint8_t script(uint32_t code);                      // 0 fits every other
+uint8_t script(uint32_t code);  // number for UnicodeScripts; 0 continues the script before
 
-// Bytes of the extended grapheme cluster at text[at]; flags and letters behind a virama, which are
-// longer than any that is replaced as a whole, may come in parts.
+// Bytes of the extended grapheme cluster at text[at]. Flags and letters behind a virama may be
+// split: normalize_charsmap replaces no cluster that long as a whole.
 size_t grapheme(std::string_view text, size_t at);
 
 // Normalizing a text without such characters changes nothing.

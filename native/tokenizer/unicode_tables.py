@@ -278,9 +278,9 @@ def write() -> str:
     }
     runs = {
         "Categories": {code: number for code, number in categories.items() if number},
-        "Scripts": scripts,
+        "Scripts": scripts,  # \p{Han} and others of a pattern: places in kScriptNames, from 1
         "CombiningClasses": combining_classes(),
-        "ScriptNumbers": script_numbers(),
+        "ScriptNumbers": script_numbers(),  # for UnicodeScripts; not those of kScriptNames
         "Graphemes": grapheme_classes(),
     }
     mappings = {
