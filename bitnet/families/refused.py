@@ -74,8 +74,8 @@ _KINDS = {
     "a former model whose positions are in the attention itself": "xlnet",
     "a former model, which is not put together here": "reformer ctrl xlm",
     "a decoder made of an encoder's class, which is not put together here": "bert_generation "
-    "big_bird data2vec_text electra ernie megatron_bert rembert roberta_prelayernorm roc_bert roformer "
-    "xlm_roberta_xl xmod",
+    "big_bird data2vec_text electra ernie megatron_bert rembert roberta_prelayernorm roc_bert "
+    "roformer xlm_roberta_xl xmod",
 }
 _BY_NAME = {name: kind for kind, names in _KINDS.items() for name in names.split()}
 

@@ -90,9 +90,9 @@ _COMPRESSED_RULES: dict[str, Rule] = {
 }
 _SCHEME_RULES: dict[str, Rule] = {
     **dict.fromkeys(("num_bits", "type"), read("of the codes")),
-    **dict.fromkeys(
-        ("strategy", "group_size", "block_structure", "symmetric"), HARMLESS
-    ),  # the shapes of scales and zero points show these; a stated block_structure is read, too
+    "block_structure": read("rows and columns of a block"),
+    # The shapes of scales and zero points show these.
+    **dict.fromkeys(("strategy", "group_size", "symmetric"), HARMLESS),
     "actorder": neutral(None, False, "weight", "static"),
     "dynamic": neutral(None, False),
     **dict.fromkeys(("observer", "observer_kwargs", "scale_dtype", "zp_dtype"), HARMLESS),
