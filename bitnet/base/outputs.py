@@ -55,7 +55,8 @@ class OutputFile:
     def check(self) -> None:
         """Refuse the output if it would replace a file that it must not.
 
-        Devices and pipes are accepted. An empty file may be replaced: nothing is lost.
+        Devices and pipes are accepted. Unless ``kind`` is None, an empty file may be replaced:
+        nothing is lost.
         """
         status = _status(self.path)
         if status is None:
@@ -176,7 +177,8 @@ def _drafting(target: Path) -> Iterator[None]:
     """Hold a lock while *target* is written; first remove drafts that killed processes left.
 
     Writers share the lock. A process that gets it exclusively knows that there is no other writer.
-    A process that removes drafts for a minute, and could remove ours, is an error.
+    If another process holds it exclusively for a minute, raise :class:`CacheBusy`: that process may
+    be removing drafts, and could remove ours.
     """
     guard = beside(target, "lock")
     hint = "wait for that process to end, or end it"

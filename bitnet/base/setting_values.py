@@ -34,7 +34,7 @@ def parse_boolean(text: str) -> bool:
 
 
 def parse_seconds(text: str, *, none: bool = False) -> float:
-    """A positive number of seconds, or 0 if *none* allows it."""
+    """Seconds in *text*: a positive number, or with *none* also 0."""
     try:
         value = float(text)
     except ValueError:

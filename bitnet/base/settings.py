@@ -122,6 +122,7 @@ _secret = partial(
     Setting[str | None], parse=lambda text: text.strip() or None, default=None, secret=True
 )
 _time = partial(Setting[float], parse=parse_seconds)
+# ``none`` also allows 0: do not wait.
 _wait = partial(Setting[float], parse=partial(parse_seconds, none=True))
 
 cache_dir_override = _path(

@@ -1,4 +1,4 @@
-"""Bundles: files that are here in one tar file, for machines without a network.
+"""Bundles: files of this machine, in one tar file, for machines without a network.
 
     bitnet-bundle.json      the files under their names, a project's lock file, attestations
     sha256/<sha256>         content, in the order of the digests
@@ -73,7 +73,7 @@ MANIFEST = "bitnet-bundle.json"
 
 _CHUNK = 1 << 20
 _BLOCK = tarfile.BLOCKSIZE
-_LARGEST_MANIFEST = 256 << 20  # bytes; an attestation of a large model has a few
+_LARGEST_MANIFEST = 256 << 20  # bytes; an attestation of a large model takes a few MB
 _TOKENIZER = re.compile(r"tokenizers/[A-Za-z0-9][A-Za-z0-9_.@-]*/[^/]+")
 
 ARCHIVE = OutputKind("a bundle", lambda path: begins_with(path, MANIFEST.encode()))
@@ -319,6 +319,7 @@ def import_bundle(
         replace(project, folder=into).write_lock_file(lock)
     paths = {}
     for row in list_models(project.store):
+        # Files in the store are named by their digests.
         if row.path is not None and row.path.name in bundle.blobs:
             with suppress(NotFound, Offline):  # only a part of a model, such as one file of several
                 paths[row.name] = locate_model(parse(row.name), project, fetch=False)

@@ -83,7 +83,7 @@ def obtain(order: FileOrder, project: Project, claims: Claims, folder: Path) -> 
     # be missing, and the place of a large file may not be writable.
     project.require_connection(order.target or order.default or project.store.folder, order.command)
     sources.require_token(order.source)
-    if order.check is not None:
+    if order.check is not None:  # only the order for a tokenizer has one
         logger.info("Can download compatible tokenizer from: %s", order.source.repo)
         logger.info("Downloading tokenizer for repo: %s", order.source.repo)
     if order.target is not None:
@@ -122,6 +122,7 @@ def _find_here(order: FileOrder, project: Project, claims: Claims) -> Obtained |
     if blob is None:
         return None
     is_recorded = record is not None and record.sha256 == digest
+    # The revision in the record of an address is its ETag; other files do not use *etag*.
     return order.answer(
         blob,
         commit=record.commit if record is not None and is_recorded else None,
@@ -133,7 +134,8 @@ def _find_here(order: FileOrder, project: Project, claims: Claims) -> Obtained |
 def _find_own(order: FileOrder, project: Project, record: Pin | None) -> Path | None:
     """Path of a file that a user put at its place, which may be another one than on the server.
 
-    That is a tokenizer of their own, which was checked; or offline, a model without a known digest.
+    That is a tokenizer of their own that passes the check of *order*; or offline, a model without a
+    known digest.
     """
     if order.is_usable:
         return order.entry
@@ -273,7 +275,7 @@ class _Fetch:
         )
 
     def _find_version(self, facts: Version, beside: Path | None = None) -> Obtained | None:
-        """This version, if it is *beside*, in the store, or in another cache."""
+        """This version, if it is at the path *beside*, in the store, or in another cache."""
         digest = facts.sha256
         is_verified = self._is_verified(facts)
         if digest is None and facts.is_bound and (record := self.store.pin_of(facts.key)):
@@ -289,7 +291,7 @@ class _Fetch:
         )
 
     def _is_verified(self, facts: Version) -> bool:
-        """True if the digest of the file is more than that of the bytes that came first."""
+        """True if a user, this program, a server or a git object vouches for the bytes."""
         return self.order.is_vouched or facts.is_digest_announced or facts.git_oid is not None
 
     def _fetch_alone(self, facts: Version) -> Obtained:

@@ -131,8 +131,8 @@ def error_of(
         if missing:
             missing += " does not exist"
         return NotFound(text + missing + _quote(message), hint=f"see what there is at {page}")
-    # Any two of these mean terms that an account has not accepted: a refusal, a token that was
-    # sent, and a repository with terms.
+    # Three signs of terms that the account has not accepted, of which two are enough: access is
+    # refused (403), a token was sent (the server knows the account), the repository has terms.
     if sum((status == 403, with_token, code == "GatedRepo")) > 1:
         return LicenceNotAccepted(
             f"{text}{_quote(message)}: the account behind HF_TOKEN has not accepted this "
@@ -221,7 +221,7 @@ def _digests_in(reply: requests.Response) -> Iterator[str]:
         yield linked
 
     # The other two are of the reply's own content: that of a redirect or an error is a page, and an
-    # encoded one is not the file. RFC 9530 (appendix B) deprecates ``Digest`` because servers
+    # encoded one is not the file. RFC 9530 (appendix E) obsoletes ``Digest``: servers
     # disagree whether that of a part is the digest of the part or of the whole.
     encoding = headers.get("Content-Encoding", "identity").strip().lower()
     if reply.status_code not in (200, 206) or encoding not in ("", "identity"):
@@ -407,9 +407,9 @@ def at_once(calls: Sequence[Callable[[], T]], limits: Limits) -> list[T]:
         threads = min(FILES_AT_ONCE, limits.connections, len(calls))
         results = in_threads(calls, threads, limits.stop)
     except Exception:
+        # Not Ctrl-C: the limits then stay stopped, for a thread that still waits for a server.
         limits._stopped.clear()
         raise
-    # After Ctrl-C the limits stay stopped: a thread may be left that waits for a server.
     return results
 
 

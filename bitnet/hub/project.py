@@ -61,7 +61,7 @@ class Project:
     verify: bool = False  # read files again instead of trusting records
     records: bool = True  # write provided files into the lock file
     limits: Limits = field(default_factory=Limits, compare=False, repr=False)  # of all transfers
-    # asked to choose among several models of a repository; ``None`` if it cannot
+    # called to choose one of several models of a repository; returns None without a user to ask
     pick: Pick = field(default=lambda _repo, _models: None, compare=False, repr=False)
 
     @property

@@ -50,6 +50,7 @@ def fetch_source(
 ) -> Obtained:
     """The file of *source*, at *target* or where such files go, as :func:`provide`."""
     order = order_of(source, project, target=target, check=check)
+    # A tokenizer or a package may be put outside of the project, a model may not.
     root = target.parent if target is not None and order.kind != "model" else None
     return provide([order], project, root=root)[0]
 
@@ -68,7 +69,7 @@ def provide(
     the files of a repository that refuses access are left out. *add_to_store* brings files into the
     store together, as a bundle does, before each is looked for.
     """
-    # Nothing is downloaded that has no place: no name in the lock file, a link, or a full disk.
+    # Refuse before downloading: a name that cannot be pinned, a link that leads out, a full disk.
     root = root if root is not None else project.folder
     _refuse_places(orders, project, root)
     _require_space(orders, project)
@@ -82,7 +83,7 @@ def provide(
         add_to_store()
         files = _obtain_all(orders, project, claims, skip_gated=skip_gated)
 
-        # A tokenizer was read when it was fetched; one that came with other bytes is read now.
+        # A tokenizer is checked when it is fetched; one found elsewhere may not have been.
         for file in files:
             if file.cached and file.order.check is not None and not file.order.is_known:
                 file.order.check(file.blob.path)
@@ -285,6 +286,7 @@ def _may_be_pinned(file: Obtained, project: Project) -> bool:
     """False for a file outside of the project that ``sync`` could not put into it."""
     order = file.order
     is_inside = order.kind != "model" or project.place_of(order.target) is not None
+    # A file without a usual path in the project has no problem there: "usual" is a valid path.
     return is_inside or not place_problem(project.place_of(order.default) or "usual")
 
 

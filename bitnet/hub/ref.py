@@ -5,6 +5,7 @@ smollm2-135m                         a name of this package or its registry
 ORG/REPO[:TAG]                       a repository on the hub, unless the folder ORG exists here
 hf:ORG/REPO[:TAG][@REVISION]         the same; TAG is a quantization such as Q4_K_M
 hf:ORG/REPO[:FILE][@REVISION]        the same; FILE may be a pattern such as *Q4_K_M*
+hf:ORG/REPO[@REVISION][:FILE]        the same, as messages write it; also with :TAG
 hf://ORG/REPO[@REVISION][/FILE]      the same, as other programs write it
 hf.co/ORG/REPO[:TAG]                 the same
 https://huggingface.co/ORG/REPO...   the same, as a browser shows its page
@@ -89,7 +90,10 @@ class Ref:
         return shell_quote(f"hf:{self.repo}{revision}:{file}")
 
     def means(self, file: str) -> bool:
-        """True if *file* of its repository is the one that is named, or one of those."""
+        """True if this names *file* of its repository: by a tag, exactly, or without any file.
+
+        A pattern is not matched.
+        """
         if self.tag:
             return has_tag(file, self.tag)
         return self.file in ("", file)

@@ -212,7 +212,7 @@ class FaultyTransport(Transport):
         if request.method == "GET" and response.status_code in (200, 206):
             _break_body(response.raw, fault)
         elif not self._for_ever:
-            self._faults.appendleft(fault)  # keep it for a request with a body
+            self._faults.appendleft(fault)  # keep it for a GET that succeeds
         return response
 
     def _next_fault(self) -> NetworkFault | None:

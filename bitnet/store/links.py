@@ -100,7 +100,7 @@ class Prepared:
         return False
 
     def _set_time(self, source: Path) -> None:
-        """Set the time of *source*, which is in the past, so that every later change shows."""
+        """Copy the time of *source*, which is in the past, so a later change gets another mtime."""
         status = source.stat()
         times = status.st_atime_ns, status.st_mtime_ns
         with suppress(OSError):
