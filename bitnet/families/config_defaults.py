@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from bitnet.families.keys import Config
 
 _OF_ROPE = {"rope_theta", "partial_rotary_factor"}
-# Types whose configuration class in transformers 5.24 scales positions if config.json has no table
-# of them, whatever `rope_theta` says; 4.57 does not scale them if the table is null.
+# Types whose configuration class in transformers 5.24 scales positions if config.json has no RoPE
+# table, whatever `rope_theta` says; 4.57 does not scale them if the table is null.
 SCALED_BY_DEFAULT = frozenset({"apertus", "apertus1p5_text", "cwm", "gpt_oss", "ministral3"})
 # Keys that the tensors of a folder decide, if config.json leaves them out.
 _OF_TENSORS = {"vocab_size"}
@@ -45,7 +45,7 @@ def with_defaults(config: Config, model_type: str) -> dict[str, Any]:
 
     Raises:
         Unsupported: it leaves out a key whose default differs between versions of transformers,
-            or the table of positions if the class of *model_type* scales them.
+            or the RoPE table if the class of *model_type* scales positions without one.
     """
     table = read_table()
     stated = _list_stated(config, table["names"].get(model_type, ()))
@@ -98,8 +98,8 @@ def _list_stated(config: Config, names: Iterable[tuple[str, str]]) -> set[str]:
 def _is_in_rope(name: str, config: Config) -> bool:
     """True if *config* has the RoPE parameter *name* in a table that counts.
 
-    ``rope_scaling`` counts alone, except beside tables for kinds of layers. Layers whose table
-    lacks ``rope_theta`` have the default.
+    ``rope_scaling`` hides ``rope_parameters``, unless the latter has a table per kind of layer.
+    Layers whose table lacks ``rope_theta`` have the default.
     """
     table = config.get("rope_parameters")
     of_layers = [own for own in table.values() if isinstance(own, dict)] if table else []

@@ -137,6 +137,7 @@ def _hybrid(keys: Keys) -> ModelConfig:
     model_sizes = sizes(keys)
     residual = keys.number("residual_scale", 1.0) or 1.0
     kv_heads = per_layer(keys, "attention.head_count_kv", model_sizes.layers)
+    # in llama.cpp's Granite, false means that attention does not rotate
     own: dict[str, Any] = {} if keys.flag("rope.scaling.finetuned", True) else {"rope": None}
     if scale := keys.number("attention.scale", 0.0):
         own["scale"] = scale
@@ -240,6 +241,7 @@ def _window_keys(config: Config) -> dict[str, Any]:
     if bases is not None and {*bases} - {base, 0, None}:
         why = "only layers that do not rotate, or with the base of all, are computed"
         raise refusal("layer_rope_theta", bases, why)
+    # the layer_types are complete, so the period has no effect
     keys = _check_scales(config) | alternating(4)({**config, "layer_types": kinds})
     if bases is not None:
         keys["attention.rope_pattern"] = [bool(base_of_layer) for base_of_layer in bases]

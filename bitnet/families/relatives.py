@@ -169,6 +169,7 @@ register(
     aliases={"attention_head_dim": "head_dim", "moe_topk": "num_experts_per_tok"},
     config_keys={
         **EXPERT_CONFIG,
+        # layers of these models never share keys, whatever the factor
         "cla_share_factor": neutral(None, 1, 2, note="for layers that share keys: none does"),
         "use_qk_norm": neutral(None, True),
     },
@@ -252,6 +253,7 @@ def _mellum_keys(config: Config) -> dict[str, Any]:
         kinds = config["mlp_layer_types"]
         raise refusal("mlp_layer_types", kinds, "in GGUF, every layer has experts")
     kinds = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
+    # the layer_types are complete, so the period has no effect
     return alternating(4)({**config, "layer_types": kinds})
 
 

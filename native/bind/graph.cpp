@@ -1,5 +1,5 @@
 // Python's view of a graph, which is built from instructions of bitnet/kernels with packing.Matrix
-// and float arrays for the names of weights.
+// and float arrays in place of names of weights.
 #include "bind/module.hpp"
 
 #include <nanobind/stl/pair.h>
@@ -33,6 +33,7 @@ public:
     }
     double number(const char* field) const override { return nb::cast<double>(get(field)); }
     std::string text(const char* field) const override { return nb::cast<std::string>(get(field)); }
+    // For None, one array without data; `all` would give none.
     std::vector<FloatArray> arrays(const char* field) const override {
         if (get(field).is_none()) return {{}};
         return all<FloatArray>(field, [](nb::handle item) -> FloatArray {
@@ -114,7 +115,7 @@ public:
     }
 
     // *segments*: (tokens, position of the first, output rows, context, addresses of pages by
-    // table, state, what the program takes, and maybe where the second text begins) each.
+    // table, state, inputs of Take instructions, and maybe where the second text begins) each.
     void run(const IdArray& tokens, const nb::list& segments, int64_t result,
              const OutFloats& out) {
         std::vector<Segment> all;
@@ -140,7 +141,7 @@ public:
             s.hidden = {hidden.data(), int64_t(hidden.size())};
             if (parts.size() == 8) s.second = nb::cast<int64_t>(parts[7]);
         }
-        const Computing computing;
+        const Computing computing;  // releases the GIL, sets the floating-point mode
         Graph::run(tokens.data(), int64_t(tokens.size()), all, result, out.data(),
                    int64_t(out.size()));
     }

@@ -3,7 +3,7 @@
 //
 // Columns are permuted and scaled by powers of two (w' = w / s_j, x' = x * s_j, so that x.w =
 // x'.w') and cut into blocks of 64. Weight (r, j) of the copy is step_r * (code - 15.5), codes 0 ..
-// 31; the columns of block 0 have a second code, 1/32 as fine, in one more block at the end. Per
+// 31; the columns of block 0 have a second code, 32 times finer, in one more block at the end. Per
 // row and block the norm of what is left, rounded up, is kept in eight bits.
 //
 // A block of a tile is two halves of 32 columns, each five lines of 64 bytes; byte b of dword r of
@@ -11,10 +11,10 @@
 // has the low four bits of column 8i + b, and above them those of column 8i + 4 + b.
 //
 // The sixth bit of a weight says in which half of its code's step it lies: it adds or takes a
-// quarter of step_r, in block 0 of the second code's. It lies by rows, as only few rows need it:
-// the unit of the norms that six bits leave, a norm per block in eight bits, then eight bytes a
-// block; bit i of byte b is that of column 8i + b. docs/architecture/exact-head.md has the proof of
-// the bounds.
+// quarter of step_r, in block 0 of the second code's. Sixth bits are stored per row, as only few
+// rows need them: the unit (float) of the norms of what six bits leave, a norm per block in eight
+// bits, and from head_bits on eight bytes per block; bit i of byte b is that of column 8i + b.
+// docs/architecture/exact-head.md has the proof of the bounds.
 #pragma once
 
 #include <cmath>
@@ -36,7 +36,7 @@ constexpr int64_t kHeadGroup = 4;        // blocks whose sixth bits are read at 
 constexpr int64_t kHeadGroupBytes = kHeadGroup * kHeadBlock / 8;
 constexpr int64_t kHeadLevels = 32, kHeadMiddle = 16;
 constexpr int64_t kHeadLargest = 127 * 128;  // of a rounded activation
-// Codes reach that many times the root mean square of a row which leaves least.
+// Ranges of the codes, in root mean squares of the row; each row takes the one that leaves least.
 constexpr float kHeadClips[] = {3.0f, 3.5f, 4.0f, 5.0f};
 constexpr double kHeadLimit = 1e15;  // larger norms are refused: nothing may overflow
 
@@ -54,6 +54,7 @@ constexpr int64_t head_tile_bytes(int64_t cols) {
 constexpr int64_t head_groups(int64_t cols) {
     return (head_blocks(cols) + kHeadGroup - 1) / kHeadGroup;
 }
+// Where the bits begin in a row of them, behind the unit and the norms.
 constexpr int64_t head_bits(int64_t cols) {
     return (int64_t(sizeof(float)) + head_blocks(cols) + 7) / 8 * 8;
 }
@@ -83,10 +84,11 @@ struct HeadInput {
     std::vector<float> step;        // (blocks + 1,) half the step of the activations
     std::vector<int32_t> middle;    // (blocks + 1,) 31 * sum of q
     std::vector<float> norm;        // (blocks + 8,) of x', rounded up; zeros after the blocks
-    // The same digits as sixth bits lie: 32 bytes for bit i of all bytes of a group of blocks.
+    // The same digits in the order of the sixth bits: for each group of blocks, those of bit 0 of
+    // its 32 bytes, then those of bit 1, ...
     std::vector<int8_t> sixth_high, sixth_low;  // groups * 256
-    // For every four bytes of sixth bits, eight to a group: a quarter of what a code and a digit
-    // count, and the sum of q.
+    // For every four bytes of sixth bits, eight to a group: a quarter of a code's step, per step of
+    // the row, times the step of the activations; and the sum of q.
     std::vector<float> sixth_step;
     std::vector<int32_t> sixth_middle;
     float slack = 0.0f;  // what an error costs per unit of the row's norm
@@ -99,7 +101,8 @@ bool head_input(const ExactHead& m, const float* x, HeadInput& out);
 using HeadTile = void (*)(const uint8_t* tile, int64_t blocks, const HeadInput& x,
                           const float* step, const float* residual, const float* norm,
                           float* approx, float* upper);
-// What the sixth bits of a row add, per step of the row, and the sum that its norms count.
+// *sum*: what the sixth bits of a row add to its logit, per step of the row. *error*: bound on what
+// they leave of it, per unit of the row's norms.
 using HeadSixth = void (*)(const uint8_t* row, int64_t cols, const HeadInput& x, float* sum,
                            float* error);
 // Fills one tile of the copy, and the sixth bits, from its 16 rows, permuted, scaled and padded to
@@ -145,7 +148,7 @@ void linear_rows(const ExactHead& m, const float* x, const int64_t* ids, int64_t
 // Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
-// *error* is rounded too low by less than 2^-20 of itself, and so is the sum.
+// *error* is rounded too low by less than 2^-20 of itself, and so is value + error.
 [[maybe_unused]] inline void finish_row(float value, float error, float& approx, float& upper) {
     approx = value;
     upper = value + (error * (1.0f + 0x1p-20f) + std::fabs(value) * 0x1p-20f);

@@ -9,7 +9,7 @@ namespace bitnet {
 // Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
-// Sums of products of codes of five bits, which narrow registers take four at a time.
+// Sums of products of five-bit codes. 16-bit sums are widened after four groups of columns.
 struct HeadSum {
     Vec::Int all;
     Vec::Sum<31> part;
@@ -26,8 +26,8 @@ struct HeadSum {
     Vec::Int total() const { return Vec::kDepth > 0 ? all : part.total(); }
 };
 
-// Sums of code * q over the 64 columns of a block, q in two digits of base 128. One after the
-// other, the rows would have compilers keep the digits of the whole block in memory.
+// Sums of code * q over the 64 columns of a block, q in two digits of base 128. The loops over
+// vectors of rows are the inner ones: with them outside, compilers spill the digits of the block.
 inline void block_product(const uint8_t* block, const int8_t* high, const int8_t* low,
                           Vec::Int (&product)[kVecs]) {
     HeadSum coarse[kVecs], fine[kVecs];

@@ -64,10 +64,10 @@
 //             rounded. With f, the last 11 bits of x: 1 - f (c1 - f (c2 - f c3)), halved as often
 //             as the other bits say
 //   part      weight * round_half_even(step of the value * (32,767 / largest of the steps seen))
-//   code      each part in proportion, 255 for the largest one of the row. It has seven bits behind
-//             the point, and is rounded up from a fraction on that each place of a page has for
-//             itself (ops/code_sums.hpp). The sum over values is exact, and NaN where a step that
-//             is seen is NaN
+//   code      each part, scaled so that the largest one of the row is 255, with seven fractional
+//             bits. It is rounded up where these are at or above a threshold, of which each place
+//             of a page has its own (ops/code_sums.hpp). The sum over values is exact, and NaN
+//             where a step that is seen is NaN
 //
 // The rest is as for f16.
 //

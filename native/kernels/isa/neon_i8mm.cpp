@@ -46,7 +46,7 @@ inline float32x4_t for_pair(float first, float second) {
     return vcombine_f32(vdup_n_f32(first), vdup_n_f32(second));
 }
 
-// Four rows of token *second* of a pair.
+// Four rows of a pair's first token, or of its *second*.
 inline int32x4_t four_rows(int32x4_t a, int32x4_t b, int second) {
     const int64x2_t left = vreinterpretq_s64_s32(a), right = vreinterpretq_s64_s32(b);
     return vreinterpretq_s32_s64(second ? vzip2q_s64(left, right) : vzip1q_s64(left, right));

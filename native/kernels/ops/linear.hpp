@@ -54,7 +54,8 @@ private:
     int64_t inputs_ = 0;
 };
 
-// Whether one product can follow the other in a group: no form of the input is needed twice.
+// Whether one product can follow the other in a group: no form of the input is needed in two
+// widths.
 bool share_input(const Matrix& a, const Matrix& b);
 
 // One product, from an input whose rows are quantized already.
@@ -82,13 +83,14 @@ enum class Gating : int { softmax, softmax_chosen, sigmoid, sparse };
 
 Gating gating_of(std::string_view name);  // by its name in families/network_mixers.py
 
-// How experts are chosen and weighted; Routing in families/blocks.py has the meaning.
+// How experts are chosen and weighted, as explained at Routing in families/network_mixers.py.
 struct Routing {
     int64_t count = 0, used = 0, groups = 1, groups_used = 1;
     Gating gating = Gating::softmax;
     bool renormalised = false;
     float scale = 1.0f;
-    float nearness = 0.0f;  // Gating::sparse: largest relative distance of logits in a softmax
+    // Gating::sparse: largest relative distance from the best logit within its softmax
+    float nearness = 0.0f;
 };
 
 void check(const Routing& routing);  // throws std::invalid_argument if it contradicts itself
@@ -118,10 +120,10 @@ struct ExpertRoom {
 
 // Inputs of expert_products.
 struct ExpertInput {
-    const float* x = nullptr;  // (tokens, cols), or (tokens, used, cols) where they are *apart*
-    const float* experts = nullptr;  // (tokens, used), their numbers below *count*
+    const float* x = nullptr;        // (tokens, cols), or (tokens, used, cols) if *apart*
+    const float* experts = nullptr;  // (tokens, used), numbers below *count*
     int64_t tokens = 0, used = 0, count = 0, cols = 0;
-    bool apart = false;
+    bool apart = false;  // each expert of a token has an input of its own
 };
 
 // Products of every token with the matrices of its experts, on all threads at once. Tokens of an
