@@ -103,7 +103,8 @@ _GRANITE = Family(
     config_keys=reads(
         "attention_multiplier embedding_multiplier residual_multiplier logits_scaling"
     ),
-    gguf_keys=reads("attention.scale embedding_scale residual_scale logit_scale"),
+    gguf_keys=reads("attention.scale embedding_scale residual_scale logit_scale")
+    | {"rope.scaling.finetuned": neutral(True)},  # in llama.cpp false switches rotation off
     biases={"attention_bias": ATTENTION},
     llama_cpp=replace(_SUPPORT, nonzero=("logit_scale",)),
     translate=_check_scales,
