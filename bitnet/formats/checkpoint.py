@@ -111,8 +111,8 @@ class Inventory:
     """Files of one model, by their names relative to *root*, as they were when they were read."""
 
     def __init__(self, root: Path) -> None:
-        self.root = resolve_unnamed(root)  # messages have its name
-        self.root_as_given = root
+        self.root: Path = resolve_unnamed(root)  # messages have its name
+        self.root_as_given: Path = root
         # content and status of each file that was read
         self._opened: dict[str, tuple[bytes | MappedFile, os.stat_result]] = {}
         self._digests: dict[str, str] = {}  # SHA-256 of files that were read
