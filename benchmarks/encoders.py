@@ -27,7 +27,6 @@ import struct
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -320,14 +319,6 @@ class Engine:
         self.process.send_signal(signal.SIGCONT)
         self.process.stdin.close()
         self.process.wait()
-
-    def kill(self):
-        """End the process at once, also a stopped one; without effect if it has ended."""
-        self.process.kill()
-        self.process.wait()
-        self.process.stdout.close()
-        with suppress(BrokenPipeError):
-            self.process.stdin.close()
 
 
 def measure(paths, tests, options, work):

@@ -72,7 +72,7 @@ class Engine:
         try:
             self.load_s = self.reply()["load_s"]
         except BaseException:
-            self.kill()
+            kill(self.process)
             raise
         self.process.send_signal(signal.SIGSTOP)
         self.busy = 0  # measurements that other processes disturbed
@@ -116,14 +116,6 @@ class Engine:
         self.process.wait()
         return peak
 
-    def kill(self):
-        """End the process at once, also a stopped one; without effect if it has ended."""
-        self.process.kill()
-        self.process.wait()
-        self.process.stdout.close()
-        with suppress(BrokenPipeError):
-            self.process.stdin.close()
-
 
 @contextmanager
 def killed_at_last(engines):
@@ -136,7 +128,16 @@ def killed_at_last(engines):
     finally:
         for engine in engines.values():
             if engine is not None:
-                engine.kill()
+                kill(engine.process)
+
+
+def kill(process):
+    """End *process* at once, also a stopped one; without effect if it has ended."""
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    with suppress(BrokenPipeError):
+        process.stdin.close()
 
 
 def available_engines(peer_python, folder=None):
