@@ -412,15 +412,15 @@ def access_token() -> str | None:
     return text if text and text.isprintable() and " " not in text else None
 
 
-def environment_without(setting: Setting[Any]) -> dict[str, str]:
-    """The environment of this process without the variables of *setting*."""
-    return {name: text for name, text in os.environ.items() if name not in setting.names}
+def environment_without(*settings: Setting[Any]) -> dict[str, str]:
+    """The environment of this process without the variables of *settings*."""
+    left_out = {name for setting in settings for name in setting.names}
+    return {name: text for name, text in os.environ.items() if name not in left_out}
 
 
 def child_environment(**changes: str) -> dict[str, str]:
     """The environment for a child process: this one's without its secrets, with *changes*."""
-    secrets = {name for setting in ALL if setting.secret for name in setting.names}
-    return {name: text for name, text in os.environ.items() if name not in secrets} | changes
+    return environment_without(*(setting for setting in ALL if setting.secret)) | changes
 
 
 def protect_children() -> None:
