@@ -104,6 +104,7 @@ class NativeOps(Ops):
             logger.warning("%d compute threads share %d cores: slower", chosen, cores)
         module.set_threads(chosen)
         self._native = module
+        self._kinds = module.kernel_types()
         self._dense = settings.ternary_layout() == "dense"  # until expect() knows the model
         self._map_experts = False
         self.name = f"native ({module.kernel_level()})"  # ``native``, and the instruction set
@@ -115,15 +116,14 @@ class NativeOps(Ops):
 
     def expect(self, weights: Collection[Weight]) -> None:
         """Choose how ternary matrices are packed, and whether experts stay in their files."""
-        self._map_experts = experts_stay(weights, self._native.kernel_types())
+        self._map_experts = experts_stay(weights, self._kinds)
         ternary = (w.shape for w in weights if registry.rounds_activations(w))
         self._dense = packs_dense(self._native, sum(math.prod(shape) for shape in ternary))
 
     def prepare(self, weight: Weight, *, looked_up: bool = False, expert: bool = False) -> Any:
         if len(weight.shape) != 2:
             return np.ascontiguousarray(registry.dequantize(weight), dtype=np.float32)
-        kinds = self._native.kernel_types()
-        stays = expert and self._map_experts and multiplies_in_rows(weight, kinds)
+        stays = expert and self._map_experts and multiplies_in_rows(weight, self._kinds)
         in_rows = looked_up or stays
         return prepare_matrix(self._native, weight, in_rows=in_rows, dense=self._dense)
 
