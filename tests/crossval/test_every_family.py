@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from asked_here import share_this_process
+from compared_models import THEIRS
 from llama_cpp_models import IDS, written
 from sensitivity import (
     ENCODINGS,
@@ -19,7 +20,6 @@ from sensitivity import (
     READ_BY_IK,
     REFUSED,
     TERNARY,
-    THEIRS,
     assert_only_right_passes,
     faults,
     names_of,

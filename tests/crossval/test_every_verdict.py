@@ -3,8 +3,9 @@
 import importlib.util
 
 import pytest
+from compared_models import THEIRS
 from llama_cpp_models import written
-from sensitivity import OTHERWISE, READ_BY_IK, REFUSED, THEIRS, TOO_SLOW
+from sensitivity import OTHERWISE, READ_BY_IK, REFUSED, TOO_SLOW
 from verdicts import check_verdicts
 
 from bitnet.crossval.references import REFERENCES

@@ -3,10 +3,10 @@
 import importlib.util
 
 import pytest
+from compared_models import THEIRS
 from edited_files import with_head
 from engine_logits import REFUSED, llama_cpp_of_each
 from llama_cpp_models import IDS, written
-from sensitivity import THEIRS
 from tiny_keys import DIM, ENCODERS
 
 from bitnet.families.family import families, of_gguf

@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from asked_here import share_this_process
+from compared_models import THEIRS
 from crossval_evidence import ROW, evidence
 from llama_cpp_models import written
-from sensitivity import THEIRS, kept_rows, main
+from sensitivity import kept_rows, main
 from verdicts import OPTIONS, TEXTS
 
 from bitnet import load

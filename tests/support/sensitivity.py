@@ -29,8 +29,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from asked_here import ask_here
+from compared_models import THEIRS
 from crossval_evidence import evidence
-from llama_cpp_models import CASES, IDS, OF_EXPERTS, OF_STATES, written
+from llama_cpp_models import IDS, written
 from mistakes import mistakes
 from tiny_keys import EMBEDDERS, ENCODERS, FAMILIES, HYBRIDS, LAYERED, MIXTURES, VOCAB
 from tiny_models import in_encoding, tiny
@@ -51,7 +52,6 @@ from bitnet.crossval.operations import (
 from bitnet.crossval.references import IkLlamaCpp, LlamaCpp, Transformers
 from bitnet.crossval.trace import EngineFacts, Prompt, Question, Reference, Trace, prompt_trace
 from bitnet.families.blocks import Experts
-from bitnet.families.family import of_gguf
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps
@@ -66,22 +66,6 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
 
 OURS = tuple(dict.fromkeys((*FAMILIES, *ENCODERS, *EMBEDDERS, *HYBRIDS, *LAYERED, *MIXTURES)))
-THEIRS = (
-    {name: (name, {}) for name in (*FAMILIES, *ENCODERS, *LAYERED)} | CASES | OF_STATES | OF_EXPERTS
-)
-#: Architectures of models of which `crossval` compares vectors.
-OF_VECTORS = (*ENCODERS, "gemma-embedding", "llama-embed")
-
-
-def _writes_as_here(architecture: str) -> bool:
-    """True if llama.cpp computes logits of models of *architecture* as this package does."""
-    family = of_gguf(architecture)
-    assert family is not None, "its architectures are those of families"
-    engine = family.llama_cpp
-    return architecture not in OF_VECTORS and engine is not None and not engine.always
-
-
-DECODERS = {name: case for name, case in THEIRS.items() if _writes_as_here(case[0])}
 # Left out of the table: each mistake would take a pass over many layers.
 TOO_SLOW = ("exaone4-windows", "exaone4-windows-without-a-key", "gemma3n-shared-caches")
 TERNARY = ("I2_S", "TQ1_0", "TQ2_0")  # of ternary families
