@@ -9,7 +9,7 @@ import importlib.util
 import numpy as np
 import pytest
 from adapter_files import adapter_file, factors
-from compared_models import DECODERS
+from cases_of_engines import DECODERS
 from engine_logits import distance, llama_cpp_with_each, own_logits
 from llama_cpp_models import IDS, written
 

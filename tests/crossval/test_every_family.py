@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from asked_here import share_this_process
-from compared_models import THEIRS
+from cases_of_engines import THEIRS
 from llama_cpp_models import IDS, written
 from sensitivity import (
     ENCODINGS,

@@ -3,7 +3,7 @@
 import importlib.util
 
 import pytest
-from compared_models import THEIRS
+from cases_of_engines import THEIRS
 from llama_cpp_models import written
 from sensitivity import OTHERWISE, READ_BY_IK, REFUSED, TOO_SLOW
 from verdicts import check_verdicts

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from added_keys import with_keys_added
-from compared_models import DECODERS, OF_VECTORS
+from cases_of_engines import DECODERS, OF_VECTORS
 from edited_files import with_each_key_changed, without_each_key
 from engine_logits import distance, llama_cpp_of_each, own_logits
 from llama_cpp_models import CASES, IDS, written

@@ -3,7 +3,7 @@
 import importlib.util
 
 import pytest
-from compared_models import THEIRS
+from cases_of_engines import THEIRS
 from edited_files import with_head
 from engine_logits import REFUSED, llama_cpp_of_each
 from llama_cpp_models import IDS, written

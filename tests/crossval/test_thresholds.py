@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from asked_here import share_this_process
-from compared_models import THEIRS
+from cases_of_engines import THEIRS
 from crossval_evidence import ROW, evidence
 from llama_cpp_models import written
 from sensitivity import kept_rows, main

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from asked_here import ask_here
-from compared_models import THEIRS
+from cases_of_engines import THEIRS
 from crossval_evidence import evidence
 from llama_cpp_models import IDS, written
 from mistakes import mistakes
