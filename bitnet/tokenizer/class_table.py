@@ -80,7 +80,6 @@ def check_rank_class(file: TokenizerFile) -> None:
     The class does not read the ranks if a ``tokenizer.json`` is beside them. Classes that
     transformers does not know, and those that keep what a file says, do not change them.
     """
-    file.side.check_code(str(file.path))
     name = file.side.class_name
     if "tokenizer.json" not in file.files and not leaves_file(name) and name not in _OF_RANKS:
         raise refusal(

@@ -45,9 +45,9 @@ _SAVE = (
 def spec_from_sentencepiece(file: TokenizerFile) -> TokenizerSpec:
     """The tokenizer in a ``tokenizer.model`` of SentencePiece and its side files."""
     side = file.side
-    side.check_code(str(file.path))
     spec = parse_model(file.data, source=str(file.path))
     side.check_added(len(spec.tokens), str(file.path))
+    spec = replace(spec, prefix_ids=side.prefix_of_code(len(spec.tokens), str(file.path)))
     states_class = any(name in file.files for name in _STATING)
     if "tokenizer.json" in file.files or not states_class or side.config.get("auto_map"):
         return _as_library(file, spec)

@@ -38,9 +38,18 @@ _USUAL = {
     "bos": "<|begin_of_text|> <|begin_of_sentence|> <｜begin▁of▁sentence｜> <bos> <s>",
     "eos": "<|end_of_text|> <｜end▁of▁sentence｜> <|endoftext|> <eos> </s> <|return|>",
 }
-# Classes in the code of a folder, and what they do beyond the folder's vocabulary file.
-_CHATGLM = "puts [gMASK] and another token before texts, and has tokens that no file lists"
-_CODE_OF_FOLDERS = {"ChatGLMTokenizer": _CHATGLM, "ChatGLM4Tokenizer": _CHATGLM}
+# Special tokens of classes in the code of folders, in the order of their ids, which follow those of
+# the vocabulary file: ``tokenization_chatglm.py`` of ChatGLM 3 and of GLM-4.
+_ROLES_OF_GLM = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
+_TOKENS_OF_CODE = {
+    "ChatGLMTokenizer": ("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop", *_ROLES_OF_GLM),
+    "ChatGLM4Tokenizer": (
+        *("<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>"),
+        *_ROLES_OF_GLM,
+    ),
+}
+# Those of them that the code puts before each text.
+_PREFIX_OF_CODE = ("[gMASK]", "sop", "<sop>")
 
 
 class TokenizerFile:
@@ -131,17 +140,26 @@ class SideFiles:
             return default
         return next((special[text] for text in _USUAL[role].split() if text in special), None)
 
-    def check_code(self, source: str) -> None:
-        """Refuse the file *source* if its class is code of the folder that deviates from it."""
+    def prefix_of_code(self, n_tokens: int, source: str) -> tuple[int, ...] | None:
+        """Ids that a class in the folder's code puts before each text; None for other classes.
+
+        Such a class has special tokens of its own behind the *n_tokens* of the file *source*. It is
+        refused unless ``added_tokens_decoder`` lists them: it cuts texts at listed tokens only.
+        """
         name = str(self.config.get("tokenizer_class") or "")
-        deviation = _CODE_OF_FOLDERS.get(name)
-        if deviation is not None:
-            raise Unsupported(
-                f"{source}: tokenizer_config.json names {name}, "
-                f"code of the folder that {deviation}",
-                hint="convert the folder with llama.cpp's convert_hf_to_gguf.py and use the GGUF "
-                "file, or name a tokenizer.json of this model with --tokenizer FILE",
-            )
+        if name not in _TOKENS_OF_CODE:
+            return None
+        ids = {text: id for id, text in enumerate(_TOKENS_OF_CODE[name], start=n_tokens)}
+        listed = {token.text: token.id for token in self.added}
+        for text, id in ids.items():
+            if listed.get(text) != id:
+                raise Unsupported(
+                    f"{source}: tokenizer_config.json names {name}, code of the folder that gives"
+                    f" {text} the id {id}, and does not list it in added_tokens_decoder",
+                    hint="take the tokenizer_config.json that the model's author publishes now, "
+                    "or name a tokenizer.json of this model with --tokenizer FILE",
+                )
+        return tuple(id for text, id in ids.items() if text in _PREFIX_OF_CODE)
 
     def check_added(self, n_tokens: int, source: str) -> None:
         """Refuse added tokens that a vocabulary of *n_tokens* in the file *source* cannot have."""

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from bitnet.tokenizer.spec import TokenizerSpec
 
 RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
+# Pre-tokenizer of ``ChatGLM4Tokenizer``, the one class in a folder's code that reads ranks.
+_PRE_OF_CODE = "chatglm-bpe"
 _NO_BYTES = b"="  # how Whisper's file writes its last token, which is empty
 
 _VERSIONS = ("v1", "v2", "v3", "v7", "v11", "v13", "v15")
@@ -71,7 +73,9 @@ def spec_from_ranks(file: TokenizerFile) -> TokenizerSpec:
     check_rank_class(file)
     ranks = _ranks(file.data, path)
     published = _read_published().get(_digest_of_ranks(ranks), {})
-    name = file.pre or published.get("pre")
+    prefix = side.prefix_of_code(len(ranks), str(path))
+    pre_of_code = None if prefix is None else _PRE_OF_CODE
+    name = file.pre or published.get("pre") or pre_of_code
     if name is None:
         raise _unknown_ranks(path, len(ranks))
     spelled = {rank: byte_spelling(token) for rank, token in ranks.items()}
@@ -94,6 +98,7 @@ def spec_from_ranks(file: TokenizerFile) -> TokenizerSpec:
         outside=frozenset(special),
         byte_level=True,
         ignore_merges=True,
+        prefix_ids=prefix,
         source=str(path),
         **side.bos_and_eos(
             by_text,

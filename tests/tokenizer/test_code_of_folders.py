@@ -1,6 +1,7 @@
 """Tokenizers of folders that come with code of their own: read as that code reads them."""
 
 import json
+import re
 import unicodedata
 
 import pytest
@@ -50,21 +51,76 @@ def test_a_model_of_sentencepiece_is_encoded_as_its_class_does(name, more, adds_
         assert tokenizer.decode(oracle.encode(text)) == oracle.decode(oracle.encode(text))
 
 
+def listed(texts, first):
+    """``added_tokens_decoder`` of *texts*, whose ids begin with *first*."""
+    flags = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized", "special"), False)
+    entries = {str(first + at): {"content": text, **flags} for at, text in enumerate(texts)}
+    return {"added_tokens_decoder": entries}
+
+
+def cut_at(texts, ids, encode, text):
+    """Ids of *text*, which is cut at *texts* with these *ids*; *encode* gives those of the rest."""
+    pattern = "(" + "|".join(map(re.escape, texts)) + ")"
+    parts = [part for part in re.split(pattern, text) if part]
+    return [id for part in parts for id in ([ids[part]] if part in ids else encode(part))]
+
+
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
+OF_CHATGLM3 = ("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop", *ROLES)
+OF_GLM4 = ("<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>", *ROLES)
+
+
+def test_chatglm_3_puts_two_tokens_before_a_text_and_cuts_it_at_the_listed_ones(pieces):
+    oracle = sentencepiece.SentencePieceProcessor(str(pieces / "tokenizer.model"))
+    first = oracle.vocab_size()
+    write_class(pieces, "ChatGLMTokenizer", **listed(OF_CHATGLM3, first))
+    tokenizer = load_tokenizer(pieces)
+    ids = {text: first + at for at, text in enumerate(OF_CHATGLM3)}
+    prefix = [ids["[gMASK]"], ids["sop"]]
+    chat = "[gMASK]sop<|user|>\n two  words<|assistant|>\n"
+    for text in (*TEXTS, chat, "aesop <eop>"):
+        expected = cut_at(OF_CHATGLM3, ids, oracle.encode, text)
+        begins = expected[:2] == prefix  # a chat template writes the prefix itself: not twice
+        assert tokenizer.encode(text) == ([] if begins else prefix) + expected
+        assert tokenizer.encode(text, add_special=False) == expected
+    assert tokenizer.decode([ids["<|observation|>"]], skip_special=False) == "<|observation|>"
+    assert oracle.eos_id() in tokenizer.stop_ids
+
+
+def test_glm_4_puts_two_tokens_before_a_text_and_cuts_it_at_the_listed_ones(tmp_path):
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    ranks |= {text: 256 + at for at, text in enumerate((b"he", b"ll", b"hell", b"hello", b" w"))}
+    lines = (rank_line(text, rank) for text, rank in ranks.items())
+    (tmp_path / "tokenizer.model").write_bytes(b"".join(lines))
+    write_class(tmp_path, "ChatGLM4Tokenizer", **listed(OF_GLM4, len(ranks)))
+    tokenizer = load_tokenizer(tmp_path)
+    ids = {text: len(ranks) + at for at, text in enumerate(OF_GLM4)}
+    pattern, _, _ = PUBLISHED["llama3"]
+    oracle = tiktoken.Encoding("glm", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    prefix = [ids["[gMASK]"], ids["<sop>"]]
+    for text in (*TEXTS, "[gMASK]<sop><|user|>\nhello world<|assistant|>", "12345 <eop>"):
+        expected = cut_at(OF_GLM4, ids, oracle.encode, text)
+        begins = expected[:2] == prefix
+        assert tokenizer.encode(text) == ([] if begins else prefix) + expected
+        assert tokenizer.decode(oracle.encode(text)) == text
+    assert tokenizer.stop_ids >= {ids["<|endoftext|>"]}
+
+
 @pytest.mark.parametrize("name", ["ChatGLMTokenizer", "ChatGLM4Tokenizer"])
-def test_a_class_that_puts_tokens_of_its_own_before_texts_is_refused(name, pieces):
-    write_class(pieces, name)
-    with pytest.raises(Unsupported, match=f"{name}, code of the folder that puts") as refused:
+@pytest.mark.parametrize(
+    "texts", [(), OF_CHATGLM3[:5], ("<|user|>", *OF_CHATGLM3)], ids=["none", "some", "others"]
+)
+def test_a_class_with_special_tokens_that_no_file_lists_is_refused(name, texts, pieces):
+    write_class(pieces, name, **listed(texts, 32000))
+    with pytest.raises(Unsupported, match=f"{name}, code of the folder that gives .* the id 3200"):
         spec_from_folder(pieces)
-    assert "--tokenizer FILE" in refused.value.hint
 
 
-def test_ranks_of_a_class_that_puts_tokens_before_texts_are_refused_even_with_a_pre_tokenizer(
-    tmp_path,
-):
+def test_ranks_of_such_a_class_are_refused_even_with_a_pre_tokenizer(tmp_path):
     ranks = b"".join(rank_line(bytes([rank]), rank) for rank in range(256))
     (tmp_path / "tokenizer.model").write_bytes(ranks)
     write_class(tmp_path, "ChatGLM4Tokenizer")
-    with pytest.raises(Unsupported, match="ChatGLM4Tokenizer"):
+    with pytest.raises(Unsupported, match=r"ChatGLM4Tokenizer.*<\|endoftext\|> the id 256"):
         spec_from_folder(tmp_path, pre="chatglm-bpe")
 
 
