@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import InvalidFormat, VerificationFailed
+from bitnet.base.errors import InvalidFormat, Unsupported, VerificationFailed
 from bitnet.base.files import require_space
 from bitnet.base.findings import Finding
 from bitnet.base.outputs import OutputFile
@@ -132,6 +132,8 @@ def plan_conversion(source: Path, request: ConvertOptions) -> ConversionPlan:
         source, i2_s_layout=request.i2_s_layout, ignore_keys=request.ignore_key
     )
     config = config_from(checkpoint)
+    if checkpoint.config is not None:
+        _check_as_file(checkpoint)
     tensors = layout(config)
     missing = [name for name in tensors.required if name not in checkpoint.weights]
     if missing:
@@ -161,6 +163,18 @@ def plan_conversion(source: Path, request: ConvertOptions) -> ConversionPlan:
             text = f"has nothing for {count}, such as {unweighted[0]}"
             warnings.append(Finding("warning", "--imatrix", text))
     return ConversionPlan(checkpoint, jobs, keys, size, tuple(warnings))
+
+
+def _check_as_file(checkpoint: Checkpoint) -> None:
+    """Refuse a folder whose keys are refused in a GGUF file: no engine would run that file."""
+    try:
+        config_from(replace(checkpoint, config=None))
+    except (InvalidFormat, Unsupported) as error:
+        label = checkpoint.path.name
+        reason = error.message.removeprefix(f"{label}: ")
+        raise Unsupported(
+            f"{label}: a GGUF file cannot hold this model: {reason}", hint="run the folder itself"
+        ) from error
 
 
 def _new(job: Job, chunks: Callable[[], Iterator[bytes | memoryview]]) -> NewTensor:

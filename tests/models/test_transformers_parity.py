@@ -1,6 +1,7 @@
 """Every family against transformers: tiny random models, float32, through safetensors."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from mixed_models import MIXED
 from quiet_libraries import QUIET
 
 from bitnet.base import native
+from bitnet.base.errors import Unsupported
 from bitnet.convert.convert_options import ConvertOptions
 from bitnet.families.family import of_gguf
 from bitnet.families.tensor_names import gguf_name
@@ -54,7 +56,18 @@ def test_logits_agree_with_transformers(case, tmp_path):
     assert relative_difference(ours(tmp_path), expected) < MAX_RELATIVE_DIFFERENCE
 
 
-@pytest.mark.parametrize("case", CASES)
+def test_a_folder_that_no_file_can_hold_is_not_converted(tmp_path):
+    """Windows of Gemma 3 on both sides: in a file llama.cpp bounds them on one side only."""
+    make(*CASES["gemma3-both-ways"], tmp_path / "folder")
+    file = tmp_path / "model.gguf"
+    with pytest.raises(
+        Unsupported, match="a GGUF file cannot hold this model: gemma3.attention.ca"
+    ):
+        convert(tmp_path / "folder", file, ConvertOptions("F32", no_tokenizer=True))
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("case", sorted(CASES.keys() - {"gemma3-both-ways"}))
 def test_a_converted_file_agrees_with_transformers_or_says_that_no_engine_does(case, tmp_path):
     """A file that llama.cpp computes otherwise is computed so here; the conversion says that."""
     model = make(*CASES[case], tmp_path / "folder")
