@@ -93,7 +93,9 @@ class _SentencePiece(_Chain):
         super().__init__(*parts)
         # Pieces lose their space: with this option each one until there is text, else the first.
         self._strip_on: bool = self._options["remove_extra_whitespaces"]
-        self._strip: bool = self._options["add_space_prefix"] or self._strip_on
+        self._strip_first: bool = self._options["add_space_prefix"] or self._strip_on
+        self._strip = self._strip_first
+        self._restarts = frozenset(self._options["restarts"])
         self._unknown: int | None = self._options["unknown_id"]
         self._unknown_text: str = self._options["unknown_text"]
         self._run = b""
@@ -121,7 +123,7 @@ class _SentencePiece(_Chain):
             text = text[1:]
             self._strip = self._strip_on and not text
         elif text:
-            self._strip = False
+            self._strip = self._strip_first and id in self._restarts
         return before + text
 
     def leave_out(self) -> str:

@@ -16,12 +16,14 @@ from bitnet.base.invocation import shell_quote
 from bitnet.tokenizer.class_table import class_table, leaves_file
 from bitnet.tokenizer.former_classes import former_version
 from bitnet.tokenizer.sentencepiece_model import parse_model
-from bitnet.tokenizer.side_files import TokenizerFile
+from bitnet.tokenizer.side_files import TokenizerFile, read_token_text
 from bitnet.tokenizer.spec import AddedToken, TokenizerSpec, TokenType
 from bitnet.tokenizer.tokenizer_class import read_class
 from bitnet.tokenizer.vocabulary_files import spec_of_built
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from bitnet.tokenizer.class_table import FolderClass
     from bitnet.tokenizer.side_files import SideFiles
 
@@ -47,7 +49,9 @@ def spec_from_sentencepiece(file: TokenizerFile) -> TokenizerSpec:
     side = file.side
     spec = parse_model(file.data, source=str(file.path))
     side.check_added(len(spec.tokens), str(file.path))
-    spec = replace(spec, prefix_ids=side.prefix_of_code(len(spec.tokens), str(file.path)))
+    prefix = side.prefix_of_code(len(spec.tokens), str(file.path))
+    if prefix is not None:
+        return _as_chatglm(file, spec, prefix)
     states_class = any(name in file.files for name in _STATING)
     if "tokenizer.json" in file.files or not states_class or side.config.get("auto_map"):
         return _as_library(file, spec)
@@ -77,6 +81,52 @@ def spec_from_sentencepiece(file: TokenizerFile) -> TokenizerSpec:
     return _as_library(file, spec, adds)
 
 
+def _as_chatglm(file: TokenizerFile, spec: TokenizerSpec, prefix: tuple[int, ...]) -> TokenizerSpec:
+    """*spec* as the code of ChatGLM 3 reads its file, with *prefix* before each text.
+
+    Texts are cut only at tokens behind the pieces, which are found in raw text whatever their flags
+    say. Special are those that ``additional_special_tokens`` names; what follows one of the others
+    is decoded alone. Control pieces and the unknown one have no text. A role such as ``eos_token``
+    adds no token: the library would give one that is not listed the id of another.
+    """
+    side = file.side
+    extra = side.config.get(_EXTRA[1])
+    special = {read_token_text(entry) for entry in extra} if isinstance(extra, list) else set()
+    added = tuple(
+        replace(token, normalized=False, special=token.text in special)
+        for token in side.added
+        if token.id >= len(spec.tokens)
+    )
+    roles = {"eos_token": spec.eos_id, "pad_token": spec.unknown_id, "unk_token": spec.unknown_id}
+    texts = {role: spec.tokens[id] for role, id in roles.items() if id is not None}
+    shown = [
+        "" if kind == TokenType.CONTROL else text
+        for text, kind in zip(spec.tokens, spec.token_types, strict=True)
+    ]
+    spec = replace(
+        _with_tokens_behind(replace(spec, tokens=shown), added),
+        added=added,
+        prefix_ids=prefix,
+        restarts=frozenset(token.id for token in added if not token.special),
+        unknown_text="",
+        template_tokens=tuple(texts.items()),
+    )
+    return side.complete(spec, file.data)
+
+
+def _with_tokens_behind(spec: TokenizerSpec, added: Iterable[AddedToken]) -> TokenizerSpec:
+    """*spec* with those of the *added* tokens whose ids are behind its pieces."""
+    by_id = {token.id: token for token in added}
+    behind = range(len(spec.tokens), max(by_id, default=-1) + 1)
+    texts = (by_id[id].text if id in by_id else "" for id in behind)
+    return replace(
+        spec,
+        tokens=[*spec.tokens, *texts],
+        scores=[*spec.scores, *[0.0] * len(behind)],
+        token_types=[*spec.token_types, *(_kind_behind(by_id.get(id)) for id in behind)],
+    )
+
+
 def _as_library(
     file: TokenizerFile, spec: TokenizerSpec, adds: dict[str, bool] | None = None
 ) -> TokenizerSpec:
@@ -86,9 +136,8 @@ def _as_library(
     """
     side = file.side
     pieces = [*zip(spec.tokens, spec.token_types, strict=True)]
-    declared = {token.id: token for token in side.added}
-    behind = range(len(pieces), max(declared, default=-1) + 1)
-    tokens = [*spec.tokens, *(declared[id].text if id in declared else "" for id in behind)]
+    spec = _with_tokens_behind(spec, side.added)
+    tokens = spec.tokens
     bpe = spec.model == "spm"
     # A Unigram model prefers its user-defined pieces but does not split at them.
     user = TokenType.USER_DEFINED
@@ -100,20 +149,13 @@ def _as_library(
         for id, (piece, kind) in enumerate(pieces)
         if kind in cut
     }
-    added.update((id, token) for id, token in declared.items() if token.text == tokens[id])
+    added.update((token.id, token) for token in side.added if token.text == tokens[token.id])
     is_t5 = "T5" in str(side.config.get("tokenizer_class", ""))
     by_text = {tokens[id]: id for id in added}
     ends = side.bos_and_eos(by_text, bos=(spec.bos_id, bpe), eos=(spec.eos_id, is_t5))
     for name, is_added in (adds or {}).items():
         ends[name] = is_added and ends[f"{name.removeprefix('add_')}_id"] is not None
-    spec = replace(
-        spec,
-        tokens=tokens,
-        scores=[*spec.scores, *[0.0] * len(behind)],
-        token_types=[*spec.token_types, *(_kind_behind(declared.get(id)) for id in behind)],
-        added=tuple(added[id] for id in sorted(added)),
-        **ends,
-    )
+    spec = replace(spec, added=tuple(added[id] for id in sorted(added)), **ends)
     return side.complete(spec, file.data)
 
 

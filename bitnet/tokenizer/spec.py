@@ -133,6 +133,8 @@ class TokenizerSpec:
     charsmap: bytes = b""  # SentencePiece's precompiled normalization table
     unknown_id: int | None = None  # id of unknown text
     unknown_text: str = " \u2047 "  # text of *unknown_id* of a SentencePiece model
+    # ``spm`` and ``unigram``: what follows one of these ids is decoded as if it began a text
+    restarts: frozenset[int] = frozenset()
     continuing_prefix: str = ""  # ``wordpiece`` and ``bpe``: of tokens inside a word
     word_suffix: str = ""  # ``bpe``: of tokens at the end of a word
     max_chars_per_word: int = 100  # ``wordpiece``: longer words are unknown
@@ -200,6 +202,7 @@ class TokenizerSpec:
             flags = ("add_space_prefix", "remove_extra_whitespaces")
             options: dict[str, object] = {name: getattr(self, name) for name in flags}
             options |= {"unknown_id": self.unknown_id, "unknown_text": self.unknown_text}
+            options |= {"restarts": sorted(self.restarts)}
             return (Step("SentencePiece", options),)
         if self.model == "wordpiece":
             return (Step("WordPiece", {"prefix": self.continuing_prefix, "cleanup": True}),)

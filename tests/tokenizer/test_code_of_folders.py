@@ -58,11 +58,10 @@ def listed(texts, first):
     return {"added_tokens_decoder": entries}
 
 
-def cut_at(texts, ids, encode, text):
-    """Ids of *text*, which is cut at *texts* with these *ids*; *encode* gives those of the rest."""
-    pattern = "(" + "|".join(map(re.escape, texts)) + ")"
-    parts = [part for part in re.split(pattern, text) if part]
-    return [id for part in parts for id in ([ids[part]] if part in ids else encode(part))]
+def cut_at(tokens, text):
+    """Parts of *text*: the texts of *tokens* in it, and what is between them."""
+    pattern = "(" + "|".join(map(re.escape, tokens)) + ")"
+    return [part for part in re.split(pattern, text) if part]
 
 
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
@@ -77,13 +76,23 @@ def test_chatglm_3_puts_two_tokens_before_a_text_and_cuts_it_at_the_listed_ones(
     tokenizer = load_tokenizer(pieces)
     ids = {text: first + at for at, text in enumerate(OF_CHATGLM3)}
     prefix = [ids["[gMASK]"], ids["sop"]]
+
+    def cut(text):
+        """Parts of *text*: tokens of the code, and ids of what is between them."""
+        parts = cut_at(OF_CHATGLM3, text)
+        return [part if part in ids else oracle.encode(part) for part in parts]
+
     chat = "[gMASK]sop<|user|>\n two  words<|assistant|>\n"
     for text in (*TEXTS, chat, "aesop <eop>"):
-        expected = cut_at(OF_CHATGLM3, ids, oracle.encode, text)
+        expected = []
+        for part in cut(text):
+            expected += part if isinstance(part, list) else [ids[part]]
         begins = expected[:2] == prefix  # a chat template writes the prefix itself: not twice
         assert tokenizer.encode(text) == ([] if begins else prefix) + expected
         assert tokenizer.encode(text, add_special=False) == expected
-    assert tokenizer.decode([ids["<|observation|>"]], skip_special=False) == "<|observation|>"
+        parts = [oracle.decode(part) if isinstance(part, list) else part for part in cut(text)]
+        assert tokenizer.decode(expected) == "".join(parts)
+    assert tokenizer.decode([oracle.bos_id(), *oracle.encode("a"), oracle.eos_id()]) == "a"
     assert oracle.eos_id() in tokenizer.stop_ids
 
 
@@ -99,7 +108,9 @@ def test_glm_4_puts_two_tokens_before_a_text_and_cuts_it_at_the_listed_ones(tmp_
     oracle = tiktoken.Encoding("glm", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
     prefix = [ids["[gMASK]"], ids["<sop>"]]
     for text in (*TEXTS, "[gMASK]<sop><|user|>\nhello world<|assistant|>", "12345 <eop>"):
-        expected = cut_at(OF_GLM4, ids, oracle.encode, text)
+        expected = []
+        for part in cut_at(OF_GLM4, text):
+            expected += [ids[part]] if part in ids else oracle.encode(part)
         begins = expected[:2] == prefix
         assert tokenizer.encode(text) == ([] if begins else prefix) + expected
         assert tokenizer.decode(oracle.encode(text)) == text
