@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bitnet.base import native
+from bitnet.tokenizer.clean_up import clean_up, join_contractions
 from bitnet.tokenizer.library import load_library
 from bitnet.tokenizer.limits import over_budget, refusal
 from bitnet.tokenizer.spec import SPACE_SYMBOL, Step, read_steps, spell_bytes
@@ -27,15 +28,6 @@ if TYPE_CHECKING:
 _SYMBOL = SPACE_SYMBOL.encode()
 _REPLACEMENT = "\ufffd"
 _BYTE = re.compile(r"<0x(\+?[0-9A-Fa-f]|[0-9A-Fa-f]{2})>")  # Rust's number parser accepts a sign
-
-# English contractions and punctuation split by BERT's tokenizer, joined again.
-_CLEANUP = (
-    (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"),
-    (" 'm", "'m"), (" do not", " don't"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re"),
-)  # fmt: skip
-
-# Those of transformers' ``clean_up_tokenization``, which lacks one.
-_CLEANUP_OF_TEXTS = tuple(pair for pair in _CLEANUP if pair[0] != " do not")
 
 
 class _Chain:
@@ -379,19 +371,6 @@ class _Metaspace(DecodingStep):
         return self.inside(text, "")
 
 
-def clean_up(text: str) -> str:
-    """*text* without the spaces that joining tokens put before punctuation."""
-    for cut, joined in _CLEANUP_OF_TEXTS:
-        text = text.replace(cut, joined)
-    return text
-
-
-def _clean(text: str) -> str:
-    for cut, joined in _CLEANUP:
-        text = text.replace(cut, joined)
-    return text
-
-
 class _WordPiece(DecodingStep):
     def inside(self, text: str) -> str:
         prefix = self.options.get("prefix", "##")
@@ -399,7 +378,7 @@ class _WordPiece(DecodingStep):
         return self.at_start(text)
 
     def at_start(self, text: str) -> str:
-        return _clean(text) if self.options.get("cleanup", True) else text
+        return join_contractions(text) if self.options.get("cleanup", True) else text
 
 
 class _CleanUp(DecodingStep):
@@ -428,7 +407,9 @@ class _Ctc(DecodingStep):
     def inside(self, text: str) -> str:
         text = text.replace(self.options.get("pad_token", "<pad>"), "")
         if self.options.get("cleanup", True):
-            text = _clean(text).replace(self.options.get("word_delimiter_token", "|"), " ")
+            text = join_contractions(text).replace(
+                self.options.get("word_delimiter_token", "|"), " "
+            )
         return text
 
     def token(self, text: str) -> Iterable[Part]:

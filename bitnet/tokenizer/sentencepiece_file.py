@@ -98,18 +98,18 @@ def _as_chatglm(file: TokenizerFile, spec: TokenizerSpec, prefix: tuple[int, ...
         if token.id >= len(spec.tokens)
     )
     roles = {"eos_token": spec.eos_id, "pad_token": spec.unknown_id, "unk_token": spec.unknown_id}
-    texts = {role: spec.tokens[id] for role, id in roles.items() if id is not None}
-    shown = [
+    of_roles = {role: spec.tokens[id] for role, id in roles.items() if id is not None}
+    texts = [
         "" if kind == TokenType.CONTROL else text
         for text, kind in zip(spec.tokens, spec.token_types, strict=True)
     ]
     spec = replace(
-        _with_tokens_behind(replace(spec, tokens=shown), added),
+        _with_tokens_behind(replace(spec, tokens=texts), added),
         added=added,
         prefix_ids=prefix,
         restarts=frozenset(token.id for token in added if not token.special),
         unknown_text="",
-        template_tokens=tuple(texts.items()),
+        template_tokens=tuple(of_roles.items()),
     )
     return side.complete(spec, file.data)
 
