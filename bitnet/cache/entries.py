@@ -263,11 +263,12 @@ def verify(
     stored prompt, or an empty text.
     """
     path = entry.path
-    check = {".json": "JSON", ".gguf": "GGUF", ".kv": "checksums"}.get(path.suffix, "file")
+    digest = (expected or {}).get(str(path))
+    whole = "SHA-256" if digest else "file"
+    check = {".json": "JSON", ".gguf": "GGUF", ".kv": "checksums"}.get(path.suffix, whole)
     try:
         if not path.stat().st_size:
             return EntryCheck(entry, check, "the file is empty")
-        digest = (expected or {}).get(str(path))
         if digest and (actual := sha256_of(path)) != digest:
             return EntryCheck(entry, "SHA-256", f"expected {digest}, found {actual}")
         problem = ""

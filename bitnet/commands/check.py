@@ -337,14 +337,18 @@ def attest(
     path = _find_model(model, "attest needs MODEL", hint, Context())
     if key and not bundle:
         raise UsageError("--key signs a bundle", hint="name it: --bundle FILE --key FILE")
+    if output and bundle and Path(output).resolve() == Path(bundle).resolve():
+        raise UsageError(
+            f"--output and --bundle are one file, {bundle}",
+            hint="name two files, or leave --output out: the attestation is in the bundle, too",
+        )
 
-    # The outputs are checked before the tensors are read, which takes minutes. With one path for
-    # both, only the bundle is written.
+    # The outputs are checked before the tensors are read, which takes minutes.
     checkpoint = open_checkpoint(path)
     inputs = (path, *checkpoint.inventory.paths)
     document = OutputFile(Path(output), ATTESTATION, inputs=inputs, force=force)
     signed = OutputFile(Path(bundle), BUNDLE, "--bundle", inputs=inputs, force=force)
-    if output and output != bundle:
+    if output:
         document.check()
     if bundle:
         signed.check()
@@ -359,12 +363,11 @@ def attest(
     if bundle:
         statement = statement_of(checkpoint, attestation)
         signed.write_text(json.dumps(sign(statement, Path(key)) if key else statement))
-        output = output or bundle  # the file that is reported below
-    if output and output != bundle:
-        document.write_text(attestation.text())
     if output:
-        facts = {"model": str(path), "output": output, "digest": attestation.digest}
-        show.finish(facts, [f"{attestation.digest}  {output}"])
+        document.write_text(attestation.text())
+    if written := output or bundle:
+        facts = {"model": str(path), "output": written, "digest": attestation.digest}
+        show.finish(facts, [f"{attestation.digest}  {written}"])
     else:
         print(attestation.text(), end="")
 

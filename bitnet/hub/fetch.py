@@ -250,20 +250,21 @@ class _Fetch:
         """The server's description of the file, if it is the expected one."""
         source = self.order.source
         *others, last = self.urls
-        facts = None
         for url in others:
             with suppress(NetworkError):
                 facts = head(url, self.session, attempts=FACTS_ATTEMPTS)
                 break
             logger.warning("%s does not answer, another server is asked", redact_url(url))
-        facts = facts or head(last, self.session)
+        else:
+            url = last
+            facts = head(url, self.session)
         for name, expected, actual in (
             ("SHA-256", source.sha256 or self.order.listed, facts.sha256),
             ("size", source.size, facts.size),
         ):
             if expected is not None and actual is not None and expected != actual:
                 raise UpstreamChanged(
-                    f"{redact_url(self.urls[0])} has been replaced on the server: {name} {actual}, "
+                    f"{redact_url(url)} has been replaced on the server: {name} {actual}, "
                     f"expected {expected}",
                     hint=self.order.update_hint,
                 )

@@ -134,6 +134,12 @@ def error_of(
     # Three signs of terms that the account has not accepted, of which two are enough: access is
     # refused (403), a token was sent (the server knows the account), the repository has terms.
     if sum((status == 403, with_token, code == "GatedRepo")) > 1:
+        if not with_token:
+            return LicenceNotAccepted(
+                f"{text}{_quote(message)}: this model has terms to accept, and HF_TOKEN is not set",
+                hint=f"1. accept them at {page}  2. make a token at {tokens}  "
+                "3. export HF_TOKEN=hf_...",
+            )
         return LicenceNotAccepted(
             f"{text}{_quote(message)}: the account behind HF_TOKEN has not accepted this "
             "model's terms, or the token may not read it",

@@ -1,9 +1,11 @@
 """The cache folder: what is seen in it, what is found damaged, and what is removed."""
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -198,6 +200,16 @@ def test_a_known_digest_is_compared(root):
     verdict = verify(entry, expected={str(entry.path): "0" * 64})
     assert verdict.check == "SHA-256"
     assert right in verdict.problem
+
+
+def test_a_file_without_a_check_of_its_own_is_checked_by_its_digest(root, tmp_path):
+    entry = next(entry for entry in entries(root) if entry.kind == "tokenizer")
+    blob = tmp_path / "blob"
+    blob.write_bytes(b"any")
+    entry = replace(entry, path=blob)
+    assert verify(entry).check == "file"
+    verdict = verify(entry, expected={str(blob): hashlib.sha256(b"any").hexdigest()})
+    assert (verdict.check, verdict.problem) == ("SHA-256", "")
 
 
 def test_a_file_that_vanishes_while_checking_is_reported_not_raised(root):

@@ -239,6 +239,13 @@ def test_the_reasons_of_the_hub_are_shown_and_told_apart(
         assert "accept" not in str(caught.value) + caught.value.hint
 
 
+def test_without_a_token_no_account_is_said_to_have_refused_terms(hub, session, tmp_path):
+    hub.rules.append(Rule(where="hub", status=403, headers={"X-Error-Code": "GatedRepo"}))
+    with pytest.raises(LicenceNotAccepted, match="terms to accept") as said:
+        fetch_file(session, tmp_path)
+    assert "export HF_TOKEN=" in said.value.hint
+
+
 @pytest.mark.parametrize("variable", ["HF_ENDPOINT", "BITNET_CONNECTIONS", "BITNET_LIMIT_RATE"])
 @pytest.mark.parametrize(
     "text", ["htp://user:sesame@x", "user:sesame@x", "http://user:sesame@", "x,ftp://u:sesame@x"]

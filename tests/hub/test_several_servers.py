@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hub_server import HubServer, Rule
 
-from bitnet.base.errors import NetworkError, UsageError
+from bitnet.base.errors import NetworkError, UpstreamChanged, UsageError
 from bitnet.hub import transfer
 from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.project import Project
@@ -76,6 +76,14 @@ def test_the_first_server_may_be_the_one_that_is_down(hub, other, project):
     hub.close()
     options = replace(project.options, base_url=f"{hub.url},{other.url}")
     assert received(replace(project, options=options))
+
+
+def test_a_file_that_another_server_describes_otherwise_is_reported_of_that_server(
+    hub, other, project
+):
+    hub.close()
+    with pytest.raises(UpstreamChanged, match=f"^{other.url}/.*has been replaced on the server"):
+        fetch_source(replace(WEIGHTS, sha256="0" * 64), project)
 
 
 def test_a_mirror_with_other_bytes_is_refused(hub, other, project, monkeypatch, caplog):

@@ -163,6 +163,15 @@ def test_a_key_in_the_wrong_place_is_a_wrong_call(bitnet, tmp_path, keys, words)
     assert done.code == 2, done.err
 
 
+def test_one_file_for_attestation_and_bundle_is_a_wrong_call(bitnet, model, tmp_path):
+    """Only one of them would be in it."""
+    path = tmp_path / "proof.json"
+    done = bitnet("attest", model, "--output", path, "--bundle", path, "--no-trace")
+    assert done.code == 2
+    assert "--output and --bundle are one file" in done.err
+    assert not path.exists()
+
+
 def test_every_file_is_a_resource_and_hidden_ones_are_not(bundle, model):
     _, statement = _signed(bundle)
     names = {entry["name"] for entry in statement["predicate"]["resources"]}
