@@ -14,6 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.base.errors import InvalidFormat, Unsupported
+from bitnet.families.config_classes import (
+    CLASSIFIES,
+    check_classes,
+    first_architecture,
+    writes_text,
+)
 from bitnet.families.config_defaults import list_defaults, with_defaults
 from bitnet.families.config_values import ReadConfig, check_values, list_sizes
 from bitnet.families.experts import expert_count
@@ -122,11 +128,6 @@ _BELOW = "quantization_config."
 _REQUIRED = ("hidden_size", "num_attention_heads", "max_position_embeddings")
 _EVERYWHERE = {"rope_type", "type", "rope_theta"}  # parameters of every kind of scaling
 _EPS_OF_NORMS = 1e-6  # transformers' default if quantization_config does not give one
-# Ends of the names of classes that generate text.
-_WRITES_TEXT = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
-# Entries of ``auto_map`` that name the class of a configuration or a model.
-_OWN_CODE = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")
-_OWN_CLASSIFIER = "AutoModelForSequenceClassification"  # the same of a model that scores labels
 # GGUF's keys of floats, which a ``config.json`` may have as integers.
 _FLOATS = (
     *("attention.scale", "embedding_scale", "residual_scale", "logit_scale"),
@@ -134,10 +135,6 @@ _FLOATS = (
 )
 # Lists of layers, and the entries with which they have no effect in families that do not read them.
 _PLAIN_LAYERS: dict[str, set[Any]] = {"layer_types": {"full_attention"}, "no_rope_layers": {1}}
-# Ends of the names of classes of encoders with a head that is left out.
-_ENCODER_HEADS = ("ForMaskedLM", "ForPreTraining")
-_CLASSIFIES = "ForSequenceClassification"
-_HEADLESS = "Model"  # as in Qwen3Model, whose output is the last hidden states
 
 
 @dataclass(frozen=True)
@@ -189,7 +186,7 @@ def describe(outer: Config, *, model: str, ignore: Collection[str] = ()) -> Desc
 
 def _describe(config: Config, quantization: Config, ignored: Config) -> Description:
     kind = config.get("model_type")
-    class_name = _first_architecture(config)
+    class_name = first_architecture(config)
     family = of_model_type(kind, class_name, config) if isinstance(kind, str) else None
     if family is None:
         supported = (name for family in families() for name in family.model_types)
@@ -220,7 +217,7 @@ def _describe_for(
     config: Config, stated: Config, family: Family, quantization: Config, ignored: Config
 ) -> Description:
     """Description for *family* of *config*: the keys that a file *stated*, and defaults."""
-    class_name = _first_architecture(config)
+    class_name = first_architecture(config)
     _check(config, family)
     if family.transposed_experts and quantization.get("quant_method") == "mxfp4":
         check(quantization, MXFP4, below=_BELOW)
@@ -236,8 +233,8 @@ def _describe_for(
         metadata={"general.architecture": name} | {f"{name}.{key}": v for key, v in keys.items()},
         freq_factors=freq_factors,
         tied=bool(config.get("tie_word_embeddings")),
-        headless=family.encodes or (bool(class_name) and not class_name.endswith(_WRITES_TEXT)),
-        classifies=class_name.endswith(_CLASSIFIES),
+        headless=family.encodes or not writes_text(config),
+        classifies=class_name.endswith(CLASSIFIES),
         biases=frozenset().union(*biases),
         vocab_size=config.get("vocab_size"),
         values=family.values(config),
@@ -304,7 +301,7 @@ def _check(config: Config, family: Family) -> None:
         if not allowed.allows(config.get(key)):
             why = f"{family.title} is computed with {family.activation!r}"
             raise refusal(key, config[key], why)
-    _check_code(config, family)
+    check_classes(config, family)
     for key, value in config.items():
         if key in READ:
             continue
@@ -326,46 +323,6 @@ def _both_ways(config: Config, keys: Config) -> dict[str, Any]:
         why = "bidirectional attention is supported without windows only"
         raise refusal("is_causal", value, why)
     return {"attention.causal": False}
-
-
-def _first_architecture(config: Config) -> str:
-    """The first of ``architectures``; empty if there is none."""
-    names = config.get("architectures") or [""]
-    if not isinstance(names, list):
-        raise InvalidFormat(
-            f"config.json: architectures is {names!r:.80}, expected a list",
-            hint=COMPARE,
-        )
-    return str(names[0])
-
-
-def _check_code(config: Config, family: Family) -> None:
-    """Refuse models for tasks that are not computed, and models with custom code."""
-    class_name = _first_architecture(config)
-    of_encoders = _ENCODER_HEADS if family.encodes else ()
-    kinds = (*_WRITES_TEXT, _HEADLESS, _CLASSIFIES, *of_encoders, *family.classes)
-    if class_name and not class_name.endswith(kinds):
-        why = "such a model neither generates text nor computes embeddings"
-        raise refusal("architectures", config["architectures"], why)
-    code = config.get("auto_map")
-    if not code:
-        return
-    # Entries for other tasks do not matter: their classes are not run.
-    names = [*_OWN_CODE, *([_OWN_CLASSIFIER] if class_name.endswith(_CLASSIFIES) else [])]
-    entries = [code[name] for name in names if name in code] if isinstance(code, dict) else [code]
-    classes = {str(entry).rpartition(".")[2].lower() for entry in entries}
-    own = {
-        f"{kind.replace('_', '')}{end}"
-        for kind in family.model_types
-        for end in ("config", "forcausallm", "lmheadmodel", "model", "forconditionalgeneration")
-    }
-    own |= {
-        f"{kind.replace('_', '').replace('-', '')}{_CLASSIFIES}".lower()
-        for kind in family.model_types
-    }
-    own |= {name.lower() for name in family.classes}
-    if not classes <= own:
-        raise refusal("auto_map", code, "the model brings custom code, which is not run")
 
 
 def _check_quantization(quantization: Config, config: Config) -> None:

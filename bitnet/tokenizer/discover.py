@@ -125,7 +125,8 @@ def model_facts(model: str | Path | Checkpoint) -> ModelFacts:
     if gguf is None:
         inner_config = config.get("text_config")
         text_config = {**(inner_config if isinstance(inner_config, dict) else {}), **config}
-        declared = _whole(text_config, "vocab_size")
+        sizes = (_whole(text_config, key) for key in ("vocab_size", "padded_vocab_size"))
+        declared = next(filter(None, sizes), None)  # the second name is ChatGLM's
         name = text_of(text_config, "model_type") or "unknown"
         repo = text_of(text_config, "_name_or_path")
         return ModelFacts(path, name, declared, 0, declared, repository=repo, files=files)

@@ -72,10 +72,11 @@ def spec_from_ranks(file: TokenizerFile) -> TokenizerSpec:
     side = file.side
     check_rank_class(file)
     ranks = _ranks(file.data, path)
-    published = _read_published().get(_digest_of_ranks(ranks), {})
     prefix = side.prefix_of_code(len(ranks), str(path))
-    pre_of_code = None if prefix is None else _PRE_OF_CODE
-    name = file.pre or published.get("pre") or pre_of_code
+    published = {"pre": _PRE_OF_CODE}
+    if prefix is None:
+        published = _read_published().get(_digest_of_ranks(ranks), {})
+    name = file.pre or published.get("pre")
     if name is None:
         raise _unknown_ranks(path, len(ranks))
     spelled = {rank: byte_spelling(token) for rank, token in ranks.items()}

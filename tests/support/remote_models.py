@@ -208,6 +208,7 @@ REMOTE = {
         {
             "model_type": "chatglm",
             "architectures": ["ChatGLMModel"],
+            "auto_map": {"AutoModel": "modeling_chatglm.ChatGLMForConditionalGeneration"},
             "num_layers": 3,
             "ffn_hidden_size": 128,
             "kv_channels": 16,

@@ -1,0 +1,82 @@
+"""Classes that a folder names: whether it writes text, makes vectors or scores labels."""
+
+import pytest
+
+from bitnet.base.errors import Unsupported
+from bitnet.families.config_json import describe
+
+CODE = "modeling_chatglm.ChatGLMForConditionalGeneration"
+# ``config.json`` of THUDM/chatglm3-6b, but for keys without effect.
+CHATGLM3 = {
+    "model_type": "chatglm",
+    "architectures": ["ChatGLMModel"],
+    "auto_map": {
+        "AutoConfig": "configuration_chatglm.ChatGLMConfig",
+        "AutoModel": CODE,
+        "AutoModelForCausalLM": CODE,
+        "AutoModelForSeq2SeqLM": CODE,
+        "AutoModelForSequenceClassification": "modeling_chatglm.ChatGLMForSequenceClassification",
+    },
+    "add_bias_linear": False,
+    "add_qkv_bias": True,
+    "ffn_hidden_size": 13696,
+    "hidden_size": 4096,
+    "kv_channels": 128,
+    "layernorm_epsilon": 1e-05,
+    "multi_query_attention": True,
+    "multi_query_group_num": 2,
+    "num_attention_heads": 32,
+    "num_layers": 28,
+    "original_rope": True,
+    "padded_vocab_size": 65024,
+    "post_layer_norm": True,
+    "rmsnorm": True,
+    "seq_length": 32768,
+    "tie_word_embeddings": False,
+}
+QWEN2 = {
+    "model_type": "qwen2",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "max_position_embeddings": 512,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e4,
+    "tie_word_embeddings": False,
+    "vocab_size": 96,
+}
+
+
+def qwen2(architectures, auto_map=None):
+    return QWEN2 | {"architectures": architectures, "auto_map": auto_map}
+
+
+def test_chatglm_writes_text_though_it_names_its_inner_class():
+    description = describe(CHATGLM3, model="m")
+    assert not description.headless
+    assert description.vocab_size == 65024
+    assert describe({**CHATGLM3, "auto_map": None}, model="m").headless
+
+
+@pytest.mark.parametrize(
+    ("config", "is_headless"),
+    [
+        (qwen2(["Qwen2ForCausalLM"]), False),
+        (qwen2(None), False),
+        (qwen2(["Qwen2Model"]), True),
+        (qwen2(["Qwen2Model"], {"AutoModel": "modeling_qwen.Qwen2Model"}), True),
+        # The class that AutoModel makes has no head, and the folder's own does.
+        (qwen2(["Qwen2ForCausalLM"], {"AutoModel": "modeling_qwen.Qwen2Model"}), False),
+    ],
+)
+def test_a_class_says_whether_the_model_has_a_head(config, is_headless):
+    assert describe(config, model="m").headless is is_headless
+
+
+def test_a_class_of_code_that_is_not_the_familys_is_refused():
+    with pytest.raises(Unsupported, match="custom code"):
+        describe(qwen2(["Qwen2ForCausalLM"], {"AutoModel": "modeling_own.OwnModel"}), model="m")
+    with pytest.raises(Unsupported, match="neither generates text nor computes embeddings"):
+        describe(qwen2(["Qwen2ForTokenClassification"]), model="m")
