@@ -1,11 +1,12 @@
-"""Models with low-rank adapters: the factors of every adapted matrix among its weights.
+"""Add low-rank adapters (LoRA, DoRA) to a checkpoint, as tensors or as changed weights.
 
     checkpoint = with_adapters(open_checkpoint(path), [("adapter.gguf", 1.0)])
 
-The weights stay as they are, and ``hidden_program.py`` adds ``B (A x)`` behind each adapted product
-of a block. The embedding and the head, matrices of a DoRA, and those that an adapter has whole are
-computed here once, as float32. The rules are those of PEFT 0.21: a head that is the embedding stays
-what the embedding was.
+The factors A and B of an adapted matrix become tensors of the checkpoint, its weights stay as they
+are, and ``hidden_program.py`` adds ``B (A x)`` behind each adapted product of a block. Changed
+embeddings and heads, matrices of a DoRA and matrices that an adapter stores as a whole are computed
+here once, as float32. The rules are those of PEFT 0.21: a head that is tied to the embedding keeps
+the embedding's old values.
 """
 
 from __future__ import annotations
@@ -70,11 +71,15 @@ def parse_adapter(text: str | os.PathLike[str]) -> tuple[Path, float]:
 def split_adapters(
     texts: Iterable[str],
 ) -> tuple[list[tuple[Path, float]], dict[str, tuple[Path, float]]]:
-    """Adapters of every answer, as :func:`parse_adapter`, and those of ``NAME=FILE[:SCALE]``."""
+    """Adapters that every answer uses, and by name those of ``NAME=FILE[:SCALE]``.
+
+    Each adapter is a pair of path and scale, as from :func:`parse_adapter`.
+    """
     always = []
     by_name = {}
     for text in texts:
         name, equals, rest = text.partition("=")
+        # An equals sign may also be a part of a path.
         if not equals or "/" in name or Path(text).exists():
             always.append(parse_adapter(text))
             continue
@@ -103,12 +108,13 @@ def with_adapters(checkpoint: Checkpoint, adapters: Iterable[tuple[Path, float]]
                 pairs.setdefault(name, []).append(change.pair)
     weights = _with_changes(checkpoint, changes)
     for name, named_pairs in pairs.items():
-        # Several adapters are one of the sum of their ranks.
+        # Several adapters equal one whose rank is the sum of theirs. Products with a scale are
+        # checked in float64, where they do not overflow.
         a = np.concatenate([pair.a for pair in named_pairs])
         b = np.concatenate([pair.b * np.float64(pair.scale) for pair in named_pairs], axis=1)
         _check_numbers(b, name)
         for key, values in ((f"{name}.lora_a", a), (f"{name}.lora_b", b.astype(np.float32))):
-            weight = registry.quantize(key, values, types.by_id(0))
+            weight = registry.quantize(key, values, types.by_id(0))  # F32
             weights[key] = replace(weight, rounds_input=False)
     return replace(
         checkpoint,
@@ -124,9 +130,10 @@ def _merge(
     checkpoint: Checkpoint,
     before: Mapping[str, NDArray[np.float32]],
 ) -> dict[str, NDArray[np.float32]]:
-    """New values of the matrices that *adapter* does not change by a product beside them.
+    """New values of the matrices that have to be computed before the pass, by name.
 
-    *own* are its changes, *before* has the matrices that other adapters have changed.
+    For all others the pass adds ``B (A x)``. *own* are the changes of *adapter*; *before* has the
+    matrices that earlier adapters have changed here.
     """
     merged = {}
     for name, change in sorted(own.items()):
@@ -141,6 +148,7 @@ def _merge(
         values = change.matrix
         if values is None:
             weight = checkpoint.weights[_find_stored_name(name, checkpoint)]
+            # The scale remains a factor on the changed matrix, see _with_changes.
             values = registry.dequantize(replace(weight, scale=1.0))
         with np.errstate(all="ignore"):  # the result is checked
             merged[name] = _apply(change, values)
@@ -178,7 +186,7 @@ def _with_changes(
         weights[_HEAD] = replace(weights[_EMBEDDING], name=_HEAD)
     for name, values in changes.items():
         scale = checkpoint.weights[_find_stored_name(name, checkpoint)].scale
-        changed = registry.quantize(name, values, types.by_id(0))
+        changed = registry.quantize(name, values, types.by_id(0))  # F32
         weights[name] = replace(changed, scale=scale, rounds_input=False)
     return weights
 

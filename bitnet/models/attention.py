@@ -52,7 +52,10 @@ def attention(write: Builder, mixer: Attention, h: Register, scale: float) -> Re
 
 
 def _distances(write: Builder, mixer: Attention) -> str:
-    """Name of the bias on scores by the distance of key and query, which all blocks share."""
+    """Name of the tensor with a bias on scores for each distance of key and query.
+
+    All blocks share it.
+    """
     name = "attn_rel_b.weight"
     write.layout.required[name] = (mixer.heads, 2 * mixer.reach + 1)
     write.layout.vectors.add(name)
@@ -146,36 +149,42 @@ def _head_norms(
 
 
 def latent_attention(write: Builder, mixer: LatentAttention, h: Register, scale: float) -> Register:
-    """Attention over latents; L wide, beside R rotary dimensions of each query and of the key."""
+    """Multi-head latent attention: H query heads, and one key and value head that they share.
+
+    A cached row is a latent of width L and a key of R rotary dimensions. Queries have D dimensions
+    without a position and R rotary ones; V is the width of a head of the result.
+    """
     heads = mixer.heads
-    turning = mixer.rope.dims
-    queries = heads * (mixer.key_dim + turning)
-    both = mixer.latent + turning
+    rotary_dims = mixer.rope.dims
+    query_width = heads * (mixer.key_dim + rotary_dims)
+    latent_and_key_width = mixer.latent + rotary_dims
     if mixer.query_rank:
         low, latent_and_key = write.linears(
-            h, ("attn_q_a", mixer.query_rank), ("attn_kv_a_mqa", both)
+            h, ("attn_q_a", mixer.query_rank), ("attn_kv_a_mqa", latent_and_key_width)
         )
         write.mark("q_cmpr", low)
         low = write.norm(low, "attn_q_a_norm", eps=mixer.eps)
         write.mark("q_cmpr_normed", low)
-        q = write.linear(low, "attn_q_b", queries)  # (T, H (D + R))
+        q = write.linear(low, "attn_q_b", query_width)  # (T, H (D + R))
     else:
-        q, latent_and_key = write.linears(h, ("attn_q", queries), ("attn_kv_a_mqa", both))
+        q, latent_and_key = write.linears(
+            h, ("attn_q", query_width), ("attn_kv_a_mqa", latent_and_key_width)
+        )
     write.mark("q", q)
     write.mark("kv_cmpr_pe", latent_and_key)
 
-    q_plain, q_turned = write.split(q, heads * mixer.key_dim, heads * turning, groups=heads)
-    latent, k_turned = write.split(latent_and_key, mixer.latent, turning)  # (T, L), (T, R)
+    q_plain, q_turned = write.split(q, heads * mixer.key_dim, heads * rotary_dims, groups=heads)
+    latent, k_turned = write.split(latent_and_key, mixer.latent, rotary_dims)  # (T, L), (T, R)
     latent = write.norm(latent, "attn_kv_a_norm", eps=mixer.eps)
     write.mark("kv_cmpr", latent)
     if mixer.rotates:
-        q_turned = write.rotate(q_turned, mixer.rope, turning)
-        k_turned = write.rotate(k_turned, mixer.rope, turning)
+        q_turned = write.rotate(q_turned, mixer.rope, rotary_dims)
+        k_turned = write.rotate(k_turned, mixer.rope, rotary_dims)
         write.mark("q_pe", q_turned)
         write.mark("k_pe", k_turned)
 
-    every = write.enumerate(heads)
-    q_latent = write.by_head(q_plain, every, "attn_k_b", heads * mixer.latent)  # (T, H L)
+    head_numbers = write.enumerate(heads)
+    q_latent = write.by_head(q_plain, head_numbers, "attn_k_b", heads * mixer.latent)  # (T, H L)
     k = write.join(latent, k_turned)  # (T, L + R)
     q = write.join(q_latent, q_turned, groups=heads)  # (T, H (L + R))
     if mixer.growth:
@@ -187,8 +196,8 @@ def latent_attention(write: Builder, mixer: LatentAttention, h: Register, scale:
     write.select_outputs()
 
     # The cached keys serve as values, which have no rotary part: its mix is dropped.
-    values, _ = write.split(mixed, heads * mixer.latent, heads * turning, groups=heads)
-    result = write.by_head(values, every, "attn_v_b", heads * mixer.value_dim)  # (T, H V)
+    values, _ = write.split(mixed, heads * mixer.latent, heads * rotary_dims, groups=heads)
+    result = write.by_head(values, head_numbers, "attn_v_b", heads * mixer.value_dim)  # (T, H V)
     write.mark("kqv_out", result)
     if mixer.gated:
         gate = write.linear(h, "attn_gate", heads)

@@ -68,9 +68,10 @@ class Builder(ValueWriter):
         biased: bool = False,
         scale: float = 1.0,
     ) -> tuple[Register, ...]:
-        """Products of *x* with several matrices: together, or each with its own norm of *x*.
+        """Products of *x* with several matrices; each is ``(T, width)``.
 
-        They must have biases if they are *biased*; otherwise they may.
+        If the model has input norms, each matrix reads *x* through a norm of its own. If *biased*,
+        or if the configuration lists them, the matrices must have biases; otherwise they may.
         """
         names = [f"{self.block}{name}" for name, _ in names_and_widths]
         widths = [width for _, width in names_and_widths]
@@ -95,9 +96,9 @@ class Builder(ValueWriter):
     def _products(
         self, x: Register, names: Sequence[str], widths: Sequence[int]
     ) -> tuple[Register, ...]:
-        """Products of *x*, in the basis of each matrix, with what an adapter adds."""
+        """Products of *x*, in the basis that each matrix expects, with what an adapter adds."""
         in_basis = {self.is_in_basis(f"{name}.weight") for name in names}
-        if len(in_basis) > 1:
+        if len(in_basis) > 1:  # some read *x* itself, others *x* in the rotated basis
             apart = [
                 self._products(x, [name], [width])
                 for name, width in zip(names, widths, strict=True)
@@ -130,7 +131,10 @@ class Builder(ValueWriter):
         return self.add(out, high)
 
     def by_head(self, x: Register, every: Register, name: str, width: int) -> Register:
-        """Products of each head of *x* with a matrix of its own; *every* numbers the heads."""
+        """Products of each head of *x* with a matrix of its own: ``(T, width)``.
+
+        *every* are the numbers of all heads, from :meth:`enumerate`.
+        """
         heads = every.width
         weight = f"{self.block}{name}.weight"
         self.layout.required[weight] = (heads, width // heads, x.width // heads)
@@ -154,13 +158,13 @@ class Builder(ValueWriter):
         """Products of *x* with the matrices *names* of each token's *experts*.
 
         Args:
-            x: the input of all experts, or of each a part of its own where they are *apart*.
+            x: the input of all experts; if *apart*, one part for each of a token's experts.
             experts: numbers of a token's experts, ``(T, used)``.
             names: the matrices; each gives a result of ``(T, used * width)``.
-            width: of the result of one expert.
-            count: of all experts.
-            apart: each expert of a token has a part of *x*.
-            biased: the experts must have biases.
+            width: columns of the result of one expert.
+            count: number of experts in all, of which a token uses some.
+            apart: each expert of a token reads its own part of *x*, one after the other.
+            biased: the experts have biases; otherwise they have none.
             scale: factor on the results.
         """
         used = experts.width
@@ -203,7 +207,7 @@ class Builder(ValueWriter):
         self.append(Hadamard(out, x, basis.signs_of(x.width), basis.block, inverse))
         return out
 
-    # What needs no tensors.
+    # Operations on elements and columns.
 
     def add(self, x: Register, y: Register) -> Register:
         """``x + y``."""
@@ -222,7 +226,7 @@ class Builder(ValueWriter):
         return self.blend(x, x, factor / 2, factor / 2)
 
     def resize(self, x: Register, like: Register, eps: float) -> Register:
-        """*x* with the length of *like*; a mean square of *x* below *eps* counts as that."""
+        """*x* scaled to the root mean square of *like*; its own mean square is at least *eps*."""
         resized = self.value(x.width)
         self.append(Resize(resized, x, like, eps))
         return resized
@@ -264,13 +268,17 @@ class Builder(ValueWriter):
         return out
 
     def split(self, x: Register, *widths: int, groups: int = 1) -> tuple[Register, ...]:
-        """Neighbouring columns of *x*, or of each of *groups* equal parts of it."""
+        """*x* split into neighbouring columns, as many as *widths* say.
+
+        With *groups*, each of these equal parts of *x* is split: a result has its share of columns
+        from every part.
+        """
         parts = tuple(self.value(width) for width in widths)
         self.append(Split(parts, x, groups))
         return parts
 
     def join(self, *parts: Register, groups: int = 1) -> Register:
-        """The columns of *parts*, one after the other, in each of *groups* equal parts."""
+        """The columns of *parts*, one part after the other; the reverse of :meth:`split`."""
         whole = self.value(sum(part.width for part in parts))
         self.append(Join(whole, parts, groups))
         return whole
@@ -336,12 +344,18 @@ class Builder(ValueWriter):
         slopes: Sequence[float] = (),
         distances: str = "",
     ) -> Register:
-        """Values that the queries *q* read from *cache*, to which *k* and *v* are added first."""
+        """Values that the queries *q* read from *cache*, to which *k* and *v* are added first.
+
+        *sinks* and *distances* are names of tensors, *slopes* are ALiBi's, one for each head;
+        see :class:`~bitnet.kernels.instructions.Attend`.
+        """
         mixed = self.value(q.width)
         causal = self.decoder.looks_back
-        falling = np.array(slopes, dtype=np.float32) if slopes else None
+        alibi_slopes = np.array(slopes, dtype=np.float32) if slopes else None
         self.append(
-            Attend(mixed, q, k, v, cache, kind, scale, softcap, causal, sinks, falling, distances)
+            Attend(
+                mixed, q, k, v, cache, kind, scale, softcap, causal, sinks, alibi_slopes, distances
+            )
         )
         return mixed
 
@@ -383,7 +397,10 @@ class Builder(ValueWriter):
         strength: float = 1.0,
         floor: float = 0.0,
     ) -> Register:
-        """Values that *q* reads from a matrix per head, into which *k* writes *v*."""
+        """Values that *q* reads from a matrix per head, into which *k* writes *v*.
+
+        The arguments are those of :class:`~bitnet.kernels.mixer_instructions.DeltaRule`.
+        """
         heads = beta.width
         a = self.vector("ssm_a", (heads,) if alpha.width == heads else (heads, 1))
         dt = self.vector("ssm_dt.bias", (alpha.width,))
@@ -406,8 +423,8 @@ class Builder(ValueWriter):
     ) -> Register:
         """Values that *c* reads from a state per head, into which *b* writes *x*.
 
-        With one of *decays*, a state decays as a whole (Mamba-2). Otherwise each of its rows has a
-        decay, and *dt* already has its bias (Mamba-1).
+        If *decays* is 1, a state decays as a whole (Mamba-2). Otherwise it is the number of rows of
+        a state, each of which has a decay, and *dt* includes its bias already (Mamba-1).
         """
         heads = dt.width
         a = self.vector("ssm_a", (heads, decays))

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from bitnet.kernels.program import Program, Register
     from bitnet.models.layout import Layout
 
-#: Names in a trace of the result and the input of mixers that are not attention.
+#: Names of a mixer's result and input in traces; mixers that are not listed are named as attention.
 _NAMES = {
     Experts: ("ffn_out", "ffn_norm"),
     FeedForward: ("ffn_out", "ffn_norm"),
@@ -60,7 +60,7 @@ _NAMES = {
 }
 #: Norm before the experts of a block that also has a feed-forward network beside them.
 _BESIDE_NETWORK = "ffn_norm_exps"
-#: Those names for the mixers within a :class:`Sum`.
+#: The same names of the mixers within a :class:`Sum`.
 _NAMES_IN_SUM = {Experts: ("ffn_moe", "ffn_norm_2"), FeedForward: ("ffn_mlp", "ffn_norm_1")}
 
 
@@ -132,6 +132,7 @@ class _Decoder:
         for layer, block in enumerate(decoder.blocks, decoder.first_block):
             write.layer = layer
             write.block = f"blk.{self._number()}."
+            # The tensors of block 0 in a later layer: the blocks run once more.
             if decoder.loop_norm and write.layer and write.block == "blk.0.":
                 x = self._norm_between(x)
             if decoder.joined:
@@ -206,7 +207,7 @@ class _Decoder:
         return numbers[self.write.layer] if numbers else self.write.layer
 
     def _norm_between(self, x: Register) -> Register:
-        """The stream *x*, normalized before the same blocks run again."""
+        """The stream *x*, normalized before the same blocks run once more."""
         write = self.write
         block = write.block
         write.block = ""

@@ -1,4 +1,4 @@
-"""Tensors that a decoder reads, as its program is written."""
+"""Tensors that a decoder reads, collected while its program is written."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Layout:
     decoder: ModelConfig  # the decoder that reads the tensors
     required: dict[str, tuple[int, ...]] = field(default_factory=dict)  # tensors it must have
     optional: dict[str, tuple[int, ...]] = field(default_factory=dict)  # tensors it may have
-    scales: dict[str, float] = field(default_factory=dict)  # factors on tensors that have one
-    vectors: set[str] = field(default_factory=set)  # tensors used number by number
+    scales: dict[str, float] = field(default_factory=dict)  # factors on the values of some tensors
+    vectors: set[str] = field(default_factory=set)  # tensors applied element by element
     tables: set[str] = field(default_factory=set)  # matrices of which only single rows are read
     products: set[str] = field(default_factory=set)  # matrices in products of blocks
 

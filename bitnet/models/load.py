@@ -34,6 +34,7 @@ def config_from(checkpoint: Checkpoint) -> ModelConfig:
     if family is None:
         raise architecture_refusal(checkpoint.architecture, ARCHITECTURES, kind="quantized ")
     label = checkpoint.path.name
+    # Families that do not read the key compute the usual scale, and a file may only repeat it.
     reads_no_scale = "attention.scale" not in family.gguf_keys
     check_outside_keys(checkpoint.metadata, label)
     check_keys(checkpoint.metadata, family, prefixes=checkpoint.prefixes, model=label)
@@ -45,7 +46,7 @@ def config_from(checkpoint: Checkpoint) -> ModelConfig:
     scales = {attention.scale for attention in config.attentions} if reads_no_scale else set()
     for usual in scales:
         scale = checkpoint.number("attention.scale", usual)
-        if scale and abs(scale - usual) > 1e-4 * usual:
+        if scale and abs(scale - usual) > 1e-4 * usual:  # files round it; 0 means the usual one
             why = f"only {usual:g}, one over the root of the head's width, is computed"
             raise value_refusal(checkpoint, "attention.scale", scale, why)
     is_rotated = any(key.startswith(hadamard.PREFIX) for key in checkpoint.metadata)
@@ -90,7 +91,7 @@ def _decoder_of(checkpoint: Checkpoint, family: Family) -> ModelConfig:
 def _pooling(checkpoint: Checkpoint, config: ModelConfig) -> Pooling:
     """Pooling of the hidden states of a text that *checkpoint* embeds or scores."""
     number = checkpoint.integer("pooling_type", 0)
-    if number == RANKS:  # the first hidden state, or the one that has seen all
+    if number == RANKS:  # by default the hidden state that has seen all tokens
         usual = POOLINGS.index("last" if config.causal else "cls")
         if config.pooling != "none":
             usual = POOLINGS.index(config.pooling)

@@ -109,7 +109,7 @@ def experts(
 
 
 def _choice(write: Builder, mixer: Experts, logits: Register) -> tuple[Register, Register]:
-    """Numbers of the experts of each token, and their weights."""
+    """Numbers of the experts of each token, and their weights: ``(T, K)``, twice."""
     rule = mixer.routing
     bias = write.vector(rule.correction, (rule.count,)) if rule.corrected else ""
     chosen, weights = write.route(logits, rule, bias)
@@ -167,8 +167,9 @@ def _run_shared_expert(write: Builder, mixer: Experts, h: Register, scale: float
 def layer_inputs(write: Builder, mixer: LayerInput, x: Register) -> tuple[Register, ...]:
     """Every block's part of ``norm(per_layer_model_proj x) + table[token]``, ``(T, P)`` each.
 
-    Both summands are divided by the square root of 2, and the product before its norm by that of
-    the width of *x*. In the shapes L is blocks and P is the width of a part.
+    In the shapes L is blocks and P is the width of a part. The product is divided by the square
+    root of the width of *x* before its norm, rows of the table are multiplied by that of P, and
+    both summands are divided by that of 2.
     """
     blocks = len(write.decoder.blocks)
     width = blocks * mixer.width

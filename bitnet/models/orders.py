@@ -25,18 +25,18 @@ def row_order(name: str, checkpoint: Checkpoint, config: ModelConfig) -> NDArray
     """
     for mixer, part in _mixers(name, config):
         if isinstance(mixer, DeltaNet) and mixer.grouped and not mixer.joined:
-            heads, numbers = _tile_heads(mixer)
+            heads, rows = _tile_heads(mixer)
             if part in ("ssm_alpha.weight", "ssm_beta.weight", "ssm_a", "ssm_dt.bias"):
                 return heads
             if part == "attn_gate.weight":
-                return numbers
+                return rows
             if part in ("attn_qkv.weight", "ssm_conv1d.weight"):
                 first = np.arange(2 * mixer.keys_width)
-                return np.append(first, len(first) + numbers)
+                return np.append(first, len(first) + rows)
         family = of_gguf(checkpoint.architecture)
-        same = family is None or family.gguf_rope_style == checkpoint.rope_style
+        is_same_style = family is None or family.gguf_rope_style == checkpoint.rope_style
         match = re.fullmatch(r"attn_([qk])\.(?:weight|bias)", part)
-        if isinstance(mixer, Attention) and match and not same:
+        if isinstance(mixer, Attention) and match and not is_same_style:
             return _adjacent_pairs(mixer, match[1], checkpoint)
     return None
 

@@ -1,4 +1,4 @@
-"""Layers with a state of fixed size: what their mixers compute, behind a short convolution."""
+"""Layers with a state of fixed size (linear attention, state spaces): what their mixers compute."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ if TYPE_CHECKING:
 
 
 def delta_net(write: Builder, mixer: DeltaNet, h: Register, scale: float) -> Register:
-    """Linear attention by the gated delta rule, of H heads and KH key heads."""
+    """Linear attention by the gated delta rule.
+
+    H value heads have DV dimensions, KH key heads DK.
+    """
     keys = mixer.keys_width
     values = mixer.values_width
     heads = mixer.heads
     parts = {"q": keys, "k": keys, "v": values} if mixer.apart else {}
     projections = ("attn_qkv", mixer.conv_columns), ("attn_gate", values)
     if mixer.apart:
-        *apart, z, alpha, beta = write.linears(
+        *qkv_parts, z, alpha, beta = write.linears(
             h,
             *((f"ssm_{part}", width) for part, width in parts.items()),
             ("attn_gate", values),
             ("ssm_alpha", heads),
             ("ssm_beta", heads),
         )
-        qkv = write.join(*apart)
+        qkv = write.join(*qkv_parts)
     elif mixer.joined:
         qkv, z, both = write.linears(h, *projections, ("ssm_ba", 2 * heads))
         beta, alpha = write.split(both, heads, heads, groups=mixer.key_heads)
@@ -76,7 +79,7 @@ def _needs_neighbours(write: Builder, mixer: DeltaNet) -> bool:
 
 
 def kimi_delta(write: Builder, mixer: KimiDelta, h: Register, scale: float) -> Register:
-    """Linear attention of H heads of D dimensions, each of whose rows has a decay."""
+    """Kimi delta attention of H heads of D dimensions; each row of a head's state has a decay."""
     width = mixer.width
     low = mixer.head_dim if mixer.low_rank else width
     q, k, v, beta, decays, gates = write.linears(

@@ -1,7 +1,7 @@
 """Registers of a program: which values share memory.
 
-A program is written with a register of its own for every value. Here each gets one of few
-pieces of memory: a value takes that of another which no later instruction reads.
+A program is written with a register of its own for every value. Here values share a few pieces of
+memory: a value takes the memory of another once no later instruction reads that.
 
 A backend runs instructions between two products row by row, threads on different rows, so a row
 may be written while an earlier instruction still reads the rows behind it. Values of one width have
@@ -114,7 +114,7 @@ def _free_storage(
     if fitting:
         return min(fitting, key=lambda storage: (storage.room, storage.width != width))
     if free:
-        widest = max(free, key=lambda storage: storage.room)
+        widest = max(free, key=lambda storage: storage.room)  # grows least
         widest.room = width
         return widest
     storage = _Storage(f"r{len(storages)}", width)

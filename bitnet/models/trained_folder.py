@@ -40,13 +40,14 @@ class TrainedFolder:
     adapter: str  # its name, for messages
     checkpoint: Checkpoint
     family: Family
-    orders: Values
-    values: Values
-    parts: Parts
+    # functions from tensors of the folder to those here, by GGUF name without the block
+    orders: Values  # reorder rows
+    values: Values  # change values
+    parts: Parts  # take rows of one tensor as several
 
     @classmethod
     def of(cls, adapter: Adapter, checkpoint: Checkpoint) -> TrainedFolder:
-        """That of *adapter*, which changes the model in *checkpoint*.
+        """The folder that *adapter* was trained on; it changes the model in *checkpoint*.
 
         Raises:
             Unsupported: a GGUF file does not say by which numbers of a folder its rows are ordered
@@ -66,6 +67,7 @@ class TrainedFolder:
             )
         family = of_gguf(checkpoint.architecture)
         assert family is not None, "a model of no family is not opened"
+        # A GGUF file has no config.json: the functions get an empty one, and may need its keys.
         try:
             orders = family.orders({})
             has_factors = bool(family.factors({}))
@@ -88,7 +90,7 @@ class TrainedFolder:
         name = self._gguf_name(key)
         if name.endswith(_BESIDE_ITS_MODULE):
             if change.pair is not None and not change.pair.b.any():
-                return {}  # as training leaves it, which no gradient reaches
+                return {}  # B is still the zeros it began as: no gradient reaches it
             raise Unsupported(
                 f"{self.adapter} changes {key}, which transformers multiplies without what an "
                 "adapter adds",

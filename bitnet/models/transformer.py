@@ -105,7 +105,8 @@ class Model:
         self.head: Head = (
             base.head if base else Head(checkpoint, config, ops, self._weights, exact_head)
         )
-        # Experts may stay in their files: a pass reads those that its tokens are routed to.
+        # Matrices of experts may stay in their files, where a pass reads only those that its tokens
+        # are routed to. All other arrays are "hot": every pass reads them.
         read_always: list[Any] = []
         read_when_routed: list[Any] = []
         for weight in self._weights.values():
@@ -170,7 +171,7 @@ class Model:
         return centered / np.sqrt(np.mean(centered * centered) + layer.norm_eps) * layer.norm
 
     def foresee(self, segments: Sequence[Segment]) -> Array:
-        """Hidden states to expect after the last token of each segment, ``(n, dim)``.
+        """Predicted hidden states after the last token of each segment, ``(n, dim)``.
 
         The model's drafting block (``config.drafter``) reads the tokens and the hidden states
         before them; the segments' caches are those of ``config.drafter``.
@@ -284,9 +285,9 @@ def bind(
 ) -> dict[str, Prepared]:
     """Every tensor of *checkpoint*, prepared by *ops*, by GGUF name.
 
-    The matrices named by *by_row* are prepared for reading single rows. *bound* has the tensors of
-    the same model with other adapters, which are shared. An error lists all tensors that are
-    missing, unexpected or of the wrong shape.
+    The matrices named by *by_row* are prepared for reading single rows. *bound* has the prepared
+    tensors of the same model with other adapters; those that no adapter changes are shared. An
+    error lists all tensors that are missing, unexpected or of the wrong shape.
     """
     expected = layout(config)
     _check_fit(checkpoint, expected)
@@ -333,7 +334,7 @@ def _as_expected(weight: Weight, expected: Layout) -> Weight:
         weight = replace(weight, shape=(1, *weight.shape))
     if name in expected.vectors:
         values = registry.dequantize(weight).reshape(-1)
-        weight = registry.quantize(name, values, types.by_id(0))
+        weight = registry.quantize(name, values, types.by_id(0))  # F32
     return weight
 
 
@@ -387,7 +388,7 @@ def differences(checkpoint: Checkpoint, expected: Layout) -> Iterator[str]:
 def _fits(shape: tuple[int, ...], expected: tuple[int, ...], *, is_vector: bool) -> bool:
     """True if a tensor of *shape* can be read as the *expected* one.
 
-    In a tensor that is used number by number, axes of length 1 do not matter.
+    In a tensor that is applied element by element (*is_vector*), axes of length 1 do not matter.
     """
     if is_vector:
         return [n for n in shape if n != 1] == [n for n in expected if n != 1]

@@ -5,8 +5,9 @@ bound reaches the best logits found so far a sixth bit tightens it. :func:`unpac
 NumPy what its bytes mean.
 
 ``docs/architecture/exact-head.md`` derives the bounds from premises that :meth:`HeadCopy.build`
-establishes. A copy that was kept on a disk has them only if they are checked: those of its columns
-and rows for all of them, those that need the weights for some rows, drawn again each time.
+establishes. For a copy from the cache they are checked: premises on the numbers of the copy alone
+for all columns and rows, those on its distance from the head for a few tiles of rows, drawn at
+random each time.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ENCODINGS = ("F16", "BF16", "F32")  # their kernels take the activations as they are
-SAMPLED_ROWS = 2048  # rows that tell how large the weights of a column are
+SAMPLED_ROWS = 2048  # about as many rows estimate the size of a column's weights
 SLICE_BYTES = 32 << 20  # of the head that are in memory at once while a copy is built
 SMALLEST = 32 << 20  # bytes of a head below which the full product is fast enough
 
@@ -85,7 +86,7 @@ class HeadCopy:
         importance: Array | None = None,
         model: str = "the model",
     ) -> HeadCopy:
-        """The copy of *weight*, from the cache if it is there; reads the weight once.
+        """The copy of *weight*, from the cache if a valid one is there, otherwise computed.
 
         Args:
             ops: the compiled backend.
@@ -108,7 +109,7 @@ class HeadCopy:
         # Smaller heads are copied in less time than files are looked for and checked.
         path = None
         if matrix.data.nbytes >= SMALLEST:
-            # The source of the copy: every byte of the head, and the order of columns.
+            # The copy follows from every byte of the head and from the importance of its columns.
             digest = hashlib.sha256(f"{matrix.kind} {matrix.rows} {matrix.columns}".encode())
             if importance is not None:
                 digest.update(np.ascontiguousarray(importance, dtype=np.float32).tobytes())
@@ -154,7 +155,7 @@ class HeadCopy:
 
 
 def _memory(module: Any, matrix: Matrix) -> tuple[NDArray[np.uint8], dict[str, NDArray[Any]]]:
-    """Room for a copy, in one piece as it is kept in the cache, and its arrays there."""
+    """Memory of a copy, in one piece as it is kept in the cache, and the arrays in it, by name."""
     tiles, sixth, padded = module.exact_head_sizes(matrix.rows, matrix.columns)
     parts: dict[str, tuple[int, type[np.generic]]] = {
         "tiles": (tiles, np.uint8),
@@ -175,9 +176,10 @@ def _memory(module: Any, matrix: Matrix) -> tuple[NDArray[np.uint8], dict[str, N
 
 
 def _slices(module: Any, matrix: Matrix) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
-    """First tile, end and bytes of slices of the head; each slice leaves memory after use.
+    """First tile, end of the tiles and bytes of each slice of the head, in order.
 
-    So a mapped head is never in memory as a whole beside its copy.
+    The pages of a slice are given back after use, so that a mapped head is never in memory as a
+    whole beside its copy.
     """
     tile_bytes = TILE_ROWS * module.row_bytes(matrix.kind, matrix.columns)
     step = max(1, SLICE_BYTES // tile_bytes)
@@ -218,15 +220,18 @@ def saves_time(ops: Ops, weight: Weight) -> bool:
 def _columns(
     ops: NativeOps, matrix: Matrix, importance: Array | None
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Columns by falling importance, and the powers of two that make their weights alike."""
+    """Columns in the order of the copy, and the powers of two that make their weights alike.
+
+    Columns that add most to a logit, by the size of weights and inputs, are first.
+    """
     step = max(1, matrix.rows // SAMPLED_ROWS)
     sample = ops.embed(matrix, range(0, matrix.rows, step)).astype(np.float64)
     size = np.sqrt(np.mean(sample * sample, axis=0))
     size = np.where(np.isfinite(size), size, 0.0)
     typical = float(np.median(size)) or 1.0
     exponents = np.rint(np.log2(np.maximum(size / typical, 2.0**-FACTOR_BITS)))
-    weights = np.ones(matrix.columns) if importance is None else np.abs(importance)
-    order = np.argsort(-size * weights, kind="stable").astype(np.int32)
+    input_sizes = np.ones(matrix.columns) if importance is None else np.abs(importance)
+    order = np.argsort(-size * input_sizes, kind="stable").astype(np.int32)
     factors = np.exp2(np.clip(exponents, -FACTOR_BITS, FACTOR_BITS)).astype(np.float32)
     return order, factors[order]
 
@@ -238,7 +243,7 @@ def unpack_copy(
 
     The weights, permuted and scaled, are ``(rows, blocks * 64)``; the upper bounds on the norms
     of the differences to the true ones, ``(rows, blocks)``. *arrays* are those of a
-    :class:`HeadCopy`, with or without its *sixth* bits.
+    :class:`HeadCopy`; with *sixth*, the weights include their sixth bits.
     """
     columns = len(arrays["order"])
     blocks = -(-columns // BLOCK) + 1
@@ -273,7 +278,11 @@ def unpack_copy(
 def _sixth_bits(
     sixth: NDArray[np.uint8], blocks: int, rows: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
-    """Sixth bits of all rows, ``(rows, blocks, 64)``, and the norms they leave."""
+    """Sixth bits of all rows, ``(rows, blocks, 64)``, and norms of what six bits leave.
+
+    A row has the unit of its norms (float32), the norms of its blocks (a byte each), zeros up to a
+    multiple of eight bytes, and the bits (eight bytes a block, whole groups of blocks).
+    """
     lines = sixth.reshape(rows, -1)
     unit = lines[:, :4].copy().view(np.float32).astype(np.float64)
     begin = -(-(4 + blocks) // 8) * 8
@@ -285,7 +294,7 @@ def _sixth_bits(
 
 
 def sample_tiles(rows: int) -> list[int]:
-    """Numbers of some tiles of a head with *rows* rows, others each time."""
+    """Numbers of a few tiles of a head with *rows* rows, drawn at random."""
     tiles = -(-rows // TILE_ROWS)
     return random.sample(range(tiles), min(_SAMPLED_TILES, tiles))
 
@@ -308,7 +317,7 @@ def broken_premise(
 
 
 def _problem_of_numbers(arrays: Mapping[str, NDArray[Any]]) -> str:
-    """The premise that the numbers of *arrays* break without a look at the head, or empty."""
+    """The premise that the numbers in *arrays* break by themselves; empty if none."""
     order = arrays["order"]
     factors = arrays["factors"]
     norm = arrays["norm"]
@@ -333,7 +342,7 @@ def _problem_of_numbers(arrays: Mapping[str, NDArray[Any]]) -> str:
 def _problem_of_tile(
     ops: NativeOps, matrix: Matrix, arrays: Mapping[str, NDArray[Any]], tile: int
 ) -> str:
-    """The premise that the rows of *tile* break, compared with those of the head, or empty."""
+    """The premise that the rows of *tile* break, compared with those of the head; empty if none."""
     begin = tile * TILE_ROWS
     end = min((tile + 1) * TILE_ROWS, matrix.rows)
     part = dict(arrays)
@@ -345,8 +354,8 @@ def _problem_of_tile(
         copied, norms = unpack_copy(part, end - begin, sixth=sixth)
         true = np.zeros_like(copied)
         true[:, : matrix.columns] = rows[:, arrays["order"]] / arrays["factors"]
-        left = np.linalg.norm((true - copied).reshape(len(rows), -1, BLOCK), axis=2)
+        differences = np.linalg.norm((true - copied).reshape(len(rows), -1, BLOCK), axis=2)
         sizes = np.maximum(np.linalg.norm(true, axis=1), np.linalg.norm(copied, axis=1))
-        if not ((left <= norms).all() and (sizes <= norm).all()):
+        if not ((differences <= norms).all() and (sizes <= norm).all()):
             return f"rows {begin:,} to {end - 1:,} are further from the head than their norms say"
     return ""

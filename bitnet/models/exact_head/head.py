@@ -28,7 +28,7 @@ HeadMode = Literal["off", "on", "auto"]
 MOST_AT_ONCE = 8  # positions above which computing the whole head costs no more
 
 
-# Cost of a byte relative to reading the interleaved head from memory; for the reasons see
+# Cost of reading a byte, relative to a byte of the interleaved head in memory; for the reasons see
 # docs/architecture/exact-head.md.
 FROM_FILE = 2.0  # the whole head, read from the file
 ROWS = 10.0  # single rows of it
@@ -38,7 +38,7 @@ PASSES = 64  # recent passes that decide whether the copy is dropped
 
 
 class Head:
-    """The output head of a model, exact in any mode: the same tokens by whichever logits."""
+    """The output head of a model; every mode leads to the same tokens."""
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class Head:
         weights: Mapping[str, Prepared],
         mode: HeadMode,
     ) -> None:
-        """Take the head from *weights*, and make its copy where *mode* says so.
+        """Take the head from *weights*, and make its copy if *mode* asks for it.
 
-        *weights* are by GGUF name; those that :func:`read_by_row` names are in rows.
+        *weights* are by GGUF name; those that :func:`read_by_row` names are stored row by row.
         """
         name = _name(checkpoint)
         self._ops = ops
@@ -85,15 +85,15 @@ class Head:
         candidates = self._find(hidden, needed)
         if self._costs and candidates:
             self._costs.add(candidates)
-        rest = [at for at, candidate in enumerate(candidates) if candidate is None]
-        whole: Iterator[Array] = iter(())
-        if rest:
-            rows = hidden if len(rest) == len(candidates) else hidden[rest]
-            whole = iter(self(rows))
+        undecided = [at for at, candidate in enumerate(candidates) if candidate is None]
+        full_logits: Iterator[Array] = iter(())
+        if undecided:
+            rows = hidden if len(undecided) == len(candidates) else hidden[undecided]
+            full_logits = iter(self(rows))
         results: list[Logits] = []
         for candidate, state in zip(candidates, hidden, strict=True):
             if candidate is None:
-                results.append(Logits(next(whole)))
+                results.append(Logits(next(full_logits)))
             else:
                 results.append(Logits(candidate, partial(self._compute_all, state)))
         return results
@@ -169,7 +169,7 @@ def _name(checkpoint: Checkpoint) -> str:
 
 
 def _is_exact(checkpoint: Checkpoint, config: ModelConfig, ops: Ops, mode: HeadMode) -> bool:
-    """True if the head of *checkpoint* is to have a copy."""
+    """True if the head of *checkpoint* gets a copy; raises if *mode* is on and it cannot."""
     weight = checkpoint.weights.get(_name(checkpoint))
     if mode == "off" or not config.writes or weight is None or len(weight.shape) != 2:
         return False
@@ -209,7 +209,7 @@ class Costs:
             self._recent.append(FROM_FILE)
 
     def add_whole(self) -> None:
-        """Add to the last pass that it had to read the whole head after all."""
+        """Add to the cost of the last pass: it had to read the whole head after all."""
         if self._recent:
             self._recent[-1] += FROM_FILE
 

@@ -2,7 +2,7 @@
 
 ``<cache>/exact-heads/<fingerprint>.copy`` is a header and the bytes of a copy. The header has eight
 letters, a version and a digest of those bytes. The fingerprint is a digest of every byte of the
-head, so a changed model never uses another's copy.
+head and of the importance of its columns, so a changed model never uses another's copy.
 """
 
 from __future__ import annotations
