@@ -96,9 +96,10 @@ class Answer:
         self._stops = [stop for stop in sequence.request.stop if stop]
         self._held = ""  # end of the text, which may begin a stop string
         self._indent: int | None = None  # white space of a line so far; None: the line has text
-        self._is_dedented = False  # a line began with too little of it
+        self._is_dedented = False  # a line began with too little white space
         rules = sequence.request.calls
         self._reader = None if rules is None else call_reader(rules)
+        # control tokens that the readers need as text
         self._shown = {} if rules is None else dict(rules.shown)
         thoughts = sequence.request.reasoning
         self._thoughts = None if thoughts is None else ReasoningReader(thoughts)
@@ -119,8 +120,8 @@ class Answer:
     @property
     def prefill_tokens_per_s(self) -> float:
         """Prompt tokens per second; 0 before the first token."""
-        run = self.prompt_tokens - self.sequence.reused_tokens
-        return run / self.prefill_s if self.prefill_s else 0.0
+        computed_tokens = self.prompt_tokens - self.sequence.reused_tokens
+        return computed_tokens / self.prefill_s if self.prefill_s else 0.0
 
     @property
     def decode_tokens_per_s(self) -> float:
@@ -147,7 +148,7 @@ class Answer:
         }
 
     def take(self, piece: Piece) -> Piece:
-        """*piece* with the text it makes certain, and the finish reason if a stop string ends it.
+        """*piece* with the text that is certain by now, and the reason if a stop string ends it.
 
         The time since the previous piece, or since the answer was created, counts as its time.
         """
@@ -166,12 +167,12 @@ class Answer:
         if reason is not None:
             text += self._until_limit(self._stream.finish(), final=True)
         if self._is_dedented and reason != "error":
-            reason = "length"  # as llama.cpp's n_indent
+            reason = "length"  # as llama.cpp reports for n_indent
         elif self.stop_text and reason != "error":
             reason = "stop"
-        certain = self._add(text, reason)
+        new_fields = self._add(text, reason)
         self.tokenize_s += time.perf_counter() - started
-        return replace(piece, finish_reason=reason, described=described, **certain)
+        return replace(piece, finish_reason=reason, described=described, **new_fields)
 
     def end(self, reason: FinishReason, error: Exception | None = None) -> Piece:
         """End the answer from outside; the last piece, with the text that was held back."""
@@ -217,7 +218,7 @@ class Answer:
         return f"{text}<small>{state}</small>"
 
     def _add(self, text: str, reason: FinishReason | None) -> dict[str, Any]:
-        """Fields of a piece for the text that is certain after *text*, the next part."""
+        """Add *text*, the next part; fields of the piece: text, reasoning and calls now certain."""
         final = reason is not None
         if final:
             reads = page_reads()
@@ -270,7 +271,7 @@ class Answer:
         return text
 
     def _count(self, piece: Piece) -> None:
-        """Add *piece* to the metrics."""
+        """Add *piece* to the metrics, and the failure of the sequence, if any, to the answer."""
         now = time.perf_counter()
         passed = now - self._last_at
         self._last_at = now
@@ -294,9 +295,10 @@ class Answer:
 
 
 def until_stop(text: str, stops: Texts[str], *, final: bool = False) -> tuple[str, str, str]:
-    """*text* before the first of *stops*, a rest that may begin one unless *final*, and that stop.
+    """Split *text* into the text before the first of *stops*, a held back end, and that stop.
 
-    The stop is empty if there is none in *text*.
+    Without a stop in *text* the last is empty, and an end of *text* that may begin a stop is held
+    back, unless *final*.
     """
     if ends := [(end, stop) for stop in stops if (end := text.find(stop)) >= 0]:
         end, stop = min(ends)

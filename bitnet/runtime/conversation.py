@@ -189,12 +189,12 @@ class ReasoningReader:
 
     def __init__(self, rules: ReasoningRules) -> None:
         self._rules = rules
-        # True if what comes next is reasoning; decided as soon as the answer's first text is known
+        # False until enough of the answer is known to tell whether it begins with reasoning
         self._is_decided = rules.begun
-        self.is_inside = rules.begun
+        self.is_inside = rules.begun  # True if the text that comes next is reasoning
         self._fresh = True  # nothing of the current part has been passed on
         self._held = ""  # text that is not passed on yet
-        self._has_reasoning = False  # some of it has been passed on
+        self._has_reasoning = False  # some reasoning has been passed on
         self._between = ""  # text between the last part of the reasoning and the next one
 
     def read(self, text: str, *, final: bool = False) -> tuple[str, str]:
@@ -202,6 +202,7 @@ class ReasoningReader:
         self._held += text
         opening = self._rules.opening
         if not self._is_decided:
+            # The answer may begin with either mark, or with neither.
             begin = self._held.lstrip()
             closing = self._rules.closing
             if not final and any(
@@ -217,7 +218,7 @@ class ReasoningReader:
             if self._fresh:
                 self._held = begin.removeprefix(mark)
         parts = {True: "", False: ""}
-        mark_found = "more"
+        mark_found = "more"  # any text: the first pass of the loop needs no mark before it
         while mark_found:
             inside = self.is_inside
             # gpt-oss's channel may come again.

@@ -54,7 +54,7 @@ class Conversation:
         self.request = Request.from_mapping({name: value}, self.request)
 
     def load(self, messages: Any) -> None:
-        """Go on after *messages*; a first one of the system replaces the instructions."""
+        """Continue *messages* as this conversation; a first system message is its instructions."""
         check_messages(messages)
         for message in messages:
             is_known = message["role"] in ("system", "user", "assistant")
@@ -74,8 +74,8 @@ class Conversation:
         answer = None
         self._asked += 1
         try:
-            asked = replace(self.request.choice(self._asked - 1), messages=self.messages)
-            answer = self.model.answer(asked)
+            request = replace(self.request.choice(self._asked - 1), messages=self.messages)
+            answer = self.model.answer(request)
             yield from answer
         finally:
             self.finish_reason = answer.finish_reason if answer is not None else None

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 MOST_OF_BLOCK = 4  # tokens of a draft by the model's own block
 MOST_OF_MODEL = 8  # tokens of a draft by a smaller model
 MOST_WAITING = 64  # passes whose states wait to be read, while there are no drafts
-TRIAL = 4  # passes of a trial of the way that was slower
+# A trial decodes with drafts if it was slower with them, and the other way round.
+TRIAL = 4  # passes of a trial
 FIRST_STAY = 64  # passes between the first two trials
-LONGEST_STAY = 1024  # passes between two trials, however often the same way was faster
+LONGEST_STAY = 1024  # passes between two trials, however often their result was the same
 MOST_LOST = 0.02  # share of the time that drafts, or trials of them, may lose
 
 
@@ -65,7 +66,10 @@ class Foresight:
         return Segment(ids, self.cache, "last") if ids else None
 
     def add(self, end: int, hidden: Array) -> None:
-        """Take *hidden*, ``(T, dim)``, of positions before *end*; a smaller model needs none."""
+        """Take *hidden*, ``(T, dim)``, the model's states of the T positions before *end*.
+
+        A smaller model does not need them, so nothing is done.
+        """
 
     def report(self, *, drafted: int, accepted: int) -> None:
         """Record that *accepted* of *drafted* tokens were accepted."""
@@ -85,7 +89,7 @@ class BlockForesight(Foresight):
         self.cache.truncate(0)  # what it holds was computed for another sequence
 
     def add(self, end: int, hidden: Array) -> None:
-        """Read *hidden* before the next draft.
+        """Keep *hidden*, ``(T, dim)``, to read before the next draft.
 
         Rows of rejected drafts, whose next id is not among the sequence's, are left out, and so are
         those of passes long ago.
@@ -147,7 +151,7 @@ class Drafter:
         Each view must be :attr:`Foresight.is_ready`. A view with more to read than fits into one
         pass gets no draft yet, and is not in the result.
         """
-        # Read what the sequences got since their last drafts.
+        # Read what was added to the sequences since their last drafts.
         room = self._chunk
         segments = dict[Foresight, Segment]()
         for view in wanted:
@@ -167,9 +171,11 @@ class Drafter:
         while states:
             hidden = np.concatenate([*states.values()])
             logits = self._model.head.logits(hidden, [Needed()] * len(states))
-            for view, of_state in zip(states, logits, strict=True):
-                drafts[view].append(_likeliest(of_state))
-            states = {view: at for view, at in states.items() if len(drafts[view]) < wanted[view]}
+            for view, view_logits in zip(states, logits, strict=True):
+                drafts[view].append(_likeliest(view_logits))
+            states = {
+                view: state for view, state in states.items() if len(drafts[view]) < wanted[view]
+            }
             ahead = [
                 Segment([drafts[view][-1]], view.cache, "last", state if self._is_block else None)
                 for view, state in states.items()
@@ -217,7 +223,7 @@ def check_draft_model(
 
 
 def _likeliest(logits: Logits) -> int:
-    """The id with the highest of *logits*; with the exact head, of those it has found."""
+    """The id with the highest logit; with the exact head, among the candidates it has found."""
     candidates = logits.found
     if candidates is None:
         return int(logits.all().argmax())
@@ -232,10 +238,10 @@ class Pace:
 
     def __init__(self) -> None:
         self.drafting: bool = True  # True if the next pass gets drafts
-        self._faster = True
+        self._faster = True  # the last trial found decoding with drafts faster
         self._is_trial = True
-        self._left = TRIAL
-        self._stay = FIRST_STAY
+        self._left = TRIAL  # passes until the trial or the stay ends
+        self._stay = FIRST_STAY  # passes of the next stay with the faster way
         # seconds a token took, with drafts (True) and without (False)
         self._rates: dict[bool, float] = {}
         self._tokens = 0

@@ -1,4 +1,4 @@
-r"""Grammars in llama.cpp's form, GBNF, as ones of the grammar library.
+r"""Grammars in llama.cpp's form, GBNF, translated to the Lark form of the library llguidance.
 
 A rule is ``name ::= "text" [a-z] (other | rule)* .{1,3}``; the answer follows the rule ``root``.
 The syntax is that of llama.cpp's ``grammars/README.md`` and of its parser
@@ -43,10 +43,10 @@ _SPACE_AND_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
 def to_lark(
     text: str, find_token: FindToken, stop_ids: Iterable[int] = (), *, vocab_size: int | None = None
 ) -> str:
-    """The grammar *text* in the form of the library.
+    """The grammar *text* in the Lark form of the library.
 
     Args:
-        text: in GBNF, or in the library's form, after a line that begins with ``%llguidance``.
+        text: in GBNF; or in the library's form, which begins with ``%llguidance`` and is unchanged.
         find_token: finds the tokens that the grammar names.
         stop_ids: tokens that end an answer, which cannot be a part of it.
         vocab_size: number of tokens; None if it is not known.
@@ -58,7 +58,7 @@ def to_lark(
 
 @dataclass
 class _Parser:
-    """Reads a text from its beginning to its end, and writes rules."""
+    """Reads a grammar in GBNF from its beginning to its end, and writes the library's rules."""
 
     text: str
     find_token: FindToken
@@ -115,7 +115,7 @@ class _Parser:
     def parse_sequence(self, depth: int) -> str:
         """The items up to the end of an alternative; the empty text if there are none."""
         items: list[str] = []
-        before = self.copies  # without those of the last item
+        before = self.copies  # the count without the last item, which a sign may repeat
         while self.at < len(self.text):
             char = self.text[self.at]
             if char in "*+?{":
@@ -256,10 +256,10 @@ class _Parser:
 
     def terminal(self, ranges: Ranges) -> str:
         """Name of the terminal for a character in one of *ranges*."""
-        wanted = _characters(ranges)
-        if not wanted:
+        characters = _characters(ranges)
+        if not characters:
             raise self.error("no character is in these brackets")
-        return self.terminals.setdefault(wanted, f"T{len(self.terminals)}")
+        return self.terminals.setdefault(characters, f"T{len(self.terminals)}")
 
     def expect(self, pattern: re.Pattern[str], what: str) -> str:
         match = pattern.match(self.text, self.at)
@@ -295,15 +295,15 @@ def _rule(name: str) -> str:
 
 def _negate(ranges: list[tuple[int, int]]) -> Ranges:
     """Code points that are in none of *ranges*."""
-    left = []
+    gaps = []
     begin = 0
     for low, high in sorted(ranges):
         if low > high:
             continue
         if begin < low:
-            left.append((begin, low - 1))
+            gaps.append((begin, low - 1))
         begin = max(begin, high + 1)
-    return (*left, (begin, LAST)) if begin <= LAST else tuple(left)
+    return (*gaps, (begin, LAST)) if begin <= LAST else tuple(gaps)
 
 
 def _characters(ranges: Ranges) -> Ranges:

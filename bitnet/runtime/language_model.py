@@ -406,7 +406,7 @@ class LanguageModel:
     def _calls_grammar(
         self, request: Request, tools: Tools, form: CallFormat, begun: str
     ) -> Grammar | None:
-        """Grammar that permits only calls, or calls and answers that follow a schema."""
+        """Grammar of calls alone, or of calls and answers by a schema; None if all are allowed."""
         schema = None
         if not tools.required:
             for name, label in (("regex", "a regular expression"), ("grammar", "a grammar")):

@@ -30,7 +30,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class CallDelta:
-    """A part of a call."""
+    """A part of a function call, as it is generated."""
 
     index: int  # number of the call in the answer
     arguments: str = ""  # next part of its arguments, JSON text
@@ -54,6 +54,7 @@ class Piece:
     top_logprobs: tuple[tuple[int, float], ...] = ()  # the likeliest tokens there, (id, logprob)
     finish_reason: FinishReason | None = None  # in the last piece
     text: str = ""  # of the answer, that has become certain
-    described: TokenLogprob | None = None  # if it is part of the answer and was asked for
+    # the token with its log-probability, if it is part of the answer and this was asked for
+    described: TokenLogprob | None = None
     calls: tuple[CallDelta, ...] = ()  # parts of function calls that have become certain
     reasoning: str = ""  # that has become certain, where it is separate from the text

@@ -35,7 +35,8 @@ class PrefixCache:
     ) -> None:
         """Room for *slots* caches created by *new_cache*, for passes of up to *step* tokens.
 
-        Prompts can share a cache only when *regime* is the same for their lengths.
+        Prompts can share a cache only if *regime* is the same for their lengths: some models use
+        other RoPE frequencies for long prompts.
         """
         self._regime = regime
         self.budget_bytes = budget_bytes  # limit on all caches together; None: unlimited
@@ -63,8 +64,8 @@ class PrefixCache:
     ) -> tuple[KVCache | None, int]:
         """The cache of *adapter* that shares the longest prefix with *ids*, and its length.
 
-        The last id has to be run in any case, so it is not counted. *but* is a cache to leave out,
-        whose prompt has the ids.
+        The last id has to be run in any case, so it is not counted. *but* is the cache that *ids*
+        are run with already, if any; it is left out.
         """
         best = None
         longest = 0
@@ -104,6 +105,7 @@ class PrefixCache:
     def _find_or_create(
         self, ids: list[int], needed: int, adapter: str, stored: KVCache | None, *, reuse: bool
     ) -> KVCache | None:
+        """A cache as :meth:`acquire` returns it, for which *needed* bytes are reserved."""
         source, shared = self.best(ids, adapter) if reuse else (None, 0)
         if stored is not None and stored.length - shared >= WORTH_READING:
             if not self._make_room(needed):
@@ -111,6 +113,7 @@ class PrefixCache:
             logger.debug("a cache from a file, which holds %d of %d ids", stored.length, len(ids))
             return self._use(stored, ids, needed)
         idle = source if source and not source.busy else None
+        # Take an idle cache over if nothing of it is lost, or if a copy would not fit beside it.
         if idle and (idle.length == shared or not self._fits(needed)):
             self._caches.remove(idle)
             if not self._make_room(needed):
@@ -131,12 +134,12 @@ class PrefixCache:
             cache.keep(fork)  # two prompts diverge here, and a third one may as well
             for ahead, shared_ids in shares.items():
                 if ahead.busy and shared_ids == fork > ahead.length:
-                    ahead.keep(fork)  # what this prompt waits for
+                    ahead.keep(fork)  # a running prompt gets there, and this one can copy it then
         logger.debug("a cache of its own, %d of %d ids copied", shared, len(ids))
         return self._use(cache, ids, needed)
 
     def improve(self, cache: KVCache) -> int:
-        """Copy what another cache has computed since of the same prefix; the length of *cache*."""
+        """Copy what another cache holds of the same prefix by now; the length of *cache* then."""
         source, shared = self.best(cache.ids, cache.adapter, but=cache)
         if source and shared > cache.length:
             cache.copy_prefix(source, shared)

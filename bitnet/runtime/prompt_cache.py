@@ -111,7 +111,10 @@ class PromptCache:
     def _restore(
         self, file: PromptFile, facts: Facts, count: int, new_cache: Callable[[], KVCache]
     ) -> KVCache | None:
-        """A cache with as much of *file* as it can continue after at most *count* positions."""
+        """A cache from *file*, cut to its longest usable prefix of at most *count* positions.
+
+        None if the file cannot be used for a model with these *facts*.
+        """
         differing = [name for name in facts if file.facts.get(name) != facts[name]]
         if differing:
             if not set(differing) & set(VARIANTS):
@@ -222,20 +225,20 @@ class PromptCache:
             return True
         facts = self._facts(cache.adapter)
         model = facts["weights"]
-        same = [
+        stored_files = [
             (count, file)
             for count, file in self._candidates(model, cache.ids)
             if file.facts == facts
         ]
         covered = 0
-        for count, file in same:
+        for count, file in stored_files:
             if count > covered:
                 stored = self._restore(file, facts, count, pending.new_cache)
                 covered = max(covered, stored.length if stored is not None else 0)
-        new = cache.length - covered
-        if new < SHORTEST:
+        added_positions = cache.length - covered
+        if added_positions < SHORTEST:
             return True
-        if new < covered // GROWTH and not is_idle:
+        if added_positions < covered // GROWTH and not is_idle:
             return False
         started = time.perf_counter()
         parts = encode(cache.content(), cache.ids, facts)
@@ -245,7 +248,7 @@ class PromptCache:
             return True
         passed_s = time.perf_counter() - started
         logger.debug("the state of %d tokens was stored in %.2f s", cache.length, passed_s)
-        for count, file in same:
+        for count, file in stored_files:
             # The new file holds all of the old one, and can return to its length.
             if count == len(file.ids) < cache.length and cache.reusable(count) == count:
                 self._folder.remove(file.path)

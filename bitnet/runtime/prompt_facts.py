@@ -32,10 +32,11 @@ if TYPE_CHECKING:
 def open_prompt_cache(
     folder: PromptFolder, models: Mapping[str, tuple[Model, Checkpoint]], tokenizer: str
 ) -> PromptCache | None:
-    """The prompts in *folder* of a model, with each of its adapters by name ("": none).
+    """The stored prompts of a model in *folder*; None if they cannot be used with it.
 
-    None if its results depend on how a prompt is split, or if it does not write texts; *tokenizer*
-    is the digest of its tokenizer's source.
+    *models* has the model with each of its adapters, by the adapter's name (empty: without one);
+    *tokenizer* is the digest of its tokenizer's source. A model cannot use stored prompts if its
+    results depend on how a prompt is split, or if it does not write texts.
     """
     model, _ = models[""]
     if not (isinstance(model.ops, NativeOps) and model.config.looks_back and model.config.writes):
@@ -52,13 +53,15 @@ class PromptFacts:
 
     def __init__(self, model: Model, checkpoint: Checkpoint, tokenizer: str) -> None:
         """Facts of *model*, loaded from *checkpoint*; *tokenizer* is the digest of its source."""
-        added = {
+        of_adapters = {
             name
             for name in checkpoint.weights
             if name.endswith(FACTORS) or name in checkpoint.replaced
         }
-        weights = [weight for name, weight in checkpoint.weights.items() if name not in added]
-        self._adapters = [weight for name, weight in checkpoint.weights.items() if name in added]
+        weights = [weight for name, weight in checkpoint.weights.items() if name not in of_adapters]
+        self._adapters = [
+            weight for name, weight in checkpoint.weights.items() if name in of_adapters
+        ]
         self._files = files_behind(view for weight in weights for view in weight.views)
         # weights that were computed, not mapped from a file
         self._loose = [weight for weight in weights if not files_behind(weight.views)]
@@ -95,12 +98,12 @@ class PromptFacts:
         """SHA-256 of the bytes that are mapped, even if the path has led to another file since."""
         file.check()
         digest = Store(settings.cache_dir()).digest_of(file.path)
-        now = file.path.stat()
-        mapped = file.status
-        if (now.st_dev, now.st_ino, now.st_mtime_ns) == (
-            mapped.st_dev,
-            mapped.st_ino,
-            mapped.st_mtime_ns,
+        current_status = file.path.stat()
+        mapped_status = file.status
+        if (current_status.st_dev, current_status.st_ino, current_status.st_mtime_ns) == (
+            mapped_status.st_dev,
+            mapped_status.st_ino,
+            mapped_status.st_mtime_ns,
         ):
             return digest
         return hashlib.sha256(file).hexdigest()

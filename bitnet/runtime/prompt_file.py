@@ -87,6 +87,7 @@ def encode(
 
 
 def _describe_table(held: Mapping[int, NDArray[Any]]) -> dict[str, Any]:
+    """Entry of the header about the pages *held*: their numbers, shape, dtype and checksums."""
     places = sorted(held)
     pages = [held[page_number] for page_number in places]
     return {
@@ -121,8 +122,8 @@ class PromptFile:
     path: Path
     facts: Mapping[str, str]  # what it is bound to
     ids: NDArray[np.uint32]  # one for each position
-    reach: int  # as in :class:`CacheContent`, like *kept*
-    kept: tuple[int, ...]
+    reach: int  # as in :class:`CacheContent`
+    kept: tuple[int, ...]  # as in :class:`CacheContent`
     tables: tuple[dict[str, Any], ...]  # description of each table of pages
     states: dict[str, Any]  # description of the states
     start: bytes  # its first bytes, with the checksum of its head

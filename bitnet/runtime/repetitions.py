@@ -89,7 +89,7 @@ class Repetitions:
         return float(options.dry_multiplier * options.dry_base**exponent)
 
     def _find_limit(self, count: int) -> int:
-        """Most tokens of a repetition among the last *count*: those after the latest breaker."""
+        """Most tokens that a repetition among the last *count* may have: those after a breaker."""
         text = self._text[self._count - count : self._count].tolist()
         for back in range(count):
             head = count - 1 - back
@@ -111,7 +111,8 @@ def _matches_of(text: list[int]) -> list[int]:
     count = len(text)
     back = text[::-1]
     common = [0] * count  # tokens that the text from each place of *back* shares with its beginning
-    begin = end = 0  # the part of *back* that ends last among those known to equal its beginning
+    # Of the parts of *back* known to equal the beginning of *back*, the one that ends last.
+    begin = end = 0
     for at in range(1, count):
         length = min(end - at, common[at - begin]) if at < end else 0
         while at + length < count and back[length] == back[at + length]:

@@ -111,11 +111,11 @@ def check_schema(name: str, value: Any) -> None:
     characters = properties = repeats = 0
     references = set()
     for part, _ in _parts({"pattern": value} if isinstance(value, str) else value):
-        characters += len(part) + 4 if isinstance(part, str) else 4
+        characters += len(part) + 4 if isinstance(part, str) else 4  # 4: quotes and punctuation
         if not isinstance(part, Mapping):
             continue
-        own, pattern, target = (part.get(key) for key in ("properties", "pattern", "$ref"))
-        properties += len(own) if isinstance(own, Mapping) else 0
+        members, pattern, target = (part.get(key) for key in ("properties", "pattern", "$ref"))
+        properties += len(members) if isinstance(members, Mapping) else 0
         references.add(target if isinstance(target, str) else None)
         by_pattern = part.get("patternProperties")
         for text in (pattern, *(by_pattern if isinstance(by_pattern, Mapping) else ())):
@@ -153,17 +153,17 @@ def read_schema(schema: str | bool | Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _parts(value: Any) -> Iterator[tuple[Any, int]]:
     """Every part of *value*, keys included, with its depth; computed without recursion."""
-    left = [(value, 0)]
-    while left:
-        part, depth = left.pop()
+    stack = [(value, 0)]
+    while stack:
+        part, depth = stack.pop()
         yield part, depth
         if depth > MAX_DEPTH:
             continue  # the caller refuses it
         if isinstance(part, Mapping):
             for key, inner in part.items():
-                left += ((key, depth), (inner, depth + 1))
+                stack += ((key, depth), (inner, depth + 1))
         elif isinstance(part, list | tuple):
-            left += ((inner, depth + 1) for inner in part)
+            stack += ((inner, depth + 1) for inner in part)
 
 
 def biases_of(entries: Mapping[Any, float] | Iterable[str]) -> dict[int, float]:

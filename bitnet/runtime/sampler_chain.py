@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.chain_options import ChainOptions, Sampling
 
-    #: From candidates to those that are left, perhaps with other logits.
+    #: A sampler: from candidates to those that it keeps, perhaps with other logits.
     Step = Callable[["Candidates"], "Candidates"]
 
 GROUP = 64  # values per group; the groups' maxima bound the k-th highest value from below
@@ -55,9 +55,9 @@ class Candidates:
 
 
 def keep_top_n_sigma(tokens: Candidates, n: float) -> Candidates:
-    """*tokens*, of which those below the highest by *n* standard deviations cannot be chosen.
+    """*tokens*, with -inf as the logit of those more than *n* standard deviations below the best.
 
-    They still count where a later sampler counts tokens, as in llama.cpp.
+    Such tokens still count where a later sampler counts tokens, as in llama.cpp.
     """
     finite = tokens.logits[np.isfinite(tokens.logits)]
     if n <= 0 or len(tokens) < 2 or not len(finite):
@@ -67,7 +67,7 @@ def keep_top_n_sigma(tokens: Candidates, n: float) -> Candidates:
 
 
 def keep_top_k(tokens: Candidates, k: int) -> Candidates:
-    """The *k* likeliest of *tokens*, descending; all if it is 0."""
+    """The *k* likeliest of *tokens*, descending; all of them, as they are, if *k* is 0."""
     return tokens.select(likeliest(tokens.logits, k)) if k > 0 else tokens
 
 
@@ -119,7 +119,7 @@ def drop_likely(tokens: Candidates, threshold: float, min_keep: int) -> Candidat
 def heat(
     tokens: Candidates, temperature: float, spread: float = 0.0, exponent: float = 1.0
 ) -> Candidates:
-    """*tokens* at a temperature; 0 leaves the first of the likeliest.
+    """*tokens* with logits divided by a temperature; 0 leaves only the first of the likeliest.
 
     With a *spread*, the temperature is between ``temperature - spread`` and
     ``temperature + spread``: the entropy, as a share of the largest possible one and raised to
@@ -139,7 +139,10 @@ def heat(
 
 
 class Mirostat:
-    """Filters by a bound of surprise that follows the surprise of the tokens chosen."""
+    """Keeps the surprise of the answer near ``mirostat_tau`` (arXiv:2007.14966), version 1 or 2.
+
+    Tokens above a bound on the surprise are dropped; each chosen token moves the bound.
+    """
 
     def __init__(self, sampling: Sampling, vocab_size: int) -> None:
         self._sampling = sampling
@@ -157,7 +160,7 @@ class Mirostat:
         return ordered.select(slice(max(1, count)))
 
     def report(self, probability: float) -> None:
-        """Record that a token with this *probability* among those left was chosen."""
+        """Record that a token was chosen that had this *probability* among the candidates kept."""
         error = -math.log2(probability) - self._sampling.mirostat_tau
         self._bound -= self._sampling.mirostat_eta * error
 
@@ -172,7 +175,7 @@ class Mirostat:
         if exponent <= 0:
             return len(ordered)  # all are equally likely
         epsilon = exponent - 1
-        share = 1 / math.log(self._vocab_size)  # its limit at epsilon 0
+        share = 1 / math.log(self._vocab_size)  # limit of the formula below at epsilon 0
         if abs(epsilon) > 1e-6:
             share = epsilon / -math.expm1(-epsilon * math.log(self._vocab_size))
         log_count = (math.log(share) + self._bound * math.log(2)) / exponent
@@ -196,8 +199,8 @@ class SamplerChain:
         """A chain of the samplers that *options* and *sampling* set.
 
         Args:
-            options: parameters of samplers that no file recommends.
-            sampling: parameters of the others, and the order of all.
+            options: parameters that the files of a model do not recommend.
+            sampling: parameters that they may recommend, and the order of the samplers.
             penalize: applies the penalties.
             penalize_repetitions: applies DRY.
             draw: gives the next random number, at least 0 and less than 1.
@@ -206,15 +209,15 @@ class SamplerChain:
         self._draw = draw
         self._mirostat: Mirostat | None = None
         self._sampling = sampling
-        least = options.min_keep
+        min_keep = options.min_keep
         steps: dict[str, Step] = {
             "penalties": penalize,
             "dry": penalize_repetitions,
             "top_n_sigma": lambda tokens: keep_top_n_sigma(tokens, options.top_n_sigma),
             "top_k": lambda tokens: keep_top_k(tokens, sampling.top_k),
-            "typ_p": lambda tokens: keep_typical(tokens, options.typical_p, least),
-            "top_p": lambda tokens: keep_top_p(tokens, sampling.top_p, least),
-            "min_p": lambda tokens: keep_min_p(tokens, sampling.min_p, least),
+            "typ_p": lambda tokens: keep_typical(tokens, options.typical_p, min_keep),
+            "top_p": lambda tokens: keep_top_p(tokens, sampling.top_p, min_keep),
+            "min_p": lambda tokens: keep_min_p(tokens, sampling.min_p, min_keep),
             "xtc": self._drop_likely,
             "temperature": lambda tokens: heat(
                 tokens, sampling.temperature, options.dynatemp_range, options.dynatemp_exponent
@@ -224,8 +227,8 @@ class SamplerChain:
 
     def choose(self, tokens: Candidates, vocab_size: int) -> int:
         """Id of the token that is chosen from *tokens*; the vocabulary has *vocab_size* tokens."""
-        left = self.filter(tokens, vocab_size)
-        probabilities = left.probabilities()
+        remaining = self.filter(tokens, vocab_size)
+        probabilities = remaining.probabilities()
         cumulative = np.cumsum(probabilities)
         drawn = self._draw() * cumulative[-1]
         # Sums round; a token without weight is never chosen.
@@ -233,7 +236,7 @@ class SamplerChain:
         at = min(int(np.searchsorted(cumulative, drawn, side="right")), last)
         if self._mirostat is not None:
             self._mirostat.report(float(probabilities[at]))
-        return int(left.ids[at])
+        return int(remaining.ids[at])
 
     def filter(self, tokens: Candidates, vocab_size: int) -> Candidates:
         """Those of *tokens* that may be chosen, with logits by which they are drawn."""

@@ -252,7 +252,10 @@ class Sampler:
         return self._draw(values, order[:count], best)
 
     def _count_kept(self, weights: NDArray[np.float64], total: float) -> int:
-        """Number of descending *weights*, the first being 1, kept by top-p of *total* and min-p."""
+        """Number of *weights* that top-p and min-p keep.
+
+        They are descending, and the first is 1; *total* is the sum to which top-p relates.
+        """
         sampling = self.sampling
         # The token that reaches the sum is kept, so at least one remains.
         limit = sampling.top_p * total if sampling.top_p < 1 else math.inf
@@ -341,7 +344,7 @@ class Sampler:
     def _penalize(
         self, values: NDArray[np.floating[Any]], counts: NDArray[np.float64]
     ) -> NDArray[np.floating[Any]]:
-        """*values* with penalties: logits of tokens that count *counts* times in the text."""
+        """*values* with penalties: logits of tokens that are *counts* times in the text."""
         request = self.request
         penalty = self.sampling.repetition_penalty
         out = values.copy()
@@ -397,9 +400,10 @@ class Sampler:
         orders: Iterable[NDArray[np.intp]],
         whole: NDArray[np.floating[Any]],
     ) -> int:
-        """Draw from the tokens of the first of *orders* that top-p of *whole* and min-p keep.
+        """Draw from the tokens that top-p and min-p keep; top-p relates to the sum over *whole*.
 
-        If the filters keep all of them, the next, longer order is used.
+        *orders* are indices of the highest *values*, descending, each longer than the one before:
+        if the filters keep all tokens of one, the next is used.
         """
         best = values.max()
         total = _weights(whole, best).sum(dtype=np.float64)
@@ -429,13 +433,14 @@ class Sampler:
         block = int(np.searchsorted(blocks, drawn, side="right"))
         start = int(starts[block])
         inside = np.cumsum(weights[start : start + BLOCK], dtype=np.float64)
-        # A block's two sums may differ in the last bit. The rest stays below the second one: the
-        # token is then inside the block, and its weight is not zero.
-        left = min(drawn - (blocks[block - 1] if block else 0.0), np.nextafter(inside[-1], 0))
-        return start + int(np.searchsorted(inside, left, side="right"))
+        # The two sums over a block may differ in the last bit. Below the second one, the chosen
+        # token is inside the block, and its weight is not zero.
+        within = min(drawn - (blocks[block - 1] if block else 0.0), np.nextafter(inside[-1], 0))
+        return start + int(np.searchsorted(inside, within, side="right"))
 
 
 def _with_logprobs(token: int, logits: NDArray[np.floating[Any]], top: int) -> Piece:
+    """The piece of *token* with its log-probability and those of the *top* likeliest tokens."""
     best = logits.max()
     norm = float(best) + math.log(_weights(logits, best).sum(dtype=np.float64))
     ids = likeliest(logits, top) if top else ()
@@ -446,7 +451,7 @@ def _with_logprobs(token: int, logits: NDArray[np.floating[Any]], top: int) -> P
 def _totals(
     weights: NDArray[np.floating[Any]], best: np.floating[Any], candidates: Found
 ) -> tuple[float, float]:
-    """Bounds of the sum of the weights of all tokens, given the known *weights*.
+    """Bounds of the sum of the weights of all tokens, given the *weights* of the *candidates*.
 
     The slack covers rounding of exponentials and of differences in float32.
     """
@@ -460,7 +465,8 @@ def _weights(
     values: NDArray[np.floating[Any]], best: np.floating[Any], temperature: float = 1.0
 ) -> NDArray[np.floating[Any]]:
     """Probabilities of *values* at a temperature, up to a factor: *best* has weight 1."""
-    # Only the best has a weight at such a temperature; 1e25 times a difference never overflows.
+    # At temperatures below 1e-25 only the best has a weight; 1e25 times a difference of logits
+    # does not overflow.
     return np.exp((values - best) * min(1 / temperature, 1e25))
 
 

@@ -92,10 +92,11 @@ class Scheduler:
     ) -> None:
         """A scheduler for *model*, with as many caches for later prompts as *max_batch*.
 
-        All caches take *kv_budget_bytes*: a sequence waits until its prompt and the longest answer
-        it may generate fit; ``None``: unlimited. They have keys and values of *cache_dtype*, as
-        :class:`KVCache`. *draft_model*, a smaller model with the same vocabulary, drafts tokens.
-        *prompt_cache* stores what is computed of prompts, and is searched for each new one.
+        All caches together take at most *kv_budget_bytes*: a sequence waits until its prompt and
+        the longest answer it may generate fit; ``None``: unlimited. They have keys and values of
+        *cache_dtype*, as :class:`KVCache`. *draft_model*, a smaller model with the same vocabulary,
+        drafts tokens. *prompt_cache* stores what is computed of prompts, and is searched for each
+        new one.
         """
         limit = model.config.context_length
         stretches = any(rope.scaling == "dynamic" for rope in model.config.ropes)
@@ -364,7 +365,7 @@ class Scheduler:
         return self.run(self.prepare(ids, request))
 
     def run(self, sequence: Sequence) -> abc.Generator[Piece]:
-        """The pieces of a sequence from :meth:`prepare`; closing the iterator cancels it."""
+        """The pieces of *sequence*, from :meth:`prepare`; closing the iterator cancels it."""
         process = self._process
         with self._lock:
             self.queue(sequence)
@@ -431,7 +432,7 @@ class Scheduler:
 
     @contextmanager
     def _measure_drafts(self) -> Iterator[None]:
-        """Tell :class:`Pace` how long the pass within took, and how many tokens it gave.
+        """Report the time and the tokens of the pass in this context to :class:`Pace`.
 
         Passes that read a prompt are left out: they take longer with drafts or without.
         """
@@ -458,7 +459,7 @@ class Scheduler:
             sequence.draft_gain = self._pace.gain
 
     def _without_memory(self, batch: list[Sequence], error: MemoryError) -> Pieces:
-        """Free memory for another try; as a last resort, fail the sequence that came last."""
+        """Free idle caches, so that the pass can be repeated; else fail the newest sequence."""
         if self.caches.drop_idle():
             return []
         sequence = max(batch, key=self.running.index)

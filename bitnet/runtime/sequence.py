@@ -86,7 +86,7 @@ class Sequence:
 
     @property
     def decodes(self) -> bool:
-        """True if its next pass runs its last id only; else it is still in prefill."""
+        """True if its next pass runs its last id only; False in prefill, and if it is embedded."""
         return self.remaining == 1 and not self.request.embed
 
     @property
@@ -112,8 +112,8 @@ class Sequence:
         self.start = cache.length
         complete = cache.length + len(tokens) - len(self.proposed) == len(self.ids)
         outputs: Literal["none", "last", "all"] = "last" if complete else "none"
-        every_vector = self.request.embed and self.config.pooling != "last"
-        if self.proposed or every_vector or (complete and view and view.reads_hidden):
+        pools_all = self.request.embed and self.config.pooling != "last"
+        if self.proposed or pools_all or (complete and view and view.reads_hidden):
             outputs = "all"
         self.segment = Segment(tokens, cache, outputs, second=self.request.second)
 
@@ -137,7 +137,7 @@ class Sequence:
         self.plan([self.ids[-1], *draft], draft)
 
     def undo(self) -> None:
-        """Undo a pass that failed; if the cache loses more than that pass, plan that again, too."""
+        """Undo a pass that failed; if that costs earlier positions, plan to run those again."""
         cache = cache_of(self)
         planned = self.segment
         cache.truncate(self.start)
@@ -167,8 +167,12 @@ class Sequence:
         cache = cache_of(self)
         config = self.config
         length = len(self.ids)
-        borders = any(rope.long_freq_factors is not None for rope in config.ropes)
-        if borders and length > cache.reach and config.regime(length) != config.regime(cache.reach):
+        has_border = any(rope.long_freq_factors is not None for rope in config.ropes)
+        if (
+            has_border
+            and length > cache.reach
+            and config.regime(length) != config.regime(cache.reach)
+        ):
             logger.info("beyond the original context: %d positions are run again", cache.length)
             cache.truncate(0)
             cache.reach = length
@@ -181,8 +185,8 @@ class Sequence:
             (common_prefix(sequence.ids, self.ids), cache_of(sequence).length) for sequence in alike
         ]
         # What others have computed already was copied, or cannot be copied.
-        to_come = max((count for count, computed in shared if computed < count), default=0)
-        return to_come - cache_of(self).length >= WORTH_WAITING
+        coming = max((count for count, computed in shared if computed < count), default=0)
+        return coming - cache_of(self).length >= WORTH_WAITING
 
     def needs(self) -> Needed | None:
         """Logits needed to choose the next tokens; ``None``: all of them."""
@@ -227,7 +231,7 @@ class Sequence:
         return pieces
 
     def add_hidden(self, states: NDArray[np.floating[Any]], model: Model) -> list[Piece]:
-        """Add *states*, ``(T, dim)``, of prompt ids; a final piece after the last of them.
+        """Pool *states*, ``(T, dim)``, of prompt ids; the final piece after the last of them.
 
         *model* makes the vector, or the scores, of the pooled states.
         """
@@ -284,8 +288,8 @@ class Sequence:
             allowed = np.array([forced])
         if self._is_too_short:
             allowed = np.arange(len(logits.all())) if allowed is None else allowed
-            going_on = np.setdiff1d(allowed, list(self.request.stop_ids))
-            allowed = going_on if len(going_on) else allowed  # the grammar may be complete
+            continuing = np.setdiff1d(allowed, list(self.request.stop_ids))
+            allowed = continuing if len(continuing) else allowed  # the grammar may be complete
         sampled = self.sampler.sample(logits, top=self.request.logprobs, allowed=allowed)
         if logits.found:  # the exact head decided it
             share = len(logits.found.ids) / logits.found.vocab_size
@@ -338,7 +342,7 @@ def plan_decoding(
 def _foresee(
     drafter: Drafter, sequences: list[Sequence], room: int, context: int
 ) -> dict[Sequence, list[int]]:
-    """Drafts of *drafter* for *sequences*; *room* tokens in all."""
+    """Drafts of *drafter* for *sequences*, at most *room* tokens in all; {} if it fails."""
     wanted: dict[Foresight, int] = {}
     owners: dict[Foresight, Sequence] = {}
     for sequence in sequences:
@@ -353,7 +357,7 @@ def _foresee(
         if not isinstance(error, MemoryError):
             logger.warning("the drafter failed, its answers go on without drafts: %s", error)
         for view in wanted:
-            view.cache.truncate(0)  # it may have read part of a draft
+            view.cache.truncate(0)  # the drafter may have read part of a draft into it
         for sequence in sequences:
             sequence.foresight = None
         return {}
@@ -426,12 +430,12 @@ def check_vectors(dim: int, dimensions: int | None, precision: str = "float32") 
         raise UsageError(
             f"{precision!r} is not a precision: {', '.join(PRECISIONS)}", field="precision"
         )
-    asked = dimensions or dim
-    if precision.endswith("binary") and asked % 8:
+    count = dimensions or dim
+    if precision.endswith("binary") and count % 8:
         # Fewer dimensions, or more if fewer than 8 were asked for of a longer vector.
-        whole = asked // 8 * 8 or (8 if dim >= 8 else 0)
+        whole = count // 8 * 8 or (8 if dim >= 8 else 0)
         raise UsageError(
-            f"{precision} packs 8 dimensions into a byte, {asked:,} are not a multiple",
+            f"{precision} packs 8 dimensions into a byte, {count:,} are not a multiple",
             hint=f"ask for {whole:,} dimensions" if whole else "choose another precision",
             field="precision",
         )

@@ -40,7 +40,7 @@ STACK_BYTES = 1 << 29
 _STACK_SIZE = threading.Lock()  # the stack size of new threads is set for the whole process
 MOST_KEPT = 16  # compiled grammars; a large one takes tens of megabytes
 
-#: The classes of a regular expression that the library would match in every script.
+#: Classes of regular expressions that the library would match in every script, as ASCII ones.
 _ASCII_CLASSES = {
     r"\d": "[:digit:]",
     r"\D": "[:^digit:]",
@@ -83,10 +83,10 @@ class Grammar:
         self._check()
         bits = np.unpackbits(packed, count=self._vocab_size, bitorder="little")
         ids = np.flatnonzero(bits)
-        with_row = ids[ids < self._rows]
-        if len(ids) and not len(with_row):
+        choosable = ids[ids < self._rows]
+        if len(ids) and not len(choosable):
             raise _dead_end("no token of the model continues the answer")
-        return with_row
+        return choosable
 
     def accept(self, token: int) -> None:
         """Advance by *token*, one of those allowed."""
@@ -114,7 +114,7 @@ def _dead_end(message: str) -> Unsupported:
 
 
 class Grammars:
-    """Compiles grammars for the tokens of one tokenizer, of which the model has *rows*."""
+    """Compiles grammars for one tokenizer; the model can choose token ids below *rows*."""
 
     def __init__(self, tokenizer: Tokenizer, *, rows: int | None = None) -> None:
         try:
@@ -178,7 +178,7 @@ class Grammars:
         for message in messages:
             logger.warning("%s: %s", field, message)
         matcher = self._library.LLMatcher(self._vocabulary, text, log_level=0)
-        matcher.compute_bitmask()  # the slowest one, here and not in a forward pass
+        matcher.compute_bitmask()  # the first one is the slowest: not in a forward pass
         return Grammar(matcher, self._tokenizer.vocab_size, self._rows)
 
     @cached_property
@@ -228,9 +228,9 @@ class _Tokens:
 
 
 def _on_deep_stack(work: Callable[[], T]) -> T:
-    """Result of *work* in a thread whose stack holds the deepest grammar of a request.
+    """Result of *work*, in a thread with a stack large enough for the deepest grammar of a request.
 
-    The library recurses, and without room for it the process would end.
+    The library recurses, and a stack overflow would end the process.
     """
     outcome: Future[T] = Future()
 
@@ -268,7 +268,7 @@ def with_ascii_classes(pattern: str) -> str:
 
 
 def _refusal(field: str, message: str) -> UsageError:
-    """The error about a grammar of *field*, of which the library says *message*."""
+    """The error about a grammar of *field* that the library refused with *message*."""
     return UsageError(
         f"the {_KINDS[field]} cannot be used: {_reason(message)}",
         hint="correct it, or leave out what is not supported",

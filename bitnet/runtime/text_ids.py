@@ -24,9 +24,9 @@ TokenIds: TypeAlias = "Sequence[int] | NDArray[np.int32]"
 def encode_input(
     tokenizer: Tokenizer, name: str, text: str | Sequence[int], at_most: int | None = None
 ) -> TokenIds:
-    """Ids of *text*, *at_most* so many; a text that is given as ids is checked and not changed.
+    """Ids of *text*, at most *at_most*; a text that is given as ids is checked and not changed.
 
-    Errors call the text *name*.
+    *name* is what errors call the text.
     """
     if not isinstance(text, str):
         return check_ids(name, text, "a text or token ids")
@@ -91,12 +91,12 @@ def pair_ids(
             hint="use the folder of the model, whose tokenizer.json says it",
         )
     first, middle, last = around
-    left = limit - len(first) - len(middle) - len(last)
-    if len(query) + len(document) > left:
+    available = limit - len(first) - len(middle) - len(last)
+    if len(query) + len(document) > available:
         if not truncate:
-            length = len(query) + len(document) + limit - left
+            length = len(query) + len(document) + limit - available
             raise _too_long(length, limit, may_be_cut=own_limit is not None)
-        kept_query, kept_document = _shares(len(query), len(document), max(left, 0))
+        kept_query, kept_document = _shares(len(query), len(document), max(available, 0))
         query = query[:kept_query]
         document = document[:kept_document]
     begin = [*first, *query, *middle]
@@ -111,7 +111,10 @@ def _fill(template: str, query: str, document: str) -> str:
 
 
 def _shares(first: int, second: int, room: int) -> tuple[int, int]:
-    """Tokens that two texts of these lengths keep in *room*: the longer one loses them first."""
+    """Lengths to which texts of *first* and *second* tokens are cut to fit *room* together.
+
+    The longer one loses tokens first; what it has more than the other is lost before both are cut.
+    """
     shorter, longer = sorted((first, second))
     longer = max(shorter, room - shorter)
     if shorter + longer > room:
@@ -121,7 +124,7 @@ def _shares(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def _too_long(length: int, limit: int, *, may_be_cut: bool) -> InferenceError:
-    """The error of a text that is not cut; *may_be_cut*: because the caller does not want it."""
+    """The error of a text that is too long; *may_be_cut*: ``--truncate`` would cut it."""
     hint = "cut the text"
     if may_be_cut:
         hint += ", or have it cut: --truncate"
@@ -131,7 +134,10 @@ def _too_long(length: int, limit: int, *, may_be_cut: bool) -> InferenceError:
 
 
 def prompt_text(prompts: Prompts, name: str | None, model: str) -> str:
-    """The prompt called *name*, the default one without a name; errors name *model*."""
+    """The text of the prompt called *name*, or of the default prompt if *name* is None.
+
+    It is empty if *prompts* have no default. *model* is the model's name in errors.
+    """
     name = prompts.default if name is None else name
     if name and name not in prompts.texts:
         names = ", ".join(sorted(prompts.texts)) or "none"

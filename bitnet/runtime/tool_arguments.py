@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Schema = Mapping[str, Any]
 
-MOST_DEPTH = 100
+MOST_DEPTH = 100  # levels of nested elements or braces
 _MOST_PYTHON_CHARS = 100_000  # of a value in Python's notation
 _JSON = json.JSONDecoder()
 _BARE = re.compile(r"[^,\[\]{}:]+")
@@ -63,7 +63,7 @@ def decode(text: str, at: int) -> tuple[Any, int]:
 
 
 def dump(arguments: Any) -> str:
-    """*arguments* as JSON; a ValueError if they are not an object."""
+    """*arguments* as JSON text; a ValueError if they are not an object, or not JSON."""
     if not isinstance(arguments, Mapping):
         raise ValueError("not an object")
     return _dump_value(arguments)
@@ -126,7 +126,7 @@ def _parse_value(raw: str) -> Any:
 
 
 def _read_python(raw: str) -> Any:
-    """The value of the Python literal *raw*, which JSON can say as well."""
+    """The value of the Python literal *raw*; a ValueError if JSON cannot represent it."""
     if len(raw) > _MOST_PYTHON_CHARS:
         raise ValueError("too long")
     try:
@@ -169,7 +169,7 @@ def _read_elements(notation: Notation, text: str, at: int, schema: Schema) -> tu
 @lru_cache(maxsize=64)
 def _element_pattern(notation: Notation) -> re.Pattern[str]:
     """Expression of one element; line breaks beside its marks may be missing."""
-    begin = re.escape(notation.begin)
+    begin = re.escape(notation.begin)  # a line break in it becomes a backslash and the break
     begin = re.sub(r">(\\\n)?<", r">\\s*<", begin)
     begin = begin.replace("\\\n", r"\n?")
     begin = begin.replace(re.escape(KEY), r"(?P<key>[^\n]+?)", 1)
@@ -187,7 +187,10 @@ def _read_nested(notation: Notation, text: str, at: int, schema: Schema) -> tupl
 
 
 def _read_parts(notation: Notation, text: str, at: int, schema: Any, depth: int) -> tuple[Any, int]:
-    """The value at index *at*, up to the mark after it, and its end."""
+    """The value at index *at*, up to the mark that closes its element, and its end.
+
+    *depth* is 0 for all arguments together, which no such mark follows.
+    """
     if depth > MOST_DEPTH:
         raise ValueError("nested too deep")
     begin, end = (mark.split(KEY) for mark in (notation.begin, notation.end))
@@ -277,9 +280,9 @@ def _keyword_value(text: str, at: int, schema: Any) -> tuple[Any, int]:
     if begin in ("'", '"'):
         return _read_quoted(text, at)
     if begin in ("{", "["):
-        with_json = _try_decode(text, at)
-        if with_json is not None:
-            return with_json
+        decoded = _try_decode(text, at)
+        if decoded is not None:
+            return decoded
     raw = re.compile(rf".*?{_AFTER_VALUE}", re.DOTALL).match(text, at)
     if raw is None:
         raise ValueError("a value is not complete")
@@ -300,6 +303,7 @@ def _read_quoted(text: str, at: int) -> tuple[Any, int]:
 
 
 def _try_decode(text: str, at: int) -> tuple[Any, int] | None:
+    """The JSON value at index *at* and its end, if it is a whole keyword argument; else None."""
     try:
         value, end = decode(text, at)
     except ValueError:
@@ -357,7 +361,7 @@ def _write_python(value: Any) -> str:
 
 
 def _dump_value(value: Any) -> str:
-    """*value* as JSON; a ValueError if JSON cannot say it."""
+    """*value* as JSON text; a ValueError if JSON cannot represent it."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except RecursionError:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.tool_formats import CallFormat, CallRules
 
-_NEVER = r"(?!)"
+_NEVER = r"(?!)"  # matches no text
 _CALL_ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 
 _SPACES = re.compile(r"\s*")
@@ -178,7 +178,10 @@ class BlockReader(CallReader):
         return any(text.startswith(begun) for text in self._form.skipped)
 
     def _count_undecided(self, mark: re.Match[str] | None) -> int:
-        """Length of the end of the held text that is, or may become, a block."""
+        """Length of the end of the held text that may still become a block or a skipped mark.
+
+        *mark* is the opening mark of a block that is not complete, if there is one.
+        """
         if mark:
             return len(self._held) - mark.start()
         form = self._form
@@ -218,15 +221,15 @@ class MessageReader(CallReader):
         """Read a header; True if the content of its message follows."""
         begins = self._headers.begins
         begin = self._held.lstrip()
-        begun = begin.startswith(begins)
+        has_header = begin.startswith(begins)
         header, mark, rest = begin.partition(self._headers.message)
-        if begun and mark:
+        if has_header and mark:
             self._header = header + mark
             self._held = rest
-        elif begun and final:
+        elif has_header and final:
             self._read_unfinished_header(texts)
             self._header = ""
-        elif not begun and (final or not any(text.startswith(begin) for text in begins)):
+        elif not has_header and (final or not any(text.startswith(begin) for text in begins)):
             self._header = ""  # the message has no header
         return self._header is not None
 
@@ -329,7 +332,7 @@ class _Call:
 def _calls_in(
     form: CallFormat, body: str, schemas: Mapping[str, Mapping[str, Any]]
 ) -> tuple[list[_Call], str]:
-    """The calls in a block, and the text after them; no calls if anything else is in the block."""
+    """The calls in a block, and the text after them; no calls if the block has other content."""
     read = _json_calls if form.has_json_calls else _block_calls
     try:
         return read(form, body, schemas)
@@ -340,7 +343,10 @@ def _calls_in(
 def _block_calls(
     form: CallFormat, body: str, schemas: Mapping[str, Mapping[str, Any]]
 ) -> tuple[list[_Call], str]:
-    """Calls that are a head and its arguments, one after another."""
+    """Calls that are a head and its arguments, one after another, and the text after them.
+
+    A ValueError if they are not.
+    """
     head = _head_pattern(form)
     dressing = _dressing(form)
     tail = form.tail.strip()
@@ -367,7 +373,7 @@ def _block_calls(
 def _json_calls(
     form: CallFormat, body: str, _schemas: Mapping[str, Mapping[str, Any]]
 ) -> tuple[list[_Call], str]:
-    """Calls that are JSON objects, one by one or in a list."""
+    """Calls that are JSON objects, one by one or in a list; a ValueError if they are not."""
     dressing = _dressing(form)
     calls: list[_Call] = []
     at = dressing.match(body, 0).end()  # type: ignore[union-attr]
@@ -422,7 +428,7 @@ def _head_pattern(form: CallFormat) -> re.Pattern[str]:
     text = text.replace(re.escape(ID), r"(?P<id>[^<>\[\]\s]*)")
     text = text.replace(re.escape(INDEX), r"(?P<index>\d+)")
     if form.head != form.head.rstrip():
-        # A name that nothing but a space ends is complete with it.
+        # A name that only a space ends is complete when the space is there.
         is_name_last = form.head.rstrip().endswith(NAME) and form.notation.kind == "json"
         text += r"\s+" if is_name_last else r"\s*"
     return re.compile(text)

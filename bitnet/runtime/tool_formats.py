@@ -95,11 +95,11 @@ class CallFormat:
     def texts(self) -> tuple[str, ...]:
         """All texts that an answer in this format may consist of, with placeholders."""
         notation = self.notation
-        own = (self.opening, self.head, self.tail, self.closing, self.between, self.marker)
+        of_calls = (self.opening, self.head, self.tail, self.closing, self.between, self.marker)
         headers = self.headers
-        around = (headers.message, *headers.begins, *headers.ends) if headers else ()
-        texts = (*own, notation.begin, notation.end, notation.quote)
-        return tuple(filter(None, (*texts, *around, *self.dressing, *self.skipped)))
+        of_headers = (headers.message, *headers.begins, *headers.ends) if headers else ()
+        texts = (*of_calls, notation.begin, notation.end, notation.quote)
+        return tuple(filter(None, (*texts, *of_headers, *self.dressing, *self.skipped)))
 
 
 @dataclass(frozen=True)
@@ -115,17 +115,18 @@ class CallRules:
 
 
 def _list(name: str, opening: str, closing: str, **more: Any) -> CallFormat:
-    """Format of one JSON list of calls between *opening* and *closing*."""
+    """Format of one JSON list of calls between *opening* and *closing*; *more* are other fields."""
     end = closing.lstrip("] \n")
-    own: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "between": ", ",
         "marker": opening.rstrip("[ \n"),
         "dressing": (end,) if end else (),
     }
-    return CallFormat(name, opening, closing=closing, listed=True, **{**own, **more})
+    return CallFormat(name, opening, closing=closing, listed=True, **{**defaults, **more})
 
 
 def _elements(begin: str, end: str, **more: Any) -> Notation:
+    """Notation of arguments as elements between *begin* and *end*; *more* are other fields."""
     return Notation("elements", begin, end, **more)
 
 

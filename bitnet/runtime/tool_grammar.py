@@ -52,7 +52,7 @@ def write_grammar(
     first = opening
     if begun:
         first = _literal(form.opening.removeprefix(begun), tokens)
-    several = parallel and form.headers is None  # a message of its own has one call
+    several = parallel and form.headers is None  # with headers, a message has one call
     if form.listed:
         many = f"call ({between} call)*" if several else "call"
         calls = f"{first} {many} {closing}"
@@ -262,7 +262,7 @@ class _Arguments:
         )
 
     def _text(self, schema: Any, end: str) -> str:
-        """Rule of a raw text of *schema* up to its *end*; empty if it is not a text."""
+        """Rule of a raw text of *schema* with its *end*; empty if the value is not a text."""
         if not isinstance(schema, Mapping):
             return ""
         choices = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
@@ -286,6 +286,7 @@ class _Arguments:
         return self._add("json", f"%json {json.dumps(whole)}")
 
     def _add(self, kind: str, rule: str, attributes: str = "") -> str:
+        """Add *rule*, and return the name that it got."""
         name = f"{self._name}_{kind}_{len(self.rules)}"
         self.rules.append(f"{name}{attributes}: {rule}")
         return name

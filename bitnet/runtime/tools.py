@@ -104,6 +104,7 @@ def read_tools(definitions: Any, choice: Any, *, parallel: bool = True) -> Tools
 
 
 def _check(tool: Any, where: str) -> None:
+    """Check the form of a *tool*, which errors call *where*; schemas are checked elsewhere."""
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or tool.get("type", "function") != "function":
         raise UsageError(f"{where}: expected a tool of the type function", field=where)
@@ -118,7 +119,7 @@ def _check(tool: Any, where: str) -> None:
 
 
 def check_schemas(definitions: Sequence[Mapping[str, Any]]) -> None:
-    """Check the schemas of tools that :func:`read_tools` takes, and that all of them is JSON."""
+    """Check the schemas of tools that :func:`read_tools` accepts, and that the tools are JSON."""
     for number, tool in enumerate(definitions):
         check_json(f"tools.{number}", tool)
         schema = tool["function"].get("parameters")

@@ -1,8 +1,9 @@
 """Messages of a request as turns that the model's chat template writes completely.
 
 Templates drop what they do not expect: a second system message, the text beside a call, calls of
-earlier turns. What a template does not take is moved to where it does, as its facts say. Then the
-turns are rendered with a mark in place of each content, and what is still missing is refused.
+earlier turns. Such contents are moved to where the template's facts say that it writes them. Then
+the turns are rendered with a mark in place of each content; if a mark is still missing, the request
+is refused.
 """
 
 from __future__ import annotations
@@ -182,7 +183,7 @@ class Turns:
         )
 
     def _find_lost(self, turns: Sequence[Turn]) -> list[tuple[Turn, str]]:
-        """Turns of which the template does not write a part, and that part."""
+        """Parts that the template does not write, each with its turn: the text, or a call."""
         marks: list[tuple[str, Turn, str]] = []
         messages = []
         for turn in turns:
@@ -423,7 +424,10 @@ def _results_of_calls(turns: Sequence[Turn]) -> dict[tuple[int, int], list[int]]
 
 
 def _part_from_calls(turns: Iterable[Turn], numbers: set[int]) -> Iterator[Turn]:
-    """*turns* in which text beside calls is a message before them, where *numbers* has the turn."""
+    """*turns* in which text beside calls becomes a message before them.
+
+    Only turns made of the request's messages *numbers* are changed.
+    """
     for turn in turns:
         if turn.number in numbers and turn.calls and turn.text.strip():
             yield turn.change(tool_calls=None, reasoning_content=None)
@@ -433,7 +437,10 @@ def _part_from_calls(turns: Iterable[Turn], numbers: set[int]) -> Iterator[Turn]
 
 
 def _spell_calls(turns: Iterable[Turn], form: CallFormat, *, results: bool) -> Iterator[Turn]:
-    """*turns* with their calls, and *results* if the template has no role for them, as text."""
+    """*turns* with their calls as text; with *results*, tool results become the user's text, too.
+
+    Results are spelled if the template has no role for them.
+    """
     held: list[Turn] = []
 
     def join_held() -> Turn:

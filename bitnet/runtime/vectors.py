@@ -84,7 +84,7 @@ def rank(
 def classify(
     model: Runnable, texts: str | abc.Sequence[str], *, truncate: bool
 ) -> NDArray[np.float32]:
-    """Share of each label in *texts*, ``(texts, labels)``; see :meth:`LanguageModel.classify`."""
+    """Score of each label per text, ``(texts, labels)``; see :meth:`LanguageModel.classify`."""
     check_type("texts", texts, "a text or a list of them", str, list, tuple)
     inputs = [texts] if isinstance(texts, str) else texts
     requests = [Request(prompt=text, embed=True, scored=True, max_tokens=1) for text in inputs]
@@ -126,7 +126,7 @@ def find_rank_template(model: Runnable) -> str | None:
 def embedding_ids(
     model: Runnable, text: str | abc.Sequence[int], prompt_name: str | None, *, truncate: bool
 ) -> list[int]:
-    """Ids of a *text* that *model* embeds; :meth:`LanguageModel.embedding_ids` has the terms."""
+    """Ids of a *text* that *model* embeds, as :meth:`LanguageModel.embedding_ids` describes."""
     prompt = prompt_text(model.prompts, prompt_name, model.path.name)
     room = model.text_limit, model.context
     return as_list(text_ids(model.tokenizer, text, prompt, room=room, truncate=truncate))
@@ -140,7 +140,7 @@ def relevance(sequence: Sequence) -> float:
 
 
 def shares(sequence: Sequence) -> NDArray[np.float32]:
-    """Share of each label in the text of *sequence*, as the model's settings say."""
+    """Score of each label for the text of *sequence*, by the function of the model's settings."""
     classifier = sequence.config.classifier
     assert classifier is not None, "a request to classify was prepared"
     return classifier.shares(sequence.scores())
@@ -211,8 +211,8 @@ def _run(model: Runnable, requests: abc.Sequence[Request], *, truncate: bool) ->
     scheduler = model.scheduler(max_batch=AT_ONCE)
     running = []
     for request in requests:
-        ids, whole = prepare(model, request, truncate=truncate)
-        running.append(scheduler.prepare(ids, whole))
+        ids, complete = prepare(model, request, truncate=truncate)
+        running.append(scheduler.prepare(ids, complete))
     # Longest first, so that texts of one pass are of similar length and finish together.
     for sequence in sorted(running, key=lambda sequence: sequence.prompt_tokens, reverse=True):
         scheduler.queue(sequence)
