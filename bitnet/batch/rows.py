@@ -1,8 +1,8 @@
 """Rows of a batch and their answers: of this package's own form, or lines of OpenAI's batch files.
 
 Lines have ``custom_id``, ``method``, ``url`` and ``body``, as platform.openai.com/docs/guides/batch
-has them. A body has the fields that the worker takes for the same address, and its answer the form
-that the worker gives it.
+describes them. A body is one that the server accepts at the same URL, and its answer has the form
+of the server's reply.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ logger = logging.getLogger(__name__)
 #: A row of this package's own form: a request by the names of its fields.
 PLAIN = Form("BatchRow", {**ROW, "response_format": OBJECT})
 
-#: The forms of the addresses that a line may name. Completions may have as many texts as
-#: embeddings.
+#: Forms of request bodies, by the URLs that a line may have. A completion may have as many prompts
+#: as embeddings may have texts.
 URLS: dict[str, Form] = {path: form for path, form in ROUTES.items() if form.tag == "OpenAI"}
 URLS["/v1/completions"] = replace(
     URLS["/v1/completions"], requests=partial(completion_requests, at_most=MAX_TEXTS)
@@ -89,8 +89,8 @@ class BatchRow:
     def requests(self, default: Request, model: LanguageModel | None = None) -> list[Request]:
         """The requests of this row; *default* supplies the fields that it leaves out.
 
-        An OpenAI line has one for each answer, those of a prompt together, and is refused if
-        *model* cannot give what it asks for.
+        An OpenAI line has one request for each answer, those of a prompt next to each other. It is
+        refused if *model* cannot give what it asks for.
         """
         if self.is_openai_line:
             return self._requests_of_body(default, model)
@@ -109,9 +109,9 @@ class BatchRow:
         return [Request.from_mapping(facts, default)]
 
     def list_ignored(self, model: LanguageModel, *, strict_names: bool = False) -> list[str]:
-        """Names of its fields without effect on the answer of *model*.
+        """Names of its fields that have no effect on the answer of *model*.
 
-        The name of another model is one of them; with *strict_names* it is refused.
+        The name of another model counts as one; with *strict_names* it is refused.
         """
         if self.problem or not self.is_openai_line:
             return []

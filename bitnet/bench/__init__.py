@@ -60,7 +60,10 @@ _TEST = re.compile(r"(pp|tg)([1-9]\d{0,9})(?:@([1-9]\d{0,9}))?")
 
 
 def describe_machine(threads: Sequence[int] = (), *, backend: str = "") -> dict[str, Any]:
-    """This machine, with memory bandwidth measured for each of *threads* by the native module."""
+    """This machine, with memory bandwidth measured by the native module.
+
+    *threads* are the numbers of threads to measure with; 0 is left out.
+    """
     return {
         "cpu": native.processor(),
         "cores": thread_count(),
@@ -129,7 +132,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[st
     """Metrics in both reports, with a ratio above one if it is better: speeds, load and memory."""
 
     def metrics(report: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-        # A report is a file: the divisions fail if an entry is not a number.
+        # The report may come from a file: dividing raises if an entry is not a number.
         for result in report["results"]:
             yield (
                 f"{result['test']} @{result['threads']} tok/s",
@@ -296,21 +299,24 @@ def measure(
 def _rates(
     model: LanguageModel, plan: BenchPlan, on_step: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Every test with every number of threads, in alternation; the first round is not counted."""
+    """Rates of every test with every number of threads, in alternation.
+
+    The first round is a warm-up and does not count.
+    """
     longest = max(test.positions for test in plan.tests)
     ids = np.resize(model.tokenizer.encode_array(TEXT), longest)  # repeated as often as needed
     samples: dict[tuple[Test, int], list[float]] = {
         (test, threads): [] for test in plan.tests for threads in plan.threads
     }
     module = native.module()
-    for turn in range(plan.repetitions + 1):
-        on_step(f"speed {turn}/{plan.repetitions}" if turn else "warm-up")
+    for round_number in range(plan.repetitions + 1):
+        on_step(f"speed {round_number}/{plan.repetitions}" if round_number else "warm-up")
         for (test, threads), rates in samples.items():
             if module is not None and threads:
                 module.set_threads(threads)
             time_of = _prefill_s if test.kind == "pp" else _decode_s
             seconds = time_of(model.engine, ids, test)
-            if turn:
+            if round_number:
                 rates.append(test.tokens / seconds)
     return [
         {"test": test.name, "threads": threads, "tokens_per_s": spread(rates)}
@@ -319,6 +325,7 @@ def _rates(
 
 
 def _prefill_s(engine: Scheduler, ids: TokenIds, test: Test) -> float:
+    """Seconds from the prompt of *test* to its first token, without the time for its depth."""
     engine.forget()
     started = 0.0
     # The first run fills *depth* positions, which the second one reuses: only that one is timed.
@@ -329,6 +336,7 @@ def _prefill_s(engine: Scheduler, ids: TokenIds, test: Test) -> float:
 
 
 def _decode_s(engine: Scheduler, ids: TokenIds, test: Test) -> float:
+    """Seconds for the tokens of *test*, counted from the one before them."""
     engine.forget()
     pieces = engine.generate(ids[: test.prompt], Request(max_tokens=test.tokens + 1, lookup=0))
     next(pieces)
