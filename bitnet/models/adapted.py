@@ -1,6 +1,6 @@
 """Add low-rank adapters (LoRA, DoRA) to a checkpoint, as tensors or as changed weights.
 
-    checkpoint = with_adapters(open_checkpoint(path), [("adapter.gguf", 1.0)])
+    checkpoint = with_adapters(open_checkpoint(path), [(Path("adapter.gguf"), 1.0)])
 
 The factors A and B of an adapted matrix become tensors of the checkpoint, its weights stay as they
 are, and ``hidden_program.py`` adds ``B (A x)`` behind each adapted product of a block. Changed
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 _EMBEDDING = "token_embd.weight"
 _HEAD = "output.weight"
 _TEXTS = "token_types.weight"
+# Tables and head, which are read outside of the blocks: an adapter of a folder is merged into them.
 _OUTER = frozenset({_EMBEDDING, _HEAD, _TEXTS})
 
 

@@ -17,6 +17,7 @@ def attention(write: Builder, mixer: Attention, h: Register, scale: float) -> Re
     """Attention to keys and values of its own, or to those that an earlier attention cached."""
     q, k, v, gate = _projections(write, mixer, h)
     if mixer.own_gate:
+        # one gate for each number of the result, or one for each head
         width = mixer.head_dim if mixer.own_gate == "numbers" else 1
         gate = write.linear(h, "attn_gate", mixer.heads * width)
     if mixer.clamp and k is not None and v is not None:

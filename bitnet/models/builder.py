@@ -262,7 +262,7 @@ class Builder(ValueWriter):
     def xielu(
         self, x: Register, *, above: float, below: float, beta: float, eps: float
     ) -> Register:
-        """The activation xIELU of *x*."""
+        """The activation xIELU of *x*; see :class:`~bitnet.kernels.instructions.Xielu`."""
         out = self.value(x.width)
         self.append(Xielu(out, x, above, below, beta, eps))
         return out

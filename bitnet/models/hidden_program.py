@@ -117,7 +117,7 @@ class _Decoder:
         self._layer_inputs: tuple[Register, ...] = ()
 
     def hidden_state(self) -> Register:
-        """The normalized hidden state, of the whole program."""
+        """Write the whole program; its result, the normalized hidden state."""
         write = self.write
         decoder = self._decoder
         x = self._embed()

@@ -64,8 +64,8 @@ def _softplus(x: float) -> float:
 def router(write: Builder, mixer: Experts, h: Register) -> Register:
     """Logits of the experts, ``(T, experts)``.
 
-    *h* is what the experts read; a router that is *normed* reads the residual stream instead, and
-    has a norm of its own.
+    *h* is what the experts read; for a router that is *normed*, the residual stream, to which it
+    applies a norm of its own.
     """
     scale = 1.0
     if mixer.normed:

@@ -77,6 +77,7 @@ def allocate(
                 storage = _free_storage(value.width, storages, held, barrier)
                 held[value] = storage
                 register_of[value] = Register(storage.name, value.width)
+        # Values that are not read again, or never were, free their memory.
         for value in (*ended, *(value for value in new if value not in last_reads)):
             storage = held.pop(value)
             storage.width = value.width

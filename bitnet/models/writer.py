@@ -1,4 +1,4 @@
-"""Values of a program, as instructions give them: their registers, their names, and tensors."""
+"""Writer of a program's values: their registers, their names in traces, and the tensors read."""
 
 from __future__ import annotations
 

@@ -35,11 +35,11 @@ class AnswerOptions(TypedDict, total=False):
     top_p: float | None  # choose among the most likely tokens with this share of the probability
     min_p: float | None  # leave out tokens less likely than this share of the most likely one
     repetition_penalty: float | None  # make tokens of the text so far less likely; 1: off
-    frequency_penalty: float | None  # subtracted from the logit of a token for each time it came
+    frequency_penalty: float | None  # subtracted from a token's logit each time it is generated
     presence_penalty: float | None  # subtracted once from the logit of each generated token
     seed: int | None  # of the random choices; ``BITNET_SEED``, otherwise random
     logit_bias: Mapping[int, float] | None  # numbers added to the logits of token ids
-    typical_p: float | None  # choose among the most typical tokens with this probability
+    typical_p: float | None  # choose among the most typical tokens with this total probability
     top_n_sigma: float | None  # leave out tokens this many standard deviations below the best
     xtc_probability: float | None  # chance to leave out the likely tokens but the last of them
     xtc_threshold: float | None  # probability from which XTC calls a token likely (0.1)

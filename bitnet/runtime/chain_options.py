@@ -176,7 +176,7 @@ def needs_chain(options: ChainOptions, sampling: Sampling) -> bool:
         or options.typical_p < 1
         or options.top_n_sigma > 0
         or options.dynatemp_range > 0
-        or options.min_keep > 1
+        or options.min_keep > 1  # every filter keeps one token anyway
     )
 
 

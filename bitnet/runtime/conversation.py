@@ -1,7 +1,7 @@
 """Text of a conversation in the model's chat template, and the reasoning part of its answers.
 
-The marks of reasoning are those of the templates, a table. Some templates write the opening one at
-the end of the prompt.
+The marks around reasoning are in a table, selected by the text of the template. Some templates
+write the opening mark at the end of the prompt.
 """
 
 from __future__ import annotations
@@ -166,7 +166,10 @@ def reasoning_rules(
 def budget_rules(
     tokenizer: Tokenizer, rules: ReasoningRules, most: int, message: str = ""
 ) -> BudgetRules:
-    """Rules that end the reasoning of *rules* after *most* tokens, with *message* before that."""
+    """Rules that end reasoning after *most* tokens, with *message* before the closing mark.
+
+    *rules* have the marks; a closing mark that the tokenizer does not spell is refused.
+    """
     forced = tokenizer.encode(message, add_special=False) if message else []
     end = tokenizer.encode(rules.closing, add_special=False)
     if b"".join(map(tokenizer.token_bytes, end)).strip() != rules.closing.strip().encode():

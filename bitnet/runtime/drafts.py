@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 MOST_OF_BLOCK = 4  # tokens of a draft by the model's own block
 MOST_OF_MODEL = 8  # tokens of a draft by a smaller model
 MOST_WAITING = 64  # passes whose states wait to be read, while there are no drafts
-# A trial decodes with drafts if it was slower with them, and the other way round.
-TRIAL = 4  # passes of a trial
+TRIAL = 4  # passes of a trial of what was slower last: decoding with drafts, or without
 FIRST_STAY = 64  # passes between the first two trials
 LONGEST_STAY = 1024  # passes between two trials, however often their result was the same
 MOST_LOST = 0.02  # share of the time that drafts, or trials of them, may lose
@@ -40,7 +39,7 @@ class Foresight:
 
     ids: list[int]  # the sequence's own list, which grows
     cache: KVCache  # of the drafter
-    most: int  # tokens of a draft
+    most: int  # limit on the tokens of a draft
     length: int = 1  # tokens of the next draft; depends on how many of the last were accepted
     state: Array | None = None  # hidden state after the ids read so far, (1, dim)
     vocab_size: int | None = None  # rows of the drafter's embedding; None: those of the model

@@ -101,7 +101,7 @@ class PromptCache:
     def _candidates(self, model: str, ids: Sequence[int]) -> list[tuple[int, PromptFile]]:
         """Files that share :data:`SHORTEST` leading *ids* or more, each with the number it shares.
 
-        The file that shares the most comes first.
+        The file that shares the most comes first. *model* is the digest of the model's weights.
         """
         wanted = np.asarray(ids, dtype=np.uint32)
         shared = [(common_length(file.ids, wanted), file) for file in self._files(model)]
@@ -141,7 +141,7 @@ class PromptCache:
             logger.warning("the stored prompt %s is not used: %s", path, problem)
 
     def _files(self, model: str) -> Iterable[PromptFile]:
-        """Files of *model* that can be read."""
+        """Files for the weights with the digest *model* that can be read."""
         opened: dict[Path, PromptFile | None] = {}
         for path in self._folder.paths(model[:32]):
             file = self._opened.get(path)

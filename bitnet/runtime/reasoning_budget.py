@@ -64,7 +64,7 @@ class ReasoningBudget:
             self._is_inside = not self._is_inside
             self._text = after
         else:
-            self._text = before[-len(mark) :]
+            self._text = before[-len(mark) :]  # may contain the beginning of a mark
         self._end_if_spent()
 
     def _end_if_spent(self) -> None:

@@ -111,7 +111,9 @@ def check_schema(name: str, value: Any) -> None:
     characters = properties = repeats = 0
     references = set()
     for part, _ in _parts({"pattern": value} if isinstance(value, str) else value):
-        characters += len(part) + 4 if isinstance(part, str) else 4  # 4: quotes and punctuation
+        characters += (
+            len(part) + 4 if isinstance(part, str) else 4
+        )  # 4: about what JSON adds to a value
         if not isinstance(part, Mapping):
             continue
         members, pattern, target = (part.get(key) for key in ("properties", "pattern", "$ref"))

@@ -21,8 +21,8 @@ class ShippedModel:
     Attributes:
         id: its name on the command line.
         sha256: digest of the file.
-        size: its bytes.
-        licence: name of its terms.
+        size: bytes of the file.
+        licence: SPDX name of its licence.
         family: architecture, as GGUF files name it.
     """
 

@@ -1,4 +1,4 @@
-"""The copy of an output head, by which the logits that matter are found.
+"""The copy of an output head, with which the logits that matter are found.
 
 Five bits a weight give approximate logits and a bound on how far each is off; for rows whose upper
 bound reaches the best logits found so far a sixth bit tightens it. :func:`unpack_copy` says in
@@ -60,7 +60,7 @@ _LARGEST_NORM = 1e15
 
 
 class HeadCopy:
-    """The copy of an output head, and its rows."""
+    """The copy of an output head, which finds the candidates, and the head, which gives logits."""
 
     def __init__(self, module: Any, matrix: Matrix, arrays: dict[str, NDArray[Any]]) -> None:
         """Use :meth:`build`."""
