@@ -25,7 +25,8 @@ class BatchFiles:
     """Reads rows and appends answers; use it as a context manager.
 
     An answer is one line with the ``id`` and the ``row`` digest of its row. A line that was left
-    unfinished by a killed run is cut off. Rows with an answer are not returned again.
+    unfinished by a killed run is cut off. Rows with an answer are not returned again. ``errors``
+    has the message of each row whose answer is an error, by id.
     """
 
     def __init__(self, source: Path, target: Path, *, retry_errors: bool = False) -> None:
@@ -42,8 +43,8 @@ class BatchFiles:
             raise UsageError(f"{source} is not UTF-8 at byte {error.start:,}") from None
         except OSError as error:
             raise from_os_error(error, error.filename or target) from error
-        self.total = len(self._rows)  # of the input
-        self.done = sum(row.id in self._answered for row in self._rows)
+        self.total = len(self._rows)  # rows of the input
+        self.done = sum(row.id in self._answered for row in self._rows)  # answered before
 
     def remaining_rows(self) -> Iterator[BatchRow]:
         """Rows without an answer, in order."""

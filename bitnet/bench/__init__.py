@@ -129,7 +129,7 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Metrics in both reports, with a ratio above one if it is better: speeds, load and memory."""
+    """Metrics of both reports: speeds, load time, memory; a ratio above one is an improvement."""
 
     def metrics(report: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         # The report may come from a file: dividing raises if an entry is not a number.

@@ -228,7 +228,8 @@ def _for_model(adapter: Adapter, checkpoint: Checkpoint, factor: float) -> dict[
             order = _order_of(matrix, adapter, checkpoint, config, folder)
             if order is not None:
                 own_change = own_change.take(order)
-            # A factor on a folder's matrix applies to what is added to it, too.
+            # In the trained model a factor on the matrix also multiplies what the adapter adds. A
+            # merged matrix keeps its factor; a product beside the matrix gets it here.
             is_merged = matrix in _OUTER or own_change.magnitudes is not None
             own_factor = 1.0 if adapter.is_gguf or is_merged else weight.scale
             changes[matrix] = own_change.scale(own_factor).scale(factor)

@@ -96,7 +96,7 @@ def _projections(
 def _prepare(
     write: Builder, mixer: Attention, q: Register, k: Register | None, v: Register | None
 ) -> tuple[Register, Register | None, Register | None]:
-    """Queries, keys and values as they are compared: normed, rotated, scaled."""
+    """Queries, keys and values as attention takes them: normed, rotated, scaled."""
     is_normed_first = mixer.qk_norm in ("head", "each", "whole")
     is_normed_last = mixer.qk_norm == "rotated"
     if mixer.qk_norm or mixer.rope or mixer.growth:

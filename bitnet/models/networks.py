@@ -80,7 +80,7 @@ def router(write: Builder, mixer: Experts, h: Register) -> Register:
 def experts(
     write: Builder, mixer: Experts, h: Register, logits: Register, scale: float
 ) -> Register:
-    """The weighted sum of the chosen experts of *h*, and of the network that all tokens share."""
+    """The weighted sum of each token's experts, plus the network that all tokens share, if any."""
     chosen, weights = _choice(write, mixer, logits)  # (T, K), twice
     expert_input = h
     width = write.decoder.dim

@@ -1,8 +1,8 @@
 """Decoders that draft: the model checks the drafts in one pass, which changes no answer.
 
-A :class:`Drafter` is a smaller model, or the model's own block that predicts one more
-token. It drafts while recent passes say that it saves time (:class:`Pace`). Its cache belongs to
-that of the sequence (``KVCache.drafter``).
+A :class:`Drafter` is a smaller model, or the model's own block for multi-token prediction. It
+drafts while recent passes show that this saves time (:class:`Pace`). The drafter's cache of a
+sequence is part of the sequence's cache (``KVCache.drafter``).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Foresight:
         """True if it can draft what follows :attr:`ids`."""
         if len(self.ids) + self.length > self.cache.capacity:
             return False
-        # A model may have more rows of padding than its draft model, and a prompt their ids.
+        # A prompt may have ids of padding rows that the model has and its draft model does not.
         unread = self.ids[self.cache.length :]
         return self.vocab_size is None or max(unread, default=0) < self.vocab_size
 
@@ -94,6 +94,7 @@ class BlockForesight(Foresight):
         those of passes long ago.
         """
         start = end - len(hidden)
+        # The rows to keep: not read before, and with a next id in the sequence.
         first = max(start, self.position)
         stop = min(end, len(self.ids) - 1)
         if first < stop:
@@ -112,7 +113,7 @@ class BlockForesight(Foresight):
         """False: it needs no earlier positions, so there is never much to read."""
         return False
 
-    def unread(self, room: int) -> Segment | None:  # noqa: ARG002 - it has read most of them
+    def unread(self, room: int) -> Segment | None:  # noqa: ARG002 - few tokens wait
         """Tokens and states that it has not read yet; None without any."""
         if not self._waiting:
             return None
@@ -158,6 +159,7 @@ class Drafter:
                 segments[view] = segment
                 room -= len(segment.tokens)
         for view, state in zip(segments, self._run([*segments.values()]), strict=True):
+            # A smaller model drafts only from the end of the text.
             is_last = self._is_block or view.cache.length == len(view.ids)
             view.state = state if is_last else None
 

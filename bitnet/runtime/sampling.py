@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 BLOCK = 512  # weights per block: a draw chooses a block by its sum, then a token inside it
 MOST_NEEDED = 1024  # larger top-k values scan the whole vocabulary
-TAIL = 8.0  # natural logarithms below top-p's cut-off at which tokens are ignored
+TAIL = 8.0  # nats below the estimated cut-off of top-p or min-p at which tokens are ignored
 FIRST_SORTED = 256  # tokens sorted first when a filter may need any number of them
 
 SHORTEST_MATCH = 2  # last tokens that must have occurred before, for a draft

@@ -323,7 +323,7 @@ def _problem_of_numbers(arrays: Mapping[str, NDArray[Any]]) -> str:
     norm = arrays["norm"]
     if not np.array_equal(np.sort(order), np.arange(len(order))):
         return "the order of its columns is not a permutation"
-    parts, exponents = np.frexp(factors)
+    parts, exponents = np.frexp(factors)  # 0.5 and n + 1 for 2 to the power n
     if not ((parts == 0.5) & (np.abs(exponents - 1) <= FACTOR_BITS)).all():
         return f"a factor of its columns is not a power of two within 2^±{FACTOR_BITS}"
     units = arrays["sixth"].reshape(len(norm), -1)[:, :4].copy().view(np.float32)
