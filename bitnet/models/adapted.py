@@ -171,7 +171,7 @@ def _apply(change: Change, values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _check_numbers(values: NDArray[np.floating[Any]], name: str) -> None:
     """Refuse *values* of the matrix *name* that a float32 cannot store."""
-    if not (np.abs(values) <= np.finfo(np.float32).max).all():  # also of NaN
+    if not (np.abs(values) <= np.finfo(np.float32).max).all():  # false for NaN, too
         raise InvalidFormat(
             f"an adapter changes {name} to numbers that a float32 cannot store",
             hint="fetch the adapter again, or add less of it: --lora FILE:SCALE",

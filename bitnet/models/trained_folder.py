@@ -70,10 +70,10 @@ class TrainedFolder:
         # A GGUF file has no config.json: the functions get an empty one, and may need its keys.
         try:
             orders = family.orders({})
-            has_factors = bool(family.factors({}))
+            is_undetermined = bool(family.factors({}))
         except KeyError:
-            has_factors = True
-        if has_factors:
+            is_undetermined = True
+        if is_undetermined:
             raise Unsupported(
                 f"{name} is for a folder, where rows of {family.title} models have another order "
                 "or other factors",
@@ -82,7 +82,7 @@ class TrainedFolder:
         return cls(name, checkpoint, family, orders, {}, {})
 
     def changes(self, key: str, change: Change) -> dict[str, Change]:
-        """Changes of tensors here, by name, that are the *change* of the folder's *key*.
+        """The *change* of the folder's tensor *key*, as changes of tensors here, by name.
 
         Raises:
             Unsupported: the tensor is stored here in a form that such a change does not fit.

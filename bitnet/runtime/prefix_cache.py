@@ -42,7 +42,7 @@ class PrefixCache:
         self.budget_bytes = budget_bytes  # limit on all caches together; None: unlimited
         self._new_cache = new_cache
         self._slots = slots
-        self._caches: list[KVCache] = []  # in use, and idle ones by last use
+        self._caches: list[KVCache] = []  # in use and idle, in the order of acquire() and release()
         self._measure = new_cache()  # an empty one, to ask for costs
         self._step = step
 

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SHORTEST = 256  # positions worth a file, or worth another one if fewer are stored already
+SHORTEST = 256  # least positions of a file, and least that a file must add to those stored
 GROWTH = 8  # a prompt that grew by less than an eighth is written when it is idle
 IDLE_S = 5.0  # seconds after which a prompt that did not grow is idle
 MOST_PENDING = 4  # prompts that wait to be written, in memory; older ones are dropped
-#: Facts that two models in use may differ in; files with other values of the rest are outdated.
+#: Facts in which two models in use may differ; a file that differs only in others is outdated.
 VARIANTS = ("adapters", "kv_type")
 
 

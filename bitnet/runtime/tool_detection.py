@@ -125,7 +125,10 @@ def format_of_calls(template: ChatTemplate) -> CallFormat | None:
 
 @lru_cache(maxsize=64)
 def _format_in(prompt: str, text: str) -> CallFormat | None:
-    """The format of the probed call in *text*, an answer to *prompt*; the exact one if any is."""
+    """The format that reads the probed call in *text*, an answer to *prompt*; None if none does.
+
+    One that also writes the call exactly so comes first.
+    """
     forms = [form for _, form in FORMATS]
     exact = [form for form in forms if _is_written(form, prompt, text)]
     return next((form for form in (*exact, *forms) if _reads(form, prompt, text)), None)

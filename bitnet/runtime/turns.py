@@ -159,12 +159,12 @@ class Turns:
             if not self._facts.repeated_user:
                 changed = _join_users(changed)
             try:
-                rest = self._find_lost(changed)
+                still_lost = self._find_lost(changed)
             except BitnetError:  # the template refuses the changed turns
                 continue
-            if len(rest) < len(lost):
+            if len(still_lost) < len(lost):
                 turns = changed
-                lost = rest
+                lost = still_lost
         if lost:
             self._refuse(*lost[0])
         return list(turns)
