@@ -104,11 +104,11 @@ def _read_answers(target: Path, *, retry_errors: bool) -> tuple[dict[str, str], 
     if not (begins_with(target, b"{", b"\0") or target.stat().st_size == 0):
         raise _not_answers(target)
     content = read_bytes(target)
-    whole = content[: content.rfind(b"\n") + 1]
+    complete_lines = content[: content.rfind(b"\n") + 1]
     lines: dict[str, bytes] = {}
     answered: dict[str, str] = {}
     errors: dict[str, str] = {}
-    for line in whole.splitlines(keepends=True):
+    for line in complete_lines.splitlines(keepends=True):
         try:
             facts = json.loads(line)
             row_id = facts.get("custom_id", facts["id"])
@@ -125,7 +125,7 @@ def _read_answers(target: Path, *, retry_errors: bool) -> tuple[dict[str, str], 
         errors.pop(row_id, None)
         if error is not None:
             errors[row_id] = str(error.get("message") if isinstance(error, dict) else error)
-    if not whole and not _is_incomplete_answer(content):
+    if not complete_lines and not _is_incomplete_answer(content):
         raise _not_answers(target)
     rewritten = b"".join(lines.values())
     if content.startswith(rewritten):

@@ -118,16 +118,16 @@ class BatchRow:
         form = URLS[self.facts["url"]]
         body = form.read(self.facts["body"])
         names = form.list_ignored(body, model)
-        wanted = body["model"]
+        requested_name = body["model"]
         name = model_name(model.path)
-        if wanted is not None and wanted != name:
+        if requested_name is not None and requested_name != name:
             if strict_names:
                 raise UsageError(
-                    f"body.model: {wanted[:100]!r} is not the model that answers, {name!r}",
+                    f"body.model: {requested_name[:100]!r} is not the model that answers, {name!r}",
                     hint="correct it, or leave --strict-model-name out",
                     field="body.model",
                 )
-            names.append(f"model {wanted[:100]!r}: {name} answers")
+            names.append(f"model {requested_name[:100]!r}: {name} answers")
         return names
 
     def reply(self, answers: abc.Sequence[Answer], model: LanguageModel) -> dict[str, Any]:

@@ -295,9 +295,9 @@ def _order_of(
     """
     family = of_gguf(checkpoint.architecture)
     is_file = checkpoint.gguf is not None
-    own = None if folder is None else folder.order_of(matrix)
+    folder_order = None if folder is None else folder.order_of(matrix)
     if adapter.is_gguf == is_file or family is None:
-        return own
+        return folder_order
     if any(isinstance(cache, State) for cache in config.caches):
         raise Unsupported(
             f"{adapter.path.name} is for a {'folder' if is_file else 'GGUF file'}, where rows of "
@@ -306,8 +306,8 @@ def _order_of(
         )
     order = row_order(matrix, replace(checkpoint, rope_style=family.rope_style), config)
     if order is None:
-        return own
+        return folder_order
     # A GGUF adapter has no folder, so its own order is None, and the order of the file is undone.
     if not is_file:
         return np.argsort(order)
-    return order if own is None else own[order]
+    return order if folder_order is None else folder_order[order]

@@ -49,7 +49,7 @@ def delta_net(write: Builder, mixer: DeltaNet, h: Register, scale: float) -> Reg
     write.mark("k_conv", k)
     write.mark("v_conv", v)
 
-    read = write.delta_rule(  # (T, H DV)
+    result = write.delta_rule(  # (T, H DV)
         q,
         k,
         v,
@@ -60,9 +60,9 @@ def delta_net(write: Builder, mixer: DeltaNet, h: Register, scale: float) -> Reg
         grouped=mixer.grouped,
         strength=mixer.strength,
     )
-    write.mark("attn_output", read)
+    write.mark("attn_output", result)
     write.select_outputs()
-    gated = write.gate(z, write.norm(read, "ssm_norm", mixer.value_dim, eps=mixer.eps), "silu")
+    gated = write.gate(z, write.norm(result, "ssm_norm", mixer.value_dim, eps=mixer.eps), "silu")
     write.mark("final_output", gated)
     if _needs_neighbours(write, mixer):
         gated = write.transpose(gated, heads // mixer.key_heads, mixer.key_heads)
@@ -105,7 +105,7 @@ def kimi_delta(write: Builder, mixer: KimiDelta, h: Register, scale: float) -> R
     q, k, v = write.split(mixed, width, width, width)
     alpha = write.linear(decays, "ssm_f_b", width) if mixer.low_rank else decays  # (T, H D)
     write.mark("alpha", alpha)
-    read = write.delta_rule(  # (T, H D)
+    result = write.delta_rule(  # (T, H D)
         q,
         k,
         v,
@@ -116,10 +116,10 @@ def kimi_delta(write: Builder, mixer: KimiDelta, h: Register, scale: float) -> R
         grouped=True,
         floor=mixer.floor,
     )
-    write.mark("attn_output", read)
+    write.mark("attn_output", result)
     write.select_outputs()
     gate = write.linear(gates, "ssm_g_b", width) if mixer.low_rank else gates
-    normed = write.norm(read, "ssm_norm", mixer.head_dim)
+    normed = write.norm(result, "ssm_norm", mixer.head_dim)
     write.mark("kda_normed", normed)
     gated = write.gate(gate, normed, "sigmoid")
     write.mark("kda_gated", gated)
@@ -166,10 +166,10 @@ def mamba1(write: Builder, mixer: Mamba1, h: Register, scale: float) -> Register
         dt, b, c = (write.norm_without_weight(part, part.width, mixer.eps) for part in (dt, b, c))
     dt = write.linear(dt, "ssm_dt", width, biased=True)  # (T, C)
     write.mark("mamba_dt", dt)
-    read = write.selective_scan(x, b, c, dt, cache=cache, groups=1, decays=size)
-    write.mark("mamba_y_add_d", read)  # (T, C)
+    result = write.selective_scan(x, b, c, dt, cache=cache, groups=1, decays=size)
+    write.mark("mamba_y_add_d", result)  # (T, C)
     write.select_outputs()
-    gated = write.gate(z, read, "silu")
+    gated = write.gate(z, result, "silu")
     y = write.linear(gated, "ssm_out", write.decoder.dim, scale=scale)  # (T, dim)
     write.mark("mamba_out", y)
     return y
@@ -189,13 +189,13 @@ def mamba2(write: Builder, mixer: Mamba2, h: Register, scale: float) -> Register
     mixed = write.convolve(vbc, "ssm_conv1d", mixer.kernel, cache=cache, silu=True)
     write.mark("mamba2_conv", mixed)
     v, b, c = write.split(mixed, width, states, states)  # (T, H D), twice (T, G N)
-    read = write.selective_scan(v, b, c, dt, cache=cache, groups=mixer.groups)
-    write.mark("mamba2_y_add_d", read)  # (T, H D)
+    result = write.selective_scan(v, b, c, dt, cache=cache, groups=mixer.groups)
+    write.mark("mamba2_y_add_d", result)  # (T, H D)
     write.select_outputs()
 
     if mixer.norm_groups and mixer.norm_first:
-        read = _group_norm(write, mixer, read)
-    gated = write.gate(z, read, "silu")
+        result = _group_norm(write, mixer, result)
+    gated = write.gate(z, result, "silu")
     write.mark("mamba2_gated", gated)
     if mixer.norm_groups and not mixer.norm_first:
         gated = _group_norm(write, mixer, gated)

@@ -51,7 +51,7 @@ def allocate(
     """
     last_reads = _last_reads(written, result)
     storages: list[_Storage] = []
-    held: dict[Register, _Storage] = {}  # of the values that are read later
+    allocation: dict[Register, _Storage] = {}  # of the values that are read later
     register_of: dict[Register, Register] = {}
     barrier = -1  # number of the last instruction that waited for all rows
     instructions: list[Instruction] = []
@@ -59,27 +59,29 @@ def allocate(
         if isinstance(instruction, _BARRIERS):
             barrier = number
         if isinstance(instruction, Select):
-            live = (value for value in held if last_reads[value] > number)
+            live = (value for value in allocation if last_reads[value] > number)
             instructions.append(Select(tuple(register_of[value] for value in live)))
             continue
 
         values = registers_in(instruction)
-        ended = [value for value in values if value in held and last_reads[value] == number]
-        new = [value for value in values if value not in register_of]
+        ended_values = [
+            value for value in values if value in allocation and last_reads[value] == number
+        ]
+        new_values = [value for value in values if value not in register_of]
         # An instruction may write to the memory of its input only if it can work in place.
-        if isinstance(instruction, IN_PLACE) and instruction.x in ended:
-            (out,) = new
-            held[out] = held.pop(instruction.x)
-            register_of[out] = Register(held[out].name, out.width)
-            ended.remove(instruction.x)
+        if isinstance(instruction, IN_PLACE) and instruction.x in ended_values:
+            (out,) = new_values
+            allocation[out] = allocation.pop(instruction.x)
+            register_of[out] = Register(allocation[out].name, out.width)
+            ended_values.remove(instruction.x)
         else:
-            for value in new:
-                storage = _free_storage(value.width, storages, held, barrier)
-                held[value] = storage
+            for value in new_values:
+                storage = _free_storage(value.width, storages, allocation, barrier)
+                allocation[value] = storage
                 register_of[value] = Register(storage.name, value.width)
         # Values that are not read again, or never were, free their memory.
-        for value in (*ended, *(value for value in new if value not in last_reads)):
-            storage = held.pop(value)
+        for value in (*ended_values, *(value for value in new_values if value not in last_reads)):
+            storage = allocation.pop(value)
             storage.width = value.width
             storage.last_read = number
         instructions.append(_with_registers(instruction, register_of))

@@ -17,12 +17,12 @@ _LEAST_SQUARE = 1e-5  # lower bound on the mean square of a product that is resc
 
 def spread(write: Builder, streams: Streams, x: Register) -> tuple[Register, ...]:
     """The streams before the first block: *x*, and products of it, scaled to its length."""
-    more = streams.count - 1
+    extra = streams.count - 1
     dim = write.decoder.dim
-    ids = write.enumerate(more)
-    (products,) = write.expert_linears(x, ids, ["altup_proj"], dim, count=more)  # (T, (A-1) dim)
+    ids = write.enumerate(extra)
+    (products,) = write.expert_linears(x, ids, ["altup_proj"], dim, count=extra)  # (T, (A-1) dim)
     write.mark("altup_added", products, in_layer=False)
-    parts = write.split(products, *([dim] * more))
+    parts = write.split(products, *([dim] * extra))
     return (x, *(write.resize(part, x, _LEAST_SQUARE) for part in parts))
 
 
@@ -62,16 +62,16 @@ def correct(
 
 def merge(write: Builder, streams: Streams, last: tuple[Register, ...]) -> Register:
     """The mean of the first stream and of products of the others, scaled to its length."""
-    more = streams.count - 1
+    extra = streams.count - 1
     dim = write.decoder.dim
-    ids = write.enumerate(more)
+    ids = write.enumerate(extra)
     joined = write.join(*last[1:])
     (products,) = write.expert_linears(  # (T, (A - 1) dim)
-        joined, ids, ["altup_unembd_proj"], dim, count=more, apart=True
+        joined, ids, ["altup_unembd_proj"], dim, count=extra, apart=True
     )
     write.mark("altup_unembd_product", products, in_layer=False)
     total = last[0]
-    for part in write.split(products, *([dim] * more)):
+    for part in write.split(products, *([dim] * extra)):
         total = write.add(total, write.resize(part, last[0], _LEAST_SQUARE))
     mean = write.multiply(total, 1 / streams.count)
     write.mark("unembd_merged", mean, in_layer=False)

@@ -106,7 +106,7 @@ class Model:
             base.head if base else Head(checkpoint, config, ops, self._weights, exact_head)
         )
         # Matrices of experts may stay in their files, where a pass reads only those that its tokens
-        # are routed to. All other arrays are "hot": every pass reads them.
+        # are routed to. All other arrays are "hot": lock() keeps them in memory.
         read_always: list[Any] = []
         read_when_routed: list[Any] = []
         for weight in self._weights.values():
@@ -354,17 +354,17 @@ def _with_scales(checkpoint: Checkpoint, weight: Weight, expected: Layout) -> li
 
 
 def _check_fit(checkpoint: Checkpoint, expected: Layout) -> None:
-    if wrong := list(differences(checkpoint, expected)):
-        lines = "\n  ".join(wrong)
+    if mismatches := list(differences(checkpoint, expected)):
+        lines = "\n  ".join(mismatches)
         if checkpoint.config is not None:
             sizes = list_sizes(checkpoint.config)
             raise InvalidFormat(
-                f"{checkpoint.path.name}: {len(wrong)} tensors do not have the sizes that "
+                f"{checkpoint.path.name}: {len(mismatches)} tensors do not have the sizes that "
                 f"follow from config.json:\n  {lines}\n{sizes}",
                 hint=COMPARE,
             )
         raise InvalidFormat(
-            f"{checkpoint.path.name}: {len(wrong)} tensors do not fit a model of architecture "
+            f"{checkpoint.path.name}: {len(mismatches)} tensors do not fit a model of architecture "
             f"{expected.decoder.architecture}:\n  {lines}",
             hint="the file is incomplete or was converted for another architecture",
         )

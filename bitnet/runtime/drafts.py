@@ -210,15 +210,15 @@ def check_draft_model(
         )
     size = min(model.vocab_size, draft.vocab_size)
     count = min(len(tokenizer), len(draft_tokenizer))
-    wrong = [
+    differing_ids = [
         token
         for token in range(count)
         if tokenizer.spelling(token) != draft_tokenizer.spelling(token)
     ]
-    if wrong or len(tokenizer) != len(draft_tokenizer) or len(tokenizer) > size:
+    if differing_ids or len(tokenizer) != len(draft_tokenizer) or len(tokenizer) > size:
         raise VocabMismatch(
             f"the draft model has another vocabulary: {len(draft_tokenizer):,} tokens for "
-            f"{len(tokenizer):,}, {len(wrong):,} ids of another text",
+            f"{len(tokenizer):,}, {len(differing_ids):,} ids of another text",
             hint="choose a draft model of the same family and version",
         )
 

@@ -115,7 +115,7 @@ class _Parser:
     def parse_sequence(self, depth: int) -> str:
         """The items up to the end of an alternative; the empty text if there are none."""
         items: list[str] = []
-        before = self.copies  # the count without the last item, which a sign may repeat
+        copies_before = self.copies  # the count without the last item, which a sign may repeat
         while self.at < len(self.text):
             char = self.text[self.at]
             if char in "*+?{":
@@ -123,11 +123,11 @@ class _Parser:
                     raise self.error(f"there is nothing before {char}")
                 repeated, times = self.parse_times()
                 items[-1] = f"({items[-1]}){repeated}" if times else _NOTHING
-                self.copies = before + times * (self.copies - before)
+                self.copies = copies_before + times * (self.copies - copies_before)
                 if self.copies > MAX_COPIES:
                     raise self.error(f"a rule has at most {MAX_COPIES:,} items, repeated ones too")
             else:
-                before = self.copies
+                copies_before = self.copies
                 item = self.parse_item(char, depth)
                 if item is None:
                     break

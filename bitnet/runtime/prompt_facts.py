@@ -73,21 +73,21 @@ class PromptFacts:
     @cached_property
     def values(self) -> Mapping[str, str]:
         """Digests and versions, by name; ``weights`` is the same with every adapter."""
-        weights = hashlib.sha256(self._description.encode())
+        weights_digest = hashlib.sha256(self._description.encode())
         for file in self._files:
-            weights.update(self._digest_of(file).encode())
+            weights_digest.update(self._digest_of(file).encode())
         for weight in self._loose:
-            _add_bytes(weights, weight)
-        added = hashlib.sha256()
+            _add_bytes(weights_digest, weight)
+        adapters_digest = hashlib.sha256()
         for weight in self._adapters:
-            _add_bytes(added, weight)
+            _add_bytes(adapters_digest, weight)
         ops = self._model.ops
         assert isinstance(ops, NativeOps), "others depend on how a prompt is split"
         kernels = Store(settings.cache_dir()).digest_of(Path(ops.module.__file__))
         return {
-            "weights": weights.hexdigest(),
+            "weights": weights_digest.hexdigest(),
             "tokenizer": self._tokenizer,
-            "adapters": added.hexdigest() if self._adapters else "",
+            "adapters": adapters_digest.hexdigest() if self._adapters else "",
             "version": __version__,
             "kv_type": self._kv_type,
             "kernels": f"{ops.name} {kernels}",

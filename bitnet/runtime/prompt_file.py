@@ -66,7 +66,7 @@ def encode(
         "facts": dict(facts),
         "reach": content.reach,
         "kept": list(content.kept),
-        "tables": [_describe_table(held) for held in content.tables],
+        "tables": [_describe_table(table) for table in content.tables],
         "states": {
             "lengths": lengths,
             "size": content.states[lengths[0]].size if lengths else 0,
@@ -80,7 +80,7 @@ def encode(
     start = _START.pack(MAGIC, VERSION, len(text), len(ids), check, 0)
     zeros = bytes(-(len(start) + len(text) + len(id_bytes)) % _ALIGNMENT)
     pages = [
-        _bytes_of(held[page_number]) for held in content.tables for page_number in sorted(held)
+        _bytes_of(table[page_number]) for table in content.tables for page_number in sorted(table)
     ]
     states = [_bytes_of(content.states[length]) for length in lengths]
     return [start, text, id_bytes, zeros, *pages, *states]

@@ -111,15 +111,15 @@ class GuidedReader(CallReader):
                 self._held = self._held[begin.end() :]
                 self._arguments = ""
                 continue
-            whole = (self._arguments + self._held).lstrip()
+            arguments_so_far = (self._arguments + self._held).lstrip()
             end = None
             if "}" in self._held:
                 with suppress(ValueError):  # the arguments go on
-                    end = decode(whole, 0)[1]
-            arguments = whole[len(self._arguments) : end]
+                    end = decode(arguments_so_far, 0)[1]
+            arguments = arguments_so_far[len(self._arguments) : end]
             deltas.append(CallDelta(len(self._ids) - 1, arguments))
-            self._held = "" if end is None else whole[end:]
-            self._arguments = whole if end is None else None
+            self._held = "" if end is None else arguments_so_far[end:]
+            self._arguments = arguments_so_far if end is None else None
 
 
 class BlockReader(CallReader):

@@ -90,26 +90,26 @@ def turn_text(
     Some templates write an answer otherwise than the prompt begins it; the prompt then ends where
     they first differ. The text ends before the end mark of the message, a token of its own.
     """
-    begun = template.render(messages[:-1], tools=tools)
-    whole = template.render(messages, tools=tools, add_generation_prompt=False)
+    prompt = template.render(messages[:-1], tools=tools)
+    conversation = template.render(messages, tools=tools, add_generation_prompt=False)
     length = next(
         (
             at
-            for at, (first, second) in enumerate(zip(begun, whole, strict=False))
+            for at, (first, second) in enumerate(zip(prompt, conversation, strict=False))
             if first != second
         ),
-        min(len(begun), len(whole)),
+        min(len(prompt), len(conversation)),
     )
-    mark_begin = whole.rfind("<", 0, length)
-    if mark_begin >= 0 and ">" not in whole[mark_begin:length]:  # they differ within a mark
+    mark_begin = conversation.rfind("<", 0, length)
+    if mark_begin >= 0 and ">" not in conversation[mark_begin:length]:  # they differ within a mark
         length = mark_begin
 
     plain: Message = {"role": "assistant", "content": _VALUE}
     with_text = template.render([*messages[:-1], plain], tools=tools, add_generation_prompt=False)
     end = with_text.rpartition(_VALUE)[2]
-    if len(whole) >= length + len(end):
-        whole = whole.removesuffix(end)
-    return whole[:length], whole[length:]
+    if len(conversation) >= length + len(end):
+        conversation = conversation.removesuffix(end)
+    return conversation[:length], conversation[length:]
 
 
 def format_of_calls(template: ChatTemplate) -> CallFormat | None:

@@ -441,22 +441,22 @@ def _spell_calls(turns: Iterable[Turn], form: CallFormat, *, results: bool) -> I
 
     Results are spelled if the template has no role for them.
     """
-    held: list[Turn] = []
+    pending_results: list[Turn] = []
 
     def join_held() -> Turn:
-        texts = [f"<tool_response>\n{turn.text}\n</tool_response>" for turn in held]
-        return Turn(held[0].number, {"role": "user", "content": "\n".join(texts)})
+        texts = [f"<tool_response>\n{turn.text}\n</tool_response>" for turn in pending_results]
+        return Turn(pending_results[0].number, {"role": "user", "content": "\n".join(texts)})
 
     for turn in turns:
         if results and turn.role == "tool":
-            held.append(turn)
+            pending_results.append(turn)
             continue
-        if held:
+        if pending_results:
             yield join_held()
-            held = []
+            pending_results = []
         if turn.calls:
             texts = filter(None, (turn.text, write_calls(form, turn.calls)))
             turn = turn.change(content="\n".join(texts), tool_calls=None)
         yield turn
-    if held:
+    if pending_results:
         yield join_held()
