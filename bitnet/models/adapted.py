@@ -96,15 +96,15 @@ def with_adapters(checkpoint: Checkpoint, adapters: Iterable[tuple[Path, float]]
     changes: dict[str, NDArray[np.float32]] = {}
     for path, factor in adapters:
         adapter = read_adapter(path)
-        own = _for_model(adapter, checkpoint, factor)
+        adapter_changes = _for_model(adapter, checkpoint, factor)
         if adapter.matrices and factor != 1:
             raise UsageError(
                 f"{path.name} has whole matrices, which have no factor",
                 hint=f"run it as it is: --lora {shell_quote(path)}",
             )
-        merged = _merge(own, path.name, checkpoint, changes)
+        merged = _merge(adapter_changes, path.name, checkpoint, changes)
         changes |= merged
-        for name, change in own.items():
+        for name, change in adapter_changes.items():
             if name not in merged and change.pair is not None:
                 pairs.setdefault(name, []).append(change.pair)
     weights = _with_changes(checkpoint, changes)
@@ -126,22 +126,22 @@ def with_adapters(checkpoint: Checkpoint, adapters: Iterable[tuple[Path, float]]
 
 
 def _merge(
-    own: Mapping[str, Change],
+    adapter_changes: Mapping[str, Change],
     adapter: str,
     checkpoint: Checkpoint,
-    before: Mapping[str, NDArray[np.float32]],
+    already_changed: Mapping[str, NDArray[np.float32]],
 ) -> dict[str, NDArray[np.float32]]:
     """New values of the matrices that have to be computed before the pass, by name.
 
-    For all others the pass adds ``B (A x)``. *own* are the changes of *adapter*; *before* has the
-    matrices that earlier adapters have changed here.
+    For all others the pass adds ``B (A x)``. *adapter_changes* are those of *adapter*;
+    *already_changed* has the matrices that earlier adapters have changed here.
     """
     merged = {}
-    for name, change in sorted(own.items()):
+    for name, change in sorted(adapter_changes.items()):
         is_product = change.matrix is None and change.magnitudes is None
         if is_product and name not in _OUTER:
             continue
-        if name in before:
+        if name in already_changed:
             raise Unsupported(
                 f"{adapter} changes {name}, which an adapter before it changes, too",
                 hint="merge the adapters into their model with PEFT, and run that",

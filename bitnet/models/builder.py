@@ -130,17 +130,17 @@ class Builder(ValueWriter):
         self.append(Linear((high,), low, (b,), ("",)))
         return self.add(out, high)
 
-    def by_head(self, x: Register, every: Register, name: str, width: int) -> Register:
+    def by_head(self, x: Register, head_numbers: Register, name: str, width: int) -> Register:
         """Products of each head of *x* with a matrix of its own: ``(T, width)``.
 
-        *every* are the numbers of all heads, from :meth:`enumerate`.
+        *head_numbers* are those of all heads, from :meth:`enumerate`.
         """
-        heads = every.width
+        heads = head_numbers.width
         weight = f"{self.block}{name}.weight"
         self.layout.required[weight] = (heads, width // heads, x.width // heads)
         self.layout.optional[f"{self.block}{name}.scale"] = (heads,)
         out = self.value(width)
-        self.append(ExpertLinear((out,), x, every, (weight,), ("",), apart=True))
+        self.append(ExpertLinear((out,), x, head_numbers, (weight,), ("",), apart=True))
         return out
 
     def expert_linears(

@@ -273,10 +273,10 @@ class _Decoder:
         write.mark("l_out", x)
         return x
 
-    def _branch(self, branch: Branch, x: Register, read: Register) -> Register:
-        """``x + post_norm(mixer(norm(read)))``; mixers of one branch are added one by one."""
+    def _branch(self, branch: Branch, x: Register, branch_input: Register) -> Register:
+        """``x + post_norm(mixer(norm(branch_input)))``; several mixers are added one by one."""
         write = self.write
-        h = write.norm(read, branch.norm) if branch.norm else read
+        h = write.norm(branch_input, branch.norm) if branch.norm else branch_input
         for mixer in branch.mixers:
             name, input_name = _names_of(mixer, branch)
             if input_name:
@@ -294,16 +294,16 @@ class _Decoder:
             x = write.multiply(x, branch.stream_scale)
         return x
 
-    def _sum(self, sum_of: Sum, x: Register, scale: float) -> Register:
+    def _sum(self, mixer: Sum, x: Register, scale: float) -> Register:
         """The sum of networks that read *x*, each with norms of its own."""
         write = self.write
         total: Register | None = None
-        for branch in sum_of.branches:
-            (mixer,) = branch.every()
-            name, input_name = _NAMES_IN_SUM[type(mixer)]
+        for branch in mixer.branches:
+            (network,) = branch.every()
+            name, input_name = _NAMES_IN_SUM[type(network)]
             h = write.norm(x, branch.norm)
             write.mark(input_name, h)
-            y = self._mix(mixer, h, x, scale)
+            y = self._mix(network, h, x, scale)
             write.mark(f"{name}_product", y)
             y = write.norm(y, branch.post_norm)
             write.mark(name, y)

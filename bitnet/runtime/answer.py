@@ -98,12 +98,14 @@ class Answer:
         self._indent: int | None = None  # white space of a line so far; None: the line has text
         self._is_dedented = False  # a line began with too little white space
         rules = sequence.request.calls
-        self._reader = None if rules is None else call_reader(rules)
+        self._call_reader = None if rules is None else call_reader(rules)
         # control tokens that the readers need as text
         self._shown = {} if rules is None else dict(rules.shown)
-        thoughts = sequence.request.reasoning
-        self._thoughts = None if thoughts is None else ReasoningReader(thoughts)
-        self._shown |= {} if thoughts is None else thoughts.shown
+        reasoning_rules = sequence.request.reasoning
+        self._reasoning_reader = (
+            None if reasoning_rules is None else ReasoningReader(reasoning_rules)
+        )
+        self._shown |= {} if reasoning_rules is None else reasoning_rules.shown
         self._reads = page_reads()
         begun_at = time.perf_counter()
         self._last_at = begun_at  # time of the last piece
@@ -226,13 +228,13 @@ class Answer:
             self.page_faults = reads.faults - self._reads.faults
             self.read_bytes = reads.read_bytes - self._reads.read_bytes
         reasoning = ""
-        if self._thoughts is not None:
-            reasoning, text = self._thoughts.read(text, final=final)
-            if self._thoughts.is_inside or reasoning:
+        if self._reasoning_reader is not None:
+            reasoning, text = self._reasoning_reader.read(text, final=final)
+            if self._reasoning_reader.is_inside or reasoning:
                 self.reasoning_tokens = self.tokens
         deltas: list[CallDelta] = []
-        if self._reader is not None:
-            text, deltas = self._reader.read(text, final=final)
+        if self._call_reader is not None:
+            text, deltas = self._call_reader.read(text, final=final)
         for delta in deltas:
             if delta.id:
                 self.calls.append(ToolCall(delta.id, delta.name))

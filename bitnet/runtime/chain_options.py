@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 WHOLE_TEXT = -1  # as a number of last tokens: all of prompt and answer
-XTC_OFF = 0.5  # highest threshold with an effect: XTC needs two tokens that reach it
+HIGHEST_XTC_THRESHOLD = 0.5  # XTC drops a token only if two reach the threshold
 MAX_BREAKERS = 64
 BREAKERS = ("\n", ":", '"', "*")
 BY_THE_MODEL = "default: as the model's files recommend"
@@ -153,7 +153,7 @@ class Sampling(NamedTuple):
     @property
     def uses_xtc(self) -> bool:
         """True if likely tokens may be dropped."""
-        return self.xtc_probability > 0 and self.xtc_threshold <= XTC_OFF
+        return self.xtc_probability > 0 and self.xtc_threshold <= HIGHEST_XTC_THRESHOLD
 
     @property
     def order(self) -> tuple[str, ...]:

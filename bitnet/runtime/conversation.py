@@ -75,7 +75,7 @@ def _text(
     if request.tools:
         parallel = request.parallel_tool_calls
         tools = read_tools(request.tools, request.tool_choice, parallel=parallel)
-    offered = None if tools is None else tools.given
+    offered = None if tools is None else tools.offered
     variables = request.template_variables
     if offered is not None and not template.facts.tools:
         turns = Turns(template, messages, explained=offered, variables=variables)
@@ -174,7 +174,8 @@ def budget_rules(
     end = tokenizer.encode(rules.closing, add_special=False)
     if b"".join(map(tokenizer.token_bytes, end)).strip() != rules.closing.strip().encode():
         raise UsageError(
-            f"this model's reasoning has no limit: it has no tokens for {rules.closing!r}",
+            "the reasoning of this model cannot be limited: its tokenizer does not write "
+            f"{rules.closing!r}",
             field="thinking_budget",
         )
     return BudgetRules(

@@ -60,16 +60,16 @@ class PrefixCache:
         return self._measure.affordable(size_bytes, self._step)
 
     def best(
-        self, ids: Sequence[int], adapter: str = "", *, but: KVCache | None = None
+        self, ids: Sequence[int], adapter: str = "", *, excluded: KVCache | None = None
     ) -> tuple[KVCache | None, int]:
         """The cache of *adapter* that shares the longest prefix with *ids*, and its length.
 
-        The last id has to be run in any case, so it is not counted. *but* is the cache that *ids*
-        are run with already, if any; it is left out.
+        The last id has to be run in any case, so it is not counted. *excluded* is the cache that
+        *ids* are run with already, if any; it is left out.
         """
         best = None
         longest = 0
-        regime = self._regime(but.reach if but else len(ids))
+        regime = self._regime(excluded.reach if excluded else len(ids))
         for cache in self._caches:
             if cache.adapter != adapter or self._regime(cache.reach) != regime:
                 continue
@@ -77,7 +77,7 @@ class PrefixCache:
                 continue
             shared = cache.reusable(min(common_prefix(cache.ids, ids), max(0, len(ids) - 1)))
             # The most recent of equals: nearest in the processor's caches.
-            if cache is not but and shared and shared >= longest:
+            if cache is not excluded and shared and shared >= longest:
                 best = cache
                 longest = shared
         return best, longest
@@ -140,7 +140,7 @@ class PrefixCache:
 
     def improve(self, cache: KVCache) -> int:
         """Copy what another cache holds of the same prefix by now; the length of *cache* then."""
-        source, shared = self.best(cache.ids, cache.adapter, but=cache)
+        source, shared = self.best(cache.ids, cache.adapter, excluded=cache)
         if source and shared > cache.length:
             cache.copy_prefix(source, shared)
             logger.debug("%d ids copied from a sequence that was faster", shared)

@@ -98,13 +98,13 @@ class PromptCache:
             best.adapter = adapter
         return best
 
-    def _candidates(self, model: str, ids: Sequence[int]) -> list[tuple[int, PromptFile]]:
+    def _candidates(self, weights_digest: str, ids: Sequence[int]) -> list[tuple[int, PromptFile]]:
         """Files that share :data:`SHORTEST` leading *ids* or more, each with the number it shares.
 
-        The file that shares the most comes first. *model* is the digest of the model's weights.
+        The file that shares the most comes first.
         """
         wanted = np.asarray(ids, dtype=np.uint32)
-        shared = [(common_length(file.ids, wanted), file) for file in self._files(model)]
+        shared = [(common_length(file.ids, wanted), file) for file in self._files(weights_digest)]
         worth = [(count, file) for count, file in shared if count >= SHORTEST]
         return sorted(worth, key=lambda candidate: candidate[0], reverse=True)
 
@@ -140,10 +140,10 @@ class PromptCache:
             self._reported.add(path)
             logger.warning("the stored prompt %s is not used: %s", path, problem)
 
-    def _files(self, model: str) -> Iterable[PromptFile]:
-        """Files for the weights with the digest *model* that can be read."""
+    def _files(self, weights_digest: str) -> Iterable[PromptFile]:
+        """Files for the weights with this digest that can be read."""
         opened: dict[Path, PromptFile | None] = {}
-        for path in self._folder.paths(model[:32]):
+        for path in self._folder.paths(weights_digest[:32]):
             file = self._opened.get(path)
             if path in self._opened and (file is None or file.is_current):
                 opened[path] = file
@@ -224,10 +224,10 @@ class PromptCache:
         if cache.backing is not None and cache.backing.problem():
             return True
         facts = self._facts(cache.adapter)
-        model = facts["weights"]
+        weights_digest = facts["weights"]
         stored_files = [
             (count, file)
-            for count, file in self._candidates(model, cache.ids)
+            for count, file in self._candidates(weights_digest, cache.ids)
             if file.facts == facts
         ]
         covered = 0
@@ -242,7 +242,7 @@ class PromptCache:
             return False
         started = time.perf_counter()
         parts = encode(cache.content(), cache.ids, facts)
-        problem = self._folder.write(model[:32], _name_of(cache.ids, facts), parts)
+        problem = self._folder.write(weights_digest[:32], _name_of(cache.ids, facts), parts)
         if problem:
             logger.info("a prompt of %d tokens is not stored: %s", cache.length, problem)
             return True

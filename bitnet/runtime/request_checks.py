@@ -111,17 +111,19 @@ def check_schema(name: str, value: Any) -> None:
     characters = properties = repeats = 0
     references = set()
     for part, _ in _parts({"pattern": value} if isinstance(value, str) else value):
-        characters += (
-            len(part) + 4 if isinstance(part, str) else 4
-        )  # 4: about what JSON adds to a value
+        characters += 4  # about what JSON adds to a value
+        if isinstance(part, str):
+            characters += len(part)
         if not isinstance(part, Mapping):
             continue
         members, pattern, target = (part.get(key) for key in ("properties", "pattern", "$ref"))
-        properties += len(members) if isinstance(members, Mapping) else 0
+        if isinstance(members, Mapping):
+            properties += len(members)
         references.add(target if isinstance(target, str) else None)
         by_pattern = part.get("patternProperties")
         for text in (pattern, *(by_pattern if isinstance(by_pattern, Mapping) else ())):
-            repeats += sum(map(text.count, "?*+{")) if isinstance(text, str) else 0
+            if isinstance(text, str):
+                repeats += sum(map(text.count, "?*+{"))
     for count, most, parts in (
         (characters, MAX_GRAMMAR, "characters"),
         (properties, MAX_PROPERTIES, "properties"),

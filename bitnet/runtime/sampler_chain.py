@@ -116,7 +116,7 @@ def drop_likely(tokens: Candidates, threshold: float, min_keep: int) -> Candidat
     return ordered.select(slice(dropped, None))
 
 
-def heat(
+def apply_temperature(
     tokens: Candidates, temperature: float, spread: float = 0.0, exponent: float = 1.0
 ) -> Candidates:
     """*tokens* with logits divided by a temperature; 0 leaves only the first of the likeliest.
@@ -219,7 +219,7 @@ class SamplerChain:
             "top_p": lambda tokens: keep_top_p(tokens, sampling.top_p, min_keep),
             "min_p": lambda tokens: keep_min_p(tokens, sampling.min_p, min_keep),
             "xtc": self._drop_likely,
-            "temperature": lambda tokens: heat(
+            "temperature": lambda tokens: apply_temperature(
                 tokens, sampling.temperature, options.dynatemp_range, options.dynatemp_exponent
             ),
         }
@@ -243,7 +243,7 @@ class SamplerChain:
         if self._sampling.mirostat:
             if self._mirostat is None:
                 self._mirostat = Mirostat(self._sampling, vocab_size)
-            return self._mirostat.keep(heat(tokens, self._sampling.temperature))
+            return self._mirostat.keep(apply_temperature(tokens, self._sampling.temperature))
         for step in self._steps:
             tokens = step(tokens)
         return tokens

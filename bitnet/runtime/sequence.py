@@ -126,7 +126,7 @@ class Sequence:
         outside = (at for at, token in enumerate(draft) if token >= self.config.vocab_size)
         del draft[next(outside, len(draft)) :]
         if draft and self._matcher:
-            del draft[self._matcher.valid(draft) :]
+            del draft[self._matcher.count_valid(draft) :]
         cache = cache_of(self)
         length = len(self.ids)
         regime = self.config.regime(max(cache.reach, length))

@@ -93,7 +93,7 @@ class Grammar:
         self._matcher.consume_token(token)
         self._check()
 
-    def valid(self, tokens: Sequence[int]) -> int:
+    def count_valid(self, tokens: Sequence[int]) -> int:
         """Number of leading *tokens* that the grammar accepts in sequence."""
         return int(self._matcher.validate_tokens(list(tokens)))
 
@@ -108,7 +108,7 @@ class Grammar:
 
 def _dead_end(message: str) -> Unsupported:
     return Unsupported(
-        f"the grammar of the answer gave up: {message}",
+        f"the answer cannot follow its grammar any further: {message}",
         hint="simplify --json-schema or --regex, or use characters that the tokenizer knows",
     )
 

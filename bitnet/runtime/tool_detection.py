@@ -54,14 +54,14 @@ def format_of(template: ChatTemplate) -> CallFormat:
     """
     facts = template.facts
     if not (facts.tools or facts.calls):
-        return without_branch(template.text)
+        return format_without_tools(template.text)
     named = form_named_in(template.text)
     if facts.calls:
         form = format_of_calls(template)
         if form is not None:
             return form
         if not facts.tools:
-            return without_branch(template.text)
+            return format_without_tools(template.text)
         if named is JSON:
             raise UsageError(
                 f"tools: the calls that the chat template of {template.source} writes have a form"
@@ -72,7 +72,7 @@ def format_of(template: ChatTemplate) -> CallFormat:
     return named
 
 
-def without_branch(template: str) -> CallFormat:
+def format_without_tools(template: str) -> CallFormat:
     """Format of calls for a model whose *template* does not support tools."""
     return GEMMA if "<start_of_turn>" in template else HERMES
 

@@ -27,7 +27,7 @@ _NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 class Tools:
     """The functions of a request, and its ``tool_choice``."""
 
-    given: tuple[Mapping[str, Any], ...]  # as the template receives them
+    offered: tuple[Mapping[str, Any], ...]  # as the template receives them
     callable: tuple[Mapping[str, Any], ...]  # those that may be called
     required: bool  # the answer must be a call
     parallel: bool  # it may contain several calls
