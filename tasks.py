@@ -37,21 +37,24 @@ def test(
     """Run the tests on every core; those marked slow only when they are asked for."""
     if fast and (slow or coverage):
         raise UsageError("--fast leaves out what --slow and --coverage ask for")
-    chosen = "-m slow" if slow else "-m 'not slow'"
-    traced = ""
+    selection = "-m slow" if slow else "-m 'not slow'"
+    tracing = ""
     if coverage:
-        chosen = ""
-        traced = "--cov=bitnet --cov-fail-under=90"
-    shown = "--durations=15 --durations-min=3"  # what may have to be marked slow
+        selection = ""
+        tracing = "--cov=bitnet --cov-fail-under=90"
+    reporting = "--durations=15 --durations-min=3"  # slower ones may need the mark
     if record:
-        shown += " --record-durations"
+        reporting += " --record-durations"
     # Each worker gets consecutive tests, which share fixtures. There is one worker more than there
     # are cores, since some tests wait for a process or a server.
-    spread = f"-n {usable_cores() + 1} --dist worksteal"
+    workers = f"-n {usable_cores() + 1} --dist worksteal"
     if index:
-        spread = "--record-index"
+        workers = "--record-index"
     with c.cd(str(ROOT)):
-        c.run(f"{sys.executable} -m pytest {spread} {chosen} {traced} {shown} {args}", pty=False)
+        c.run(
+            f"{sys.executable} -m pytest {workers} {selection} {tracing} {reporting} {args}",
+            pty=False,
+        )
 
 
 @task()
@@ -115,11 +118,11 @@ def _tool(name):
 def _tidy(c, folder):
     """Check a *folder* of C++ with clang-tidy, as one file, in the way it is built.
 
-    Files of instruction sets are left out: they are built apart, with flags of some processors.
+    Files of instruction sets are left out: each is compiled with flags of its own.
     """
-    left_out = re.compile(r"isa/(amx|avx|neon|scalar)")
+    excluded = re.compile(r"isa/(amx|avx|neon|scalar)")
     sources = sorted((ROOT / "native" / folder).rglob("*.cpp"))
-    included = [path for path in sources if not left_out.search(path.as_posix())]
+    included = [path for path in sources if not excluded.search(path.as_posix())]
     with TemporaryDirectory() as work:
         whole = Path(work) / f"{folder}.cpp"
         whole.write_text("".join(f'#include "{path}"\n' for path in included), encoding="utf-8")
@@ -148,12 +151,13 @@ def plainness(c):
 @task()
 def native(c):
     """Build the compiled module into this checkout's environment."""
-    # Here the build folder is kept for the next build; ordinary installations must not share one.
-    kept = f"--config-settings=build-dir=build/{sys.implementation.cache_tag}"
-    every = "--config-settings=cmake.define.BITNET_COMPILE=here"
+    # A checkout keeps its build folder, so that the next build is incremental; ordinary
+    # installations must not share one.
+    build_folder = f"--config-settings=build-dir=build/{sys.implementation.cache_tag}"
+    all_levels = "--config-settings=cmake.define.BITNET_COMPILE=here"
     pip = f"{sys.executable} -m pip install --quiet --no-build-isolation --no-deps"
     with c.cd(str(ROOT)):
-        c.run(f"{pip} {kept} {every} -e .")
+        c.run(f"{pip} {build_folder} {all_levels} -e .")
 
 
 @task()
@@ -175,6 +179,7 @@ def sanitize(c):
 
 
 def _cmake(c, build, targets, options):
+    """Configure this checkout with *options* in the folder *build*, and build *targets* there."""
     python = f"-DPython_EXECUTABLE={sys.executable} -DCMAKE_BUILD_TYPE=Release"
     c.run(f"cmake -S . -B {build} {options} {python}")
     c.run(f"cmake --build {build} --target {targets} --parallel 2")
@@ -295,13 +300,13 @@ def bench_peers(
     """Measure this machine beside other engines, for the table of all and the README's picture."""
     results = ROOT / "build" / "peers.json"
     results.parent.mkdir(exist_ok=True)
-    places = {"--peers": peers, "--peer-python": peer_python}
-    peer_options = " ".join(f"{name} {shlex.quote(at)}" for name, at in places.items() if at)
+    peer_values = {"--peers": peers, "--peer-python": peer_python}
+    peer_options = " ".join(f"{name} {shlex.quote(at)}" for name, at in peer_values.items() if at)
     tests = "--tests pp128,pp512,pp4096,tg128,tg32@4096 --no-start"
     python = sys.executable
     folder = ROOT / "benchmarks"
-    words = f"{shlex.join(model)} {peer_options} {tests} --json {results} {args}"
-    c.run(f"{python} {folder}/runtime.py {words}")
+    arguments = f"{shlex.join(model)} {peer_options} {tests} --json {results} {args}"
+    c.run(f"{python} {folder}/runtime.py {arguments}")
     builds = " ".join(f"--build {shlex.quote(entry)}" for entry in build)
     today = datetime.now(timezone.utc).date()
     c.run(f"{python} {folder}/machines.py --add {results} --date {today} {builds}")
@@ -319,10 +324,10 @@ def sensitivity(
     """
     output = ROOT / "benchmarks" / "results" / "sensitivity.json"
     script = ROOT / "tests" / "support" / "sensitivity.py"
-    done = c.run(f"{sys.executable} {script} {output} {args}", pty=False, warn=True)
+    result = c.run(f"{sys.executable} {script} {output} {args}", pty=False, warn=True)
     docs(c)
-    if done.exited:
-        raise SystemExit(done.exited)
+    if result.exited:
+        raise SystemExit(result.exited)
 
 
 @task(name="test-data")

@@ -39,15 +39,17 @@ def run(*words, code=0, program=("bitnet",)):
 
 
 def main():
+    """Run the commands in a new folder, with names and texts beyond ASCII."""
+    # fsdecode: as arguments of a process have them, also in a locale that lacks the characters.
     model = os.fsdecode("modèle.gguf".encode())
     exported = os.fsdecode("dossier é".encode())
     os.chdir(tempfile.mkdtemp(dir="."))
     tiny_gguf(model)
     version = run("--version").decode()
-    assert "(numpy, " in version, version
+    assert "(numpy, " in version, version  # the wheel was built without a compiler
     commands = json.loads(run("--list", "--list-format=json"))
-    lists = [commands, *commands["collections"]]
-    names = [task["name"] for entry in lists for task in entry["tasks"]]
+    task_lists = [commands, *commands["collections"]]
+    names = [task["name"] for entry in task_lists for task in entry["tasks"]]
     assert len(names) > 20, names
     run("--help")
     run("--version", program=[sys.executable, "-m", "bitnet"])

@@ -66,11 +66,11 @@ def _origin_in(config: str) -> str:
     """The first ``url`` of ``remote "origin"`` in the text of a git *config*, or an empty text."""
     is_origin = False
     for line in config.replace("\\\n", "").splitlines():
-        rest = line.strip()
-        if section := _SECTION.match(rest):
+        entry_text = line.strip()
+        if section := _SECTION.match(entry_text):
             is_origin = (section["name"].lower(), section["part"]) == ("remote", "origin")
-            rest = rest[section.end() :].strip()
-        entry = _ENTRY.fullmatch(rest)
+            entry_text = entry_text[section.end() :].strip()
+        entry = _ENTRY.fullmatch(entry_text)
         if is_origin and entry and entry["key"].lower() == "url":
             parts = [
                 re.sub(r"\\(.)", r"\1", part["quoted"] or "")
@@ -83,6 +83,7 @@ def _origin_in(config: str) -> str:
 
 
 def _of_source_package(root: Path) -> str:
+    """Address that ``PKG-INFO`` in *root* has as ``Source``, or an empty text."""
     facts = root / "PKG-INFO"
     if not facts.is_file():
         return ""
@@ -102,7 +103,7 @@ def absolute(markdown: str, address: str) -> str:
 
 
 def dynamic_metadata(field: str, _settings: Mapping[str, Any] | None = None) -> Any:
-    """The project's ``urls`` or ``readme``."""
+    """Value of *field* for scikit-build-core, which asks for ``urls`` and ``readme``."""
     address = repository(ROOT)
     if field == "urls":
         return {name: address + place for name, place in PLACES.items()} if address else {}

@@ -13,7 +13,7 @@ import bitnet
 
 
 def known_types() -> dict[str, bool]:
-    """By the full name of each symbol: True if its type is declared and not only inferred."""
+    """For each symbol, by its full name: True if the type checker knows its type completely."""
     words = ["--pythonpath", sys.executable, "--verifytypes", "bitnet", "--ignoreexternal"]
     done = subprocess.run(  # not checked: missing docstrings are exit code 1 as well
         [sys.executable, "-m", "basedpyright", *words, "--outputjson"],

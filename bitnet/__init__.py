@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Names of __all__ that are not here are errors.
+# Modules of the public names, except the error classes: those are in bitnet.base.errors.
 _HOMES = {
     "bitnet.provision": "SmartTokenizerDownload embed load",
     "bitnet.runtime.answer": "Answer",

@@ -18,9 +18,10 @@ GARBAGE_THRESHOLD = 10_000
 
 
 def _find_yaml(name: str, *where: Any) -> ModuleSpec | None:
-    """Find Invoke's YAML parser, so that it is loaded at its first use; a finder of modules.
+    """Spec of Invoke's YAML parser, which is loaded at its first use; None for other modules.
 
-    Importing it takes a tenth of a command's start, and few users have a configuration file.
+    It is the ``find_spec`` of an entry of ``sys.meta_path``. Importing the parser takes a tenth of
+    a command's start, and few users have a configuration file.
     """
     spec = PathFinder.find_spec(name, *where) if name == "invoke.vendor.yaml" else None
     if spec is not None and spec.loader is not None:
@@ -37,6 +38,7 @@ def _import_invoke() -> None:
     mock = ModuleType("unittest.mock")
     mock.Mock = None  # type: ignore[attr-defined]
     metadata = SimpleNamespace(version=lambda _name: None)
+    # A module that is already loaded is not replaced, as under pytest.
     if {"invoke", "unittest.mock", "importlib.metadata"} & sys.modules.keys():
         return
     sys.modules["unittest.mock"] = mock

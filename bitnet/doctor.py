@@ -36,10 +36,10 @@ def verdict(findings: Iterable[Finding]) -> str:
     problems = [finding for finding in worst(findings) if finding.severity in ("failed", "warning")]
     if not problems:
         return "Nothing is wrong."
-    first = problems[0].text.splitlines()[0].rstrip(".")
+    text = problems[0].text.splitlines()[0].rstrip(".")
     if not problems[0].failed:
-        first = f"It works, but {problems[0].subject} is {first}"
-    return f"{first}: {problems[0].hint}." if problems[0].hint else f"{first}."
+        text = f"It works, but {problems[0].subject} is {text}"
+    return f"{text}: {problems[0].hint}." if problems[0].hint else f"{text}."
 
 
 def markdown(findings: list[Finding]) -> str:
@@ -49,6 +49,7 @@ def markdown(findings: list[Finding]) -> str:
 
 
 def _versions() -> list[Finding]:
+    """Findings about this program, Python, the packages it needs, the system and the compiler."""
     compiler = native.compiler_name()
     pip = Finding("ok", "pip", _version("pip"))
     if find_spec("pip") is None:  # a dependency, but users can uninstall it
@@ -68,6 +69,7 @@ def _versions() -> list[Finding]:
 
 
 def _version(distribution: str) -> str:
+    """Version of the installed *distribution*, or ``not installed``."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -75,6 +77,7 @@ def _version(distribution: str) -> str:
 
 
 def _backend() -> Finding:
+    """The backend that operations run on; NumPy, without the compiled module, is a warning."""
     try:
         native.module()
     except BitnetError as error:
@@ -115,35 +118,39 @@ def _cache(root: Path) -> list[Finding]:
             findings = [Finding("ok", "cache folder", f"{root}, writable")]
             path = Path(folder, "probe.lock")
             with locks.hold(path, timeout_s=0):
-                excludes = locks.is_held(path)
+                lock_works = locks.is_held(path)
         # Without locks downloads stay correct; simultaneous ones only repeat work.
-        text = "work" if excludes else "have no effect on this file system"
-        findings.append(Finding("ok" if excludes else "note", "locks", text))
+        text = "work" if lock_works else "have no effect on this file system"
+        findings.append(Finding("ok" if lock_works else "note", "locks", text))
         free = shutil.disk_usage(existing).free
     except BitnetError as error:
         return [*findings, Finding.of("locks", error)]
     except OSError as error:
         text = from_os_error(error, existing).message
-        closed = PermissionDenied(text, hint="choose another: BITNET_CACHE_DIR=DIR")
-        return [*findings, Finding.of("cache folder", closed)]
+        folder_error = PermissionDenied(text, hint="choose another: BITNET_CACHE_DIR=DIR")
+        return [*findings, Finding.of("cache folder", folder_error)]
     text = f"{human_size(free)} free"
     if free < SPACE_BYTES:
-        full = NoSpace(f"only {text} in {root}", hint=CACHE_HINT)
-        return [*findings, Finding.of("disk", full)]
+        disk_error = NoSpace(f"only {text} in {root}", hint=CACHE_HINT)
+        return [*findings, Finding.of("disk", disk_error)]
     return [*findings, Finding("ok", "disk", text)]
 
 
 def _settings() -> list[Finding]:
+    """Findings about the environment variables, the network and the access token."""
     findings = [finding for setting in settings.ALL for finding in _setting(setting)]
     if any(finding.failed for finding in findings):
-        return findings
+        return findings  # the settings read below might raise the same failure
     network = "switched off" if settings.offline() else "allowed"
     token = "set" if settings.access_token() else "not set"
     return [*findings, Finding("ok", "network", network), Finding("ok", "access token", token)]
 
 
 def _setting(setting: settings.Setting[Any]) -> list[Finding]:
-    """A finding for each variable of *setting* that is not valid, else for the one that counts."""
+    """Findings on the variables of *setting*.
+
+    One for each invalid variable; if all are valid, one for the variable in effect, if any is set.
+    """
     problems = [_problem(setting, name) for name in setting.names]
     failures = [finding for finding in problems if finding is not None]
     if failures:

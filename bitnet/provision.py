@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _OTHER_TOKENIZER = "correct expected_vocab, or name the repository of another tokenizer"
-_SUFFIXES = (".gguf", ".safetensors", ".json", ".model")
+_SUFFIXES = (".gguf", ".safetensors", ".json", ".model")  # endings of paths, never of names
 
 
 def load(
@@ -160,7 +160,7 @@ def load(
 
 @contextmanager
 def _system_errors() -> Iterator[None]:
-    """Raise the error of this package for one of the system, such as for a path too long."""
+    """Turn an ``OSError``, such as for a path that is too long, into an error of this package."""
     try:
         yield
     except OSError as error:
@@ -296,12 +296,12 @@ def _check(path: Path, vocab_size: int) -> None:
     from bitnet.tokenizer.load import load_spec
     from bitnet.tokenizer.tokenizer_json import check_vocabulary
 
-    # While it is downloaded, a file has ".partial" and a suffix of its own after its name.
+    # While a file is downloaded, its name is followed by ".partial" and another suffix.
     if path.name.partition(".partial")[0].endswith(".json"):
         try:
             check_vocabulary(path, vocab_size)
         except (InvalidFormat, VocabMismatch) as error:
-            error.hint = _OTHER_TOKENIZER  # its own one is about a tokenizer of LLaMA 3
+            error.hint = _OTHER_TOKENIZER  # the check's own hint is about LLaMA 3's tokenizer
             raise
     elif (actual := load_spec(path).vocab_size) != vocab_size:
         raise VocabMismatch(

@@ -99,7 +99,7 @@ class Source:
 
     @property
     def index_name(self) -> tuple[str, ...]:
-        """Name of the file in the index of a store."""
+        """Key of the file in a store's index: its address, or repository, revision and path."""
         return (self.url,) if self.url else (self.repo, self.revision, self.file)
 
     @property
@@ -110,6 +110,7 @@ class Source:
 
 
 def _by_name(*named: Source) -> dict[str, Source]:
+    """The sources by their ``name``."""
     return {source.name: source for source in named}
 
 
@@ -207,22 +208,22 @@ PACKAGED = _by_name(
 
 
 def for_model(architecture: str, vocab_size: int) -> Source | None:
-    """The tokenizer with exactly *vocab_size* ids for *architecture*, if one is registered.
+    """The registered tokenizer with exactly *vocab_size* ids for *architecture*, or None.
 
     Two sources can hold one vocabulary; the one that needs no token is preferred. Nothing is
     inferred from a size that merely comes close.
     """
-    fitting = [
+    candidates = [
         source
         for source in TOKENIZERS.values()
         if source.vocab_size == vocab_size
         and architecture.lower().startswith(tuple(source.family.split()))
     ]
-    return min(fitting, key=lambda source: bool(source.gated), default=None)
+    return min(candidates, key=lambda source: bool(source.gated), default=None)
 
 
 def model_source(name: str) -> Source | None:
-    """The registered model with this *name*, or in the repository *name*."""
+    """The registered model with this *name* or in the repository *name*, or None."""
     if name in MODELS:
         return MODELS[name]
     return next((source for source in MODELS.values() if source.repo == name), None)
@@ -236,16 +237,16 @@ def require_token(source: Source) -> None:
     """
     if not source.gated or settings.access_token():
         return
-    which = "official source" if source.name == "official" else f"source {source.name}"
-    open_copy = (
+    source_label = "official source" if source.name == "official" else f"source {source.name}"
+    mirror_hint = (
         " Without an account: bitnet tokenizer --source mirror"
         if source.cache_key == "llama3-128k"
         else ""
     )
     raise TokenMissing(
-        f"HF_TOKEN environment variable required for {which} ({source.repo})\n"
+        f"HF_TOKEN environment variable required for {source_label} ({source.repo})\n"
         f"  1. Accept the licence: https://huggingface.co/{source.repo}\n"
         "  2. Create a token with read access: https://huggingface.co/settings/tokens\n"
         "  3. Set it: export HF_TOKEN=hf_...",
-        hint=f"set HF_TOKEN and run the command again.{open_copy}",
+        hint=f"set HF_TOKEN and run the command again.{mirror_hint}",
     )

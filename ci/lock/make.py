@@ -2,8 +2,8 @@
 
     python ci/lock/make.py
 
-They lack this program, which comes from another source. pip resolves for the machine that the
-workflows run on (x86-64 Linux), whatever machine this runs on.
+The lock files do not list this program itself, which CI installs from another source. pip resolves
+for the machine that the workflows run on (x86-64 Linux), whatever machine this runs on.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
-LOCKS = {  # file: Python, extras; the wheel of ik_llama.cpp is for one version of Python
+# Version of Python and extras, by the file's name. ik_llama.cpp has a wheel for Python 3.11 only.
+LOCKS = {
     "requirements": ("3.12", ("crossval",)),
     "ik_llama.cpp": ("3.11", ("crossval-ternary",)),
 }
+# Tags of the wheels that may be locked.
 PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_28_x86_64", "manylinux_2_35_x86_64")
 HEAD = "# Made by ci/lock/make.py for Python {python} on x86-64 Linux: install --require-hashes.\n"
 
