@@ -120,12 +120,12 @@ def plan_files(
         files += _common_files()
         # The file that records the source stays as it is, unless *source* replaces it.
         path = project / _SOURCE
-        present = ""
+        recorded = ""
         if exists(path) and not source:
-            present = _read_text(path)
-        last_line = present.strip().rpartition("\n")[2]
+            recorded = _read_text(path)
+        last_line = recorded.strip().rpartition("\n")[2]
         source = _find_source(project, source or last_line)
-        text = present or f"# Where CI installs bitnet from; written by ci-init.\n{source}\n"
+        text = recorded or f"# Where CI installs bitnet from; written by ci-init.\n{source}\n"
         records = [Planned(Path(_SOURCE), text, _state(path, text))]
     branch_in_yaml = _branch_in_yaml(branch)
     planned = []
@@ -196,16 +196,17 @@ def _with_notice(text: str, template: str) -> str:
 
 
 def _state(path: Path, text: str) -> State:
+    """State of the file *path*, which is to have the content *text*."""
     try:
         with open_file(path) as file:
-            present = file.read().decode()
+            existing_text = file.read().decode()
     except FileNotFoundError:
         return "new"
     except NotADirectoryError as error:
         raise from_os_error(error, path) from error
     except (OSError, UnicodeDecodeError):
         return "changed"
-    return "unchanged" if present == text else "changed"
+    return "unchanged" if existing_text == text else "changed"
 
 
 def _with_image(path: Path, text: str, image: str) -> str:
@@ -219,9 +220,9 @@ def _with_image(path: Path, text: str, image: str) -> str:
         return text
     if not image and exists(path):
         # Bytes that are not UTF-8 are in other lines, or else in an image that is refused below.
-        present = _IMAGE.search(read_bytes(path).decode(errors="replace"))
-        if present is not None:
-            image = present[2]
+        existing_image = _IMAGE.search(read_bytes(path).decode(errors="replace"))
+        if existing_image is not None:
+            image = existing_image[2]
     if not _BY_DIGEST.fullmatch(image):
         raise UsageError(
             f"{path.name} runs in a container, and {image or tag[2]} names no digest of it",
@@ -267,8 +268,8 @@ def _find_source(project: Path, requirement: str) -> str:
         raise UsageError("cannot tell where CI should install this program from", hint=hint)
     if _PINNED.fullmatch(source):
         return source
-    inside = not Path(source).is_absolute() and ".." not in Path(source).parts
-    if "://" in source or not inside or not exists(project / source):
+    is_inside = not Path(source).is_absolute() and ".." not in Path(source).parts
+    if "://" in source or not is_inside or not exists(project / source):
         raise UsageError(
             f"--from is {source}, expected git+https:// with @ and a commit of 40 digits, or a "
             "folder or a wheel of the project",
@@ -306,9 +307,9 @@ def lint(project: Path) -> list[Finding]:
 
 def _path() -> str:
     """Search path for programs, with those that pip installed for this Python or its user first."""
-    beside = str(Path(sys.executable).parent)
-    user = sysconfig.get_path("scripts", sysconfig.get_preferred_scheme("user"))
-    return os.pathsep.join([beside, user, settings.child_environment().get("PATH", "")])
+    scripts = str(Path(sys.executable).parent)
+    user_scripts = sysconfig.get_path("scripts", sysconfig.get_preferred_scheme("user"))
+    return os.pathsep.join([scripts, user_scripts, settings.child_environment().get("PATH", "")])
 
 
 def _run(command: list[str], folder: Path) -> str:

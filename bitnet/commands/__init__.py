@@ -34,11 +34,11 @@ def load() -> Collection:
 
 
 def add(root: Collection, command: Task) -> None:
-    """Put *command* into *root*, or into the group its dotted name says."""
+    """Put *command* into *root*, or into the group that its dotted name begins with."""
     *group, name = command.name.split(".")
-    where = root
+    collection = root
     for part in group:
-        if part not in where.collections:
-            where.add_collection(Collection(part))
-        where = where.collections[part]
-    where.add_task(command, name=name)
+        if part not in collection.collections:
+            collection.add_collection(Collection(part))
+        collection = collection.collections[part]
+    collection.add_task(command, name=name)

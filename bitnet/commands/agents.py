@@ -1,7 +1,7 @@
-"""Coding agents that ``launch`` starts: how each is told about a server.
+"""Coding agents that ``launch`` starts, and the settings that make each use a server.
 
-An agent gets variables, arguments, and files in a temporary folder. It reads only these settings;
-the user's own settings of the agent are neither read nor changed.
+An agent gets environment variables, arguments, and files in a temporary folder. It reads only
+these; the user's own settings of the agent are neither read nor changed.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ class Setup:
 
     environment: dict[str, str] = field(default_factory=dict)
     arguments: list[str] = field(default_factory=list)
-    files: dict[str, str] = field(default_factory=dict)  # texts by their paths in its folder
+    files: dict[str, str] = field(default_factory=dict)  # their texts, by path in the folder
 
 
 class Endpoint(NamedTuple):
-    """A server."""
+    """The server that an agent is to use."""
 
     address: str  # without ``/v1``
-    key: str  # that it requires; agents need one in any case
+    key: str  # API key; agents need one even for a server that requires none
 
 
 @dataclass(frozen=True)
 class Agent:
-    """A program, and its settings for a server, a model's name, and a folder."""
+    """A coding agent: its program, and the function that makes its settings for a run."""
 
     program: str
     install: str  # the command that installs it
-    set_up: Callable[[Endpoint, str, Path], Setup]
+    set_up: Callable[[Endpoint, str, Path], Setup]  # from a server, a model's name and a folder
 
 
 def _claude(server: Endpoint, model: str, folder: Path) -> Setup:

@@ -37,7 +37,7 @@ MOST_SHOWN = 20  # failed rows
 AT_ONCE = 1024  # texts that are read, sorted by length and computed together
 # Options that change the vectors of a model whose files are the same.
 _COMPUTED_WITH = ("i2_s_layout", "ignore_key", "kv_type", "pre")
-_NPY_HEADER = 128  # bytes before the numbers, as numpy.save writes them
+_NPY_HEADER = 128  # bytes of the header that numpy.save writes for an array of vectors
 
 VECTORS = {
     ".npy": OutputKind("a NumPy array", lambda path: begins_with(path, b"\x93NUMPY")),
@@ -184,6 +184,7 @@ def embed(c, options=VectorOptions(), force=FORCE, model=ModelOptions(), common=
             work.write_at_once(chain([first], texts), output)
         summary = f"{work.rows:,} vectors of {work.dimensions:,} numbers"
         say(f"{summary} in {time.perf_counter() - started:.2f} s | {running.backend}")
+        # A model that defines no pooling is pooled by the mean.
         pooling = running.config.pooling.replace("none", "mean")
     facts: dict[str, Any] = {"vectors": work.rows, "dimensions": work.dimensions}
     facts |= {"precision": options.precision, "pooling": pooling}
@@ -222,7 +223,7 @@ class _Vectors:
             self.rows += len(block)
 
     def write_at_once(self, texts: Iterator[str], output: OutputFile) -> None:
-        """Write the vectors of *texts*, all at the end, to a pipe or a device."""
+        """Compute the vectors of all *texts*, then write them to *output*, a pipe or a device."""
         is_array = output.path.suffix.lower() == ".npy"
         parts: list[bytes] = []
         for block in _blocks(texts):
@@ -272,7 +273,7 @@ class _Vectors:
         return round_vectors(vectors, options.precision)
 
     def _encode(self, vectors: NDArray[Any], *, is_array: bool) -> bytes:
-        """The next *vectors* as bytes of the output: numbers of an array, or lines."""
+        """The next *vectors* as bytes of the output: raw numbers of an array, or JSON lines."""
         return vectors.tobytes() if is_array else _lines(vectors, self.rows).encode()
 
     def _header(self) -> bytes:
@@ -328,6 +329,7 @@ def _identity(path: Path) -> list[list[Any]]:
 
 
 def _blocks(texts: Iterator[str]) -> Iterator[list[str]]:
+    """Successive lists of up to AT_ONCE *texts*."""
     while block := list(islice(texts, AT_ONCE)):
         yield block
 
@@ -337,7 +339,7 @@ def _digest(text: str) -> bytes:
 
 
 def _lines(vectors: NDArray[Any], first: int) -> str:
-    """*vectors* as JSON lines with their numbers from *first* on."""
+    """*vectors* as JSON lines, numbered from *first* on."""
     rows = enumerate(vectors.tolist(), first)
     return "".join(f"{json.dumps({'index': at, 'embedding': row})}\n" for at, row in rows)
 

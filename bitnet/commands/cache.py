@@ -58,7 +58,7 @@ def cache_list(c, cache=CacheOptions(), output=Output()):
 
 
 def _by_repository(listing):
-    """Lines of a table of the files of the store, by repository, with what holds each."""
+    """Lines of a table of the stored files, by repository, each with the paths that hold it."""
     rows = []
     for name in sorted({entry.origin.repository for entry in listing if entry.origin}):
         files = [e for e in listing if e.origin and e.origin.repository == name]
@@ -73,11 +73,12 @@ def _by_repository(listing):
 
 
 def _users(entry):
+    """The process that has locked the file of *entry*, as a list of at most one text."""
     return [f"in use by {entry.owner}"] if entry.owner else []
 
 
 def _note(entry):
-    """Users of a file, and the number of its other names, as far as they are known."""
+    """The process that has locked the file of *entry*, and the number of its other known names."""
     others = max(entry.links - 1, len(entry.users))
     references = quantity(others, "link") if others else "unreferenced"
     notes = _users(entry)
@@ -139,6 +140,7 @@ def cache_verify(
 
 
 def _compare_with_hub(name, common):
+    """Compare the cached files of the repository *name* with the hub's digests, and report it."""
     from bitnet.hub.models import compare_with_hub
     from bitnet.hub.ref import parse
 
@@ -210,13 +212,13 @@ def clean_cache(
     from bitnet.cache.prune import plan, prune
 
     planned = plan(cache.root, selection)
-    terminal = sys.stdin.isatty() and not output.json
-    if not output.json and (dry_run or output.verbose or (terminal and not yes)):
+    can_ask = sys.stdin.isatty() and not output.json
+    if not output.json and (dry_run or output.verbose or (can_ask and not yes)):
         show(*map(brief, planned.files("would remove")))
     if not output.json and (dry_run or not yes):
         show(planned.summary("would remove"))
     is_confirmed = not dry_run and (yes or planned.is_empty)
-    if not (is_confirmed or dry_run or terminal):
+    if not (is_confirmed or dry_run or can_ask):
         raise UsageError(
             "nothing was removed: there is no terminal to ask on",
             hint="bitnet cache clean --yes, or --dry-run",
@@ -281,7 +283,7 @@ def bundle_export(
     contents = bundles.collect(files, attestations, project)
     inputs = (*paths, *contents.places.values(), project.lock_path)
     inputs += tuple(project.store.path_of(sha256) for sha256 in contents.blobs)
-    kind = bundles.ARCHIVE if force else None  # one with other models is not replaced unasked
+    kind = bundles.ARCHIVE if force else None  # without --force, no bundle is replaced either
     archive = OutputFile(target, kind, inputs=inputs, force=force)
     with Progress(target.name, mode=console.progress) as bar:
         digest = bundles.write_bundle(contents, archive, report=bar.reach)
@@ -300,18 +302,21 @@ def facts_of(file):
 
 
 def _attestation_for(path, store):
-    """The attestation of the GGUF file *path*, by its digest; made where there is none yet."""
+    """The attestation of the GGUF file *path* by the file's digest; written first if missing.
+
+    The result is empty for a folder, and for a file that cannot be attested.
+    """
     from bitnet.verify.attest import attest_fetched, beside
 
     attest_fetched(path, fresh=False)
-    written = beside(path)
-    if path.is_dir() or not written.is_file():
+    attestation_path = beside(path)
+    if path.is_dir() or not attestation_path.is_file():
         return {}
-    return {store.digest_of(path): read_bytes(written).decode()}
+    return {store.digest_of(path): read_bytes(attestation_path).decode()}
 
 
 def _tokenizer_of(path, project):
-    """The tokenizer that the model at *path* would otherwise have to fetch."""
+    """The tokenizer that the model at *path* uses from the cache; empty if it uses none of it."""
     from bitnet.hub import bundles
     from bitnet.tokenizer import TokenizerDiscovery, TokenizerStrategy
 

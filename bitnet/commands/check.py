@@ -88,7 +88,7 @@ def verify(
 
 
 def _pin_of(path, digest, find_pin):
-    """*find_pin*, but for the file at *path*, which has the pin *digest*."""
+    """A function like *find_pin*, which returns *digest* for the file at *path*."""
 
     def find(file):
         return digest if file.resolve() == path.resolve() else find_pin(file)
@@ -97,7 +97,10 @@ def _pin_of(path, digest, find_pin):
 
 
 def _find_model(model, missing, hint, context):
-    """The path of *model*, or of that in ``BITNET_GGUF``."""
+    """The path of *model* or, if it is empty, of the model in ``BITNET_GGUF``.
+
+    Without either, the error is *missing* with *hint*.
+    """
     if named := model or settings.gguf():
         return context.model(named)
     raise UsageError(missing, hint=hint)

@@ -29,13 +29,16 @@ class Words:
     """The words of a command line for *command*, bound to its options.
 
     A bare word is the value of the first positional option that it fits.
+
+    Attributes:
+        values: value of each option that the words set, by the option's name.
     """
 
     def __init__(self, command: Task, words: list[str]) -> None:
         self.values: dict[str, Any] = {}
         self._command = command
         self._typed = words
-        self._rest = deque(words)
+        self._rest = deque(words)  # not bound yet
         self._flags = {flag: option for option in command.options for flag in option.flags}
         self._off = {option.off_flag: option for option in command.options if option.off_flag}
         # For each option that was set with a value, by its name: the flag as it was typed.
@@ -82,6 +85,7 @@ class Words:
             self.values[name] = self.values.get(name, 0) + 1 if option.count else True
             return
         if text is None:
+            # Without a next word, *flag* stands for it, and is refused as a value as well.
             following = self._rest[0].partition("=")[0] if self._rest else flag
             if following in self._flags or following in self._off:
                 hint = f"a value that starts with a dash is written {flag}=-value; see: "
@@ -114,7 +118,10 @@ class Words:
             self._set(candidates[0], word.text)
 
     def _word_refusal(self, bare: _BareWord, taken: list[Option]) -> UsageError:
-        """Error for a *bare* word that fits no option; *taken* have their values."""
+        """Error for a *bare* word that fits no option.
+
+        *taken* are the positional options if all have values, else it is empty.
+        """
         command = self._command.command_words
         word = bare.text
         if bare.before in self._flags and not self._flags[bare.before].takes_value:
@@ -148,9 +155,10 @@ def _takes_no_value(option: Option, flag: str, value: str) -> UsageError:
 
 def nearest(word: str, candidates: Iterable[str]) -> str:
     """Hint with the *candidates* that are close to *word*; empty if none is."""
-    bare = {name.lstrip("-"): name for name in candidates}  # dashes do not make two flags similar
-    close = difflib.get_close_matches(word.lstrip("-"), bare, n=3, cutoff=0.6)
-    return f"did you mean {' or '.join(bare[name] for name in close)}?" if close else ""
+    # By their text without dashes, which do not make two flags similar.
+    names = {name.lstrip("-"): name for name in candidates}
+    close = difflib.get_close_matches(word.lstrip("-"), names, n=3, cutoff=0.6)
+    return f"did you mean {' or '.join(names[name] for name in close)}?" if close else ""
 
 
 def _fits(word: str, option: Option, flags: Collection[str]) -> bool:

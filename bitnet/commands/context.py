@@ -125,7 +125,10 @@ def ask(repo: str, models: list[RepoModel]) -> RepoModel | None:
 
 
 def say(text: str, *, stream: TextIO | None = None) -> None:
-    """Write one line to stderr, or to *stream*; a result is not lost because that fails."""
+    """Write one line to stderr, or to *stream*; a failure to write it is ignored.
+
+    The result of the command is worth more than the line.
+    """
     with suppress(OSError):
         show(text, stream=stream or sys.stderr)
 
@@ -147,7 +150,7 @@ def say_escaped() -> None:
 
 
 def decode_text(text: str, option: str) -> str:
-    """*text*, a word of the command line or a line, as UTF-8; *option* names it in errors."""
+    """*text* from the command line or the terminal, decoded as UTF-8; errors call it *option*."""
     text = terminal.argument(text)
     if terminal.has_bytes(text):
         hint = "convert it first, for example with: iconv -t utf-8"
@@ -156,7 +159,11 @@ def decode_text(text: str, option: str) -> str:
 
 
 def read_text(file: str, *, whole: bool = False, errors: str = "strict") -> str:
-    """The text in *file*, or on stdin if it is ``-``; without its last newline unless *whole*."""
+    """The text in *file*, or on stdin if it is ``-``.
+
+    Unless *whole*, a byte order mark and the last newline are removed. *errors* is how bytes that
+    are not UTF-8 are decoded in a *whole* text; otherwise they are refused.
+    """
     name = "stdin" if file == "-" else file
     try:
         raw = sys.stdin.buffer.read() if file == "-" else read_bytes(Path(file))
@@ -227,7 +234,10 @@ def open_file(options: ModelOptions, common: Context) -> Checkpoint:
 
 
 def _adapters_of(options: ModelOptions) -> tuple[list[Any], dict[str, Any]]:
-    """Adapters of every answer, and named ones. Without any, their module is not imported."""
+    """Adapters of every answer, and those that requests choose, by name.
+
+    Without --lora, their module is not imported.
+    """
     if not options.lora:
         return [], {}
     from bitnet.models.adapted import split_adapters
@@ -257,13 +267,13 @@ def load_model(
         features = options.features or "none"
         say(f"Note: --features chooses nothing here (asked for: {features}); the device is the CPU")
     always, by_name = _adapters_of(options)
-    plain = replace(options, lora=[])
+    without_adapters = replace(options, lora=[])
     draft = None
     if options.draft_model:
-        draft = open_file(replace(plain, model=options.draft_model), common)
-    bare = open_file(plain, common) if by_name else checkpoint
+        draft = open_file(replace(without_adapters, model=options.draft_model), common)
+    base = open_file(without_adapters, common) if by_name else checkpoint
     adapted = {
-        name: _adapt(bare, [*always, named_adapter]) for name, named_adapter in by_name.items()
+        name: _adapt(base, [*always, named_adapter]) for name, named_adapter in by_name.items()
     }
 
     def attempt(tokenizer: Path | None) -> LanguageModel:
@@ -281,8 +291,8 @@ def load_model(
             prompt_folder=choose_folder(prompt_cache, common.cache.root),
         )
 
-    doing = "reading and arranging its weights"
-    with show_when_slow(f"Loading {checkpoint.path.name}", doing, mode=common.output.progress):
+    activity = "reading and arranging its weights"
+    with show_when_slow(f"Loading {checkpoint.path.name}", activity, mode=common.output.progress):
         model = _with_tokenizer(attempt, checkpoint, options, common)
     if options.chat_template:
         use_template(model.tokenizer, options.chat_template)
@@ -334,15 +344,15 @@ def _with_tokenizer(
         match TokenizerDiscovery(model).discover_tokenizer_strategy():
             case TokenizerStrategy.NeedsDownload(info):
                 say(f"Downloading tokenizer for repo: {info.repo}")
-                store = SmartTokenizerDownload(common.cache.root, options=common.fetch)
-                return attempt(store.download_tokenizer_sync(info))
+                downloader = SmartTokenizerDownload(common.cache.root, options=common.fetch)
+                return attempt(downloader.download_tokenizer_sync(info))
         raise
 
 
 def _explicit(named: str, common: Context) -> Path | None:
     """The tokenizer that --tokenizer names; naming an address is consent to download it."""
     if not named:
-        return None  # before the imports below, which take 20 MB and 0.2 s
+        return None  # without the imports below, which take 20 MB and 0.2 s
     from bitnet.hub.models import locate_tokenizer
     from bitnet.hub.ref import parse
     from bitnet.tokenizer.from_files import TOKENIZER_FILES, order_names
@@ -377,9 +387,9 @@ def summary(answer: Answer) -> str:
 
 @contextmanager
 def recall_lines():
-    """Let ``input`` edit lines and recall those of earlier sessions; add the new ones.
+    """Let ``input`` edit lines and recall those of the history file; then append the new lines.
 
-    Without readline, or if there is no file that can be used, a session works without them.
+    Without readline or a usable history file, lines of earlier sessions are not recalled.
     """
     try:
         import readline
@@ -402,7 +412,8 @@ def recall_lines():
         added = readline.get_current_history_length() - before
         readline.set_history_length(MOST_LINES)
         with suppress(OSError):
-            readline.append_history_file(added, path)  # another session may have added its own
+            # Appended: another session may have added lines meanwhile.
+            readline.append_history_file(added, path)
 
 
 def edit_text():

@@ -59,10 +59,10 @@ def convert(
         for warning in plan.warnings:
             say(f"Warning: {warning.subject}: {warning.text}")
     with Progress(f"writing {output}", mode=console.progress) as progress:
-        done = plan.write(target, progress.reach)
+        conversion = plan.write(target, progress.reach)
     if not console.json:
-        say("\n".join(done.lines()))
-    console.finish(done.facts(), [output])
+        say("\n".join(conversion.lines()))
+    console.finish(conversion.facts(), [output])
 
 
 @task(
@@ -87,12 +87,12 @@ def fix_gguf(
     from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
 
     source = Context().model(model)
-    pre = f"tokenizer.ggml.pre:string={set_pre}"
+    pre_change = f"tokenizer.ggml.pre:string={set_pre}"
     if set_pre and set_pre not in PRE_TOKENIZERS:
-        hint = f"any name can be set with --set {pre}"
+        hint = f"any name can be set with --set {pre_change}"
         raise UsageError(f"{set_pre!r} is not a known pre-tokenizer", hint=hint)
-    every = [pre, *set] if set_pre else set
+    requests = [pre_change, *set] if set_pre else set
     with Progress(f"writing {output}", mode=console.progress) as progress:
-        changes = write_copy(source, Path(output), changes=every, on_progress=progress.reach)
+        changes = write_copy(source, Path(output), changes=requests, on_progress=progress.reach)
     facts = {"output": output, "changes": [asdict(change) for change in changes]}
     console.finish(facts, [output])

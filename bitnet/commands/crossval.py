@@ -1,4 +1,4 @@
-"""``crossval``."""
+"""``crossval``: compare a model with another engine, and check the reports of comparisons."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _texts(file):
 
 
 def _compare(requested, texts, options, common, *, record=(), report=()):
-    """The evidence of the comparison that was *requested*; *record* receives the trace.
+    """The evidence of the comparison that was *requested*; *record* gets the reference's trace.
 
     No file of the model may be one of *record* and *report*.
     """
@@ -142,18 +142,18 @@ def _compare(requested, texts, options, common, *, record=(), report=()):
         return cross_validate(None, checkpoint, reference, requested, **inputs)[0]
     make_cache(common.cache.root)
     with load_model(options, common, checkpoint) as model, _narrator(common.output) as notify:
-        evidence, theirs = cross_validate(
+        evidence, reference_trace = cross_validate(
             model, checkpoint, reference, requested, **inputs, notify=notify
         )
-        if record and theirs:
-            trace = recordable(theirs, model.tokenizer)
+        if record and reference_trace:
+            trace = recordable(reference_trace, model.tokenizer)
             record[0].write_text(json.dumps(trace.as_json()) + "\n")
     return evidence
 
 
 @contextmanager
 def _narrator(output):
-    """A function that shows a step on stderr, with the seconds since the beginning."""
+    """Yield a function that shows a step on stderr, with the seconds since the beginning."""
     if output.progress in ("none", "json"):
         yield logger.info
         return
@@ -195,8 +195,8 @@ def _origin(sha256, root):
     for model in PACKAGED.values():
         if model.sha256 == sha256:
             return f"{model.name} from the Python package index"
-    names = (name for name in Store(root).index if name.kind != "version")
-    record = next((name for name in names if name.sha256 == sha256), None)
+    entries = (name for name in Store(root).index if name.kind != "version")
+    record = next((name for name in entries if name.sha256 == sha256), None)
     if record is None:
         return "a file"
     return f"{record.repo} {record.file} {record.commit or record.revision}"
@@ -266,10 +266,10 @@ def _check(requested, options, common):
     evidence, claimed = read_report(Path(requested.check))
     findings = check_report(evidence, claimed)
     if requested.replay:  # the whole cross-validation again
-        again = options_of(evidence)
-        again = replace(again, reference_timeout=requested.reference_timeout)
-        again = replace(again, recording=_recording_of(evidence, requested))
-        repeated = _compare(again, evidence.plan.asked, options, common)
+        replay_options = options_of(evidence)
+        replay_options = replace(replay_options, reference_timeout=requested.reference_timeout)
+        replay_options = replace(replay_options, recording=_recording_of(evidence, requested))
+        repeated = _compare(replay_options, evidence.plan.asked, options, common)
         findings.append(compare_again(evidence, repeated))
     wrong = [finding for finding in findings if finding.severity == "failed"]
     verdict = judge(evidence)

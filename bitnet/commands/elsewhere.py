@@ -56,13 +56,16 @@ _REASONS = {"ps": "no service runs in the background"}
 
 
 def explain(word: str) -> str:
-    """Reason why the command *word* of another program is not one here; empty if there is none."""
+    """Ending for an error, ``: REASON``: why *word* of another program is not a command here.
+
+    It is empty if no reason is known.
+    """
     reason = _REASONS.get(word, "")
     return f": {reason}" if reason else ""
 
 
 def translate(words: Sequence[str], commands: Collection[str]) -> str:
-    """Our command line for *words*, which are those of another program; empty if unknown.
+    """Our command line for *words*, those of another program; empty if they are unknown.
 
     *commands* are the names of our commands.
     """

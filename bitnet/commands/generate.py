@@ -39,9 +39,9 @@ from bitnet.runtime.request import SAMPLING, Request
 
 logger = logging.getLogger(__name__)
 
-_LONG = {"max_tokens": 1024}  # length of an answer to a person
+_LONG = {"max_tokens": 1024}  # limit of an answer in `run` and `chat`, unless one is set
 
-LARGE_VOCABULARY = 128_000  # tokens
+LARGE_VOCABULARY = 128_000  # tokens; `infer --verbose` warns of more
 
 LEAVE = ("/exit", "/quit", "/bye")
 HELP = """\
@@ -99,19 +99,19 @@ def run(
         request = preset.fill(request)
         instructions = instructions or preset.system
     with open_model(model, common, prompt_cache=prompt_cache) as running:
-        chats = bool(running.tokenizer.chat_template)
-        if text is None and not chats:
+        has_template = bool(running.tokenizer.chat_template)
+        if text is None and not has_template:
             raise UsageError(
                 f"{name} has no chat template, it only continues a text",
                 hint=f"bitnet run {shell_quote(name)} 'Once upon a time'",
             )
-        if instructions and not chats:
+        if instructions and not has_template:
             raise UsageError(f"{name} has no chat template, which a system message needs")
         if text is None:
             talk = Conversation(running, request, system=instructions)
             talk_on_terminal(_begin(talk, preset))
             return
-        question = PromptOptions(prompt=text, chat=chats, system=instructions)
+        question = PromptOptions(prompt=text, chat=has_template, system=instructions)
         answer_once(running, question, request, common.output, preset)
 
 
@@ -201,12 +201,13 @@ def answer_once(running, prompt, request, output, preset=None):
         logprobs=prompt.logprobs,
     )
     answer = running.answer(request)
-    ready = answer.sequence.request
-    seed_facts = {"seed": ready.seed} if ready.sampling.temperature else {}  # repeats the answer
+    final_request = answer.sequence.request
+    # The seed repeats the answer; greedy decoding needs none.
+    seed_facts = {"seed": final_request.seed} if final_request.sampling.temperature else {}
     if output.json:
         "".join(answer)
         facts = _facts(answer, ids=prompt.dump_ids) | seed_facts
-        facts["generation"] = ready.sampling_facts()
+        facts["generation"] = final_request.sampling_facts()
         if running.ignored_keys:
             facts["ignored_keys"] = list(running.ignored_keys)
         print(as_json(facts), flush=True)
@@ -215,7 +216,7 @@ def answer_once(running, prompt, request, output, preset=None):
         if prompt.dump_ids:
             say(f"prompt ids: {list(answer.prompt_ids)}\nids: {answer.ids}")
     if prompt.stats:
-        lines = [*_metric_lines(answer, running), _sampling_line(ready)]
+        lines = [*_metric_lines(answer, running), _sampling_line(final_request)]
         say("\n".join([*lines, *(f"{name}: {value}" for name, value in seed_facts.items())]))
     say(summary(answer))
 
@@ -364,9 +365,9 @@ def _turn(talk):
 
 
 def _read_message():
-    """A line from the terminal, or the lines between three quotation marks.
+    """A line from the terminal, or the lines between triple quotation marks, or an editor's text.
 
-    With it comes True for a text that cannot be a command: that of an editor, or between marks.
+    The second value is True if the text cannot be a command, which only a line can be.
     """
     line = input("> ")
     if line.strip() == EDIT:
@@ -380,7 +381,7 @@ def _read_message():
 
 
 def _lines():
-    """Messages from a pipe."""
+    """Messages from a pipe, one per line, up to a line such as ``/exit``."""
     for number, raw in enumerate(sys.stdin.buffer, 1):
         line = decode(raw, f"line {number} of stdin").strip()
         if line in LEAVE:
@@ -417,6 +418,7 @@ def _answer_message(talk, line, *, json_line=False):
 
 
 def _command(talk, line):
+    """Run *line*, a command with a slash, in the conversation *talk*."""
     name, _, value = line.partition(" ")
     value = value.strip()
     if name == "/help":
@@ -466,6 +468,7 @@ def _set(talk, name, value):
 
 
 def _load(talk, path):
+    """Continue with the conversation in the file *path*."""
     try:
         messages = json.loads(read_text(str(path)))
     except (ValueError, RecursionError) as error:
@@ -475,6 +478,7 @@ def _load(talk, path):
 
 
 def _is_conversation(path):
+    """True if the file *path* is a JSON list of messages."""
     messages = json_in(path)
     return isinstance(messages, list) and all(
         isinstance(message, dict) and {"role", "content"} <= set(message) for message in messages
@@ -485,6 +489,7 @@ CONVERSATION = OutputKind("a saved conversation", _is_conversation)
 
 
 def _save(talk, path):
+    """Write the conversation to the file *path*; only a saved conversation is replaced."""
     if not path.parent.is_dir():
         raise NotFound(f"no such folder: {path.parent}", hint="make it, or choose another")
     output = OutputFile(path, CONVERSATION, "/save", inputs=(talk.model.path,))

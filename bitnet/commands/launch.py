@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from bitnet.commands.agents import Agent, Setup
 
 _KEY = settings.api_key.names[0]  # variable with the key that clients of a server must send
-_SIGNALLED = 128  # exit code of a program that a signal ended, less the signal's number
+_SIGNALLED = 128  # plus the number of the signal that ended a program: its exit code in a shell
 _POLL_S = 0.1  # seconds between two requests for the state of the server
 _LOG_CHARS = 2000  # of the end of the server's log, in an error
 
@@ -101,9 +101,9 @@ def launch(
 
 
 def _run(command: list[str], environment: dict[str, str]) -> int:
-    """Exit code of *command*, as a shell gives it.
+    """Run *command*; return its exit code, as a shell gives it.
 
-    Ctrl-C is for the program alone, which may use it to stop an answer.
+    This process ignores Ctrl-C, which the program gets as well, and may use to stop an answer.
     """
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
@@ -148,6 +148,7 @@ def write_files(setup: Setup, folder: Path) -> None:
 
 
 def _check_installed(agent: Agent) -> None:
+    """Refuse to start an *agent* whose program is not on the search path."""
     if shutil.which(agent.program) is None:
         raise Unsupported(f"{agent.program} is not installed", hint=agent.install)
 
@@ -162,7 +163,7 @@ def _serving(path: Path, model: ModelOptions, folder: Path) -> Iterator[str]:
     # The working folder is the agent's project: none of its files may be imported.
     command = isolate("bitnet", "serve", *words, "--port", str(port), "--host", "127.0.0.1")
     log = folder / "server.log"
-    # The agent is told no key, and is the only program that knows the address.
+    # The server is started without a key: only the agent knows its address.
     environment = settings.environment_without(settings.api_key)
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -75,7 +75,7 @@ def models(
 
 
 def _facts(model, machine):
-    """*model* as JSON values: also if it runs on *machine*, and why not."""
+    """*model* as JSON values, with whether it runs on *machine*, and the reasons if not."""
     from bitnet.models.load import ARCHITECTURES
     from bitnet.sheet.plan import plan_path, plan_unread
 
@@ -108,7 +108,7 @@ def _lines(rows):
     for row in rows:
         runs = _YES[row["runs"]] + (f" ({row['why_not'][0]})" if row["why_not"] else "")
         size = _size(row["size_bytes"])
-        if not row["size_is_exact"]:
+        if not row["size_is_exact"]:  # ~1 GB rather than ~1.0 GB
             size = f"~{size.replace('.0 ', ' ')}"
         words = (row["name"], _YES[row["here"]], size, row["family"] or "?")
         cells.append((*words, runs, row["licence"] or "?"))
@@ -120,6 +120,7 @@ def _size(size_bytes):
 
 
 def _files_option(pattern):
+    """The positional option FILE; its help shows *pattern* as an example."""
     text = f"file in the repository, or a pattern such as {pattern}; may be repeated"
     return option([], text, metavar="NAME", positional=True)
 
@@ -247,7 +248,7 @@ def _list_files(model, file, rev, select, common):
 
 
 def _here(model, common):
-    """Path of *model* if it exists, or if *model* can only be a path; None: look on the hub."""
+    """Path of *model* if it is on this machine or can only be a path; None: look on the hub."""
     with suppress(NotFound, Offline):
         path = common.model(model)
         if path.exists() or not REPOSITORY.fullmatch(model) or path.suffix in _SUFFIXES:

@@ -90,10 +90,10 @@ def create(
 
 
 def _is_presets(path):
-    """True if *path* may be written to: it has presets, or only comments."""
+    """True: *path* has presets, or only comments; the error of any other file is raised."""
     from bitnet.wire.presets import read_presets
 
-    read_presets(path)  # refuses other files
+    read_presets(path)
     return True
 
 
@@ -112,7 +112,7 @@ def _read_source(name, model, file):
     text = read_text(file, whole=True)
     if not file.lower().endswith(".ini"):
         preset, ignored = read_modelfile(text, name)
-        # As Ollama reads them: its paths are relative to the Modelfile.
+        # Paths are relative to the Modelfile, as in Ollama.
         return _locate_preset(preset, Path(file).parent), ignored
     presets, ignored = read_llama_cpp_presets(text)
     chosen = [preset for preset in presets if preset.name == name]
@@ -170,7 +170,7 @@ def find_preset(name):
 
 
 def apply_preset(model):
-    """The options *model*, completed by the preset that they name; and that preset, or None."""
+    """The options *model*, completed by the preset that they name, and that preset, or None."""
     preset = find_preset(model.model)
     return (model, None) if preset is None else (with_model(model, preset), preset)
 

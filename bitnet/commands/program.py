@@ -82,13 +82,14 @@ class Program(InvokeProgram):
         except BrokenPipeError:
             # The reader has gone (``| head``): there is nothing left to report.
             terminal.discard_output(sys.stdout)
-        except (Exception, KeyboardInterrupt, _Terminated) as error:  # noqa: BLE001 - the last one
+        except (Exception, KeyboardInterrupt, _Terminated) as error:  # noqa: BLE001 - last resort
             if isinstance(error, OSError):
                 terminal.flush_or_discard(sys.stdout)
             return self._report(_translate(error))
         return 0
 
     def _run_steps(self, argv: list[str]) -> None:
+        """Parse *argv* and run its commands: the steps of Invoke's ``Program.run``."""
         bytecode_is_off = sys.dont_write_bytecode
         self.create_config()
         try:
@@ -103,6 +104,7 @@ class Program(InvokeProgram):
         self.execute()
 
     def _report(self, error: BitnetError) -> int:
+        """Print *error* with its hint, with --json also as JSON on stdout; return its exit code."""
         BARS.end()
         hint = as_started(error.hint)
         hint_line = f"\nhint: {hint}" if hint else ""
@@ -121,7 +123,7 @@ class Program(InvokeProgram):
     # --- parsing -----------------------------------------------------------------------------
 
     def core_args(self) -> list[Argument]:
-        """Invoke's own options; those that find task files only where there are any."""
+        """Invoke's own options; those that find files of tasks belong to ``inv`` alone."""
         listing = [
             arg for arg in self.task_args() if arg.name in ("list", "list-depth", "list-format")
         ]
@@ -256,8 +258,8 @@ def _translate(error: BaseException) -> BitnetError:
         text = f"not enough memory{f': {error}' if str(error) else ''}"
         return InferenceError(text, hint="free some memory, or choose a smaller model")
     if isinstance(error, UnicodeEncodeError):
-        of_names, encoding = map(codecs.lookup, (sys.getfilesystemencoding(), error.encoding))
-        if of_names.name == encoding.name != "utf-8":
+        name_codec, error_codec = map(codecs.lookup, (sys.getfilesystemencoding(), error.encoding))
+        if name_codec.name == error_codec.name != "utf-8":
             return UsageError(
                 f"this locale ({error.encoding}) has no way to write {error.object!a}",
                 hint="set PYTHONUTF8=1, or a UTF-8 locale such as LC_ALL=C.UTF-8",
@@ -271,6 +273,7 @@ def _translate(error: BaseException) -> BitnetError:
 
 
 def _terminate(_signal: int, _frame: object) -> None:
+    """Handle a signal by raising the exception that stands for it."""
     raise _Terminated
 
 
@@ -366,7 +369,7 @@ def summary(command: object) -> str:
 def _entry(name: str, text: str, column: int) -> Iterator[str]:
     """Lines of a name and its text; a name that is too long for *column* has its own line."""
     if _width() < _TOO_NARROW:
-        column = 6
+        column = 6  # the text stands below its name, indented
     lines = _wrap(text, column)
     if len(name) + 4 > column:
         yield f"  {name}"
@@ -404,11 +407,11 @@ def candidates(words: list[str], collection: Collection) -> list[str]:
     if name is None:
         members = [name[1] for name in by_name if [name[0]] == words[:1] and name[1:]]
         return members or sorted({name[0] for name in by_name})
-    rest = words[len(name) :]
+    arguments = words[len(name) :]
     options = by_name[name].options
     by_flag = {f"--{name}": option for option in options for name in option.long_names}
-    last = rest[-1] if rest else ""
-    for flag in reversed(rest[-2:]):
+    last = arguments[-1] if arguments else ""
+    for flag in reversed(arguments[-2:]):
         if flag in by_flag and by_flag[flag].takes_value:
             return _values(by_flag[flag])
     if last.startswith("-"):

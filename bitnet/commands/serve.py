@@ -1,4 +1,4 @@
-"""``serve``, also called ``worker``."""
+"""``serve``, also called ``worker``: serve models over HTTP."""
 
 from __future__ import annotations
 
@@ -66,12 +66,14 @@ def serve(
 
 
 def _serve(parts, options, sampling, model, common, prompt_cache):
+    """Bind the address, prepare the models, and serve them until a signal ends the worker."""
     bind, run, narrate = parts
     options.key()
     options.check_tls()
     narrate("startup", port=options.port)
     ready = partial(_announce, options, narrate, common.fetch)
-    with bind(options.host, options.port) as bound:  # before a client waits for a model
+    # An address that is in use is reported before minutes are spent on loading a model.
+    with bind(options.host, options.port) as bound:
         models, metrics = _prepare_models(options, sampling, model, common, narrate, prompt_cache)
         with closing(models):
             if not options.models:
@@ -86,7 +88,7 @@ def _prepare_models(options, sampling, model, common, narrate, prompt_cache):
     from bitnet.server.models import Models
 
     metrics = Metrics()
-    # A single model that is not found is a model that does not load.
+    # Without --models, a model that is not found is narrated as one that fails to load.
     with narrate_failure(narrate) if not options.models else nullcontext():
         slots = _slots(options, model, common, prompt_cache)
     limits = ["max_batch", "queue", "max_output_tokens", "kv_budget_bytes"]

@@ -77,12 +77,13 @@ def tokenizer(
     order = tokenizer_order(TOKENIZERS[source], target, project, check_vocabulary)
     (obtained,) = provide([order], project, root=target.parent)
     show(obtained.licence_line, stream=sys.stderr)
-    done = "Tokenizer from the cache is at" if obtained.cached else "Downloaded tokenizer to"
-    show(f"✓ {done}: {obtained.path}{obtained.digest_note}", stream=sys.stderr)
+    state = "Tokenizer from the cache is at" if obtained.cached else "Downloaded tokenizer to"
+    show(f"✓ {state}: {obtained.path}{obtained.digest_note}", stream=sys.stderr)
     common.output.finish({"source": source, **obtained.facts()}, [str(obtained.path)])
 
 
 def _compare(left: str, right: str, output: Output) -> None:
+    """Report the differences between the tokenizers *left* and *right*; fail if there are any."""
     from bitnet.tokenizer.comparison import differences
     from bitnet.tokenizer.load import load_spec
 
@@ -135,22 +136,22 @@ def pre_download_tokenizers(
 
 
 def _tokenizer_for(model, project):
-    """Result for *model*, whose tokenizer is fetched if it is missing."""
+    """State, path and source of the tokenizer of *model*, which is fetched if it is missing."""
     from bitnet import sources
     from bitnet.hub.provide import fetch_source
     from bitnet.tokenizer.discover import model_facts, search
     from bitnet.tokenizer.tokenizer_json import check_vocabulary
 
-    need = search(model_facts(model), places=("embedded", "sibling", "parent"))
-    if need.present:
-        return {"state": need.present, "path": None, "source": None}
-    source = sources.for_model(need.model.architecture, need.model.vocab_size)
+    outcome = search(model_facts(model), places=("embedded", "sibling", "parent"))
+    if outcome.present:
+        return {"state": outcome.present, "path": None, "source": None}
+    source = sources.for_model(outcome.model.architecture, outcome.model.vocab_size)
     if source is None:
-        family = need.model.architecture or "unknown"
-        reason = need.reason and f"; {need.reason}"
+        family = outcome.model.architecture or "unknown"
+        reason = outcome.reason and f"; {outcome.reason}"
         raise TokenizerNotFound(
             f"No compatible tokenizer found for {family} model with "
-            f"vocab_size {need.model.vocab_size} (strict mode){reason}",
+            f"vocab_size {outcome.model.vocab_size} (strict mode){reason}",
             hint="put the model's own tokenizer.json beside it",
         )
     file = fetch_source(source, project, check=check_vocabulary)
@@ -277,7 +278,7 @@ def _corpus_texts(corpus: str) -> list[str]:
     Bytes that are not UTF-8 become U+FFFD.
     """
     texts = read_text(corpus, whole=True, errors="replace").split("\n")
-    if not texts[-1]:  # behind the last line end
+    if not texts[-1]:  # the empty text after the last newline
         texts.pop()
     return texts
 
@@ -452,5 +453,6 @@ def _read_json(file: str) -> Any:
 
 
 def _piece(tokenizer: Tokenizer, text: str, span: TokenSpan) -> dict[str, Any]:
+    """*span* of *text* as JSON values, with its characters and the spelling of its token."""
     spelling = tokenizer.spelling(span.id).decode("utf-8", "replace")
     return {**span._asdict(), "text": text[span.start : span.stop], "spelling": spelling}
