@@ -51,8 +51,8 @@ def create_app(
 ) -> FastAPI:
     """The application that serves *models*, and closes them when it ends.
 
-    *metrics* and *narrate* are told of requests; *options* limit who may call, and how large a
-    request may be.
+    Requests are counted in *metrics* and reported to *narrate*; *options* limit who may call, and
+    how large a request may be.
     """
 
     @asynccontextmanager
@@ -343,6 +343,7 @@ async def version() -> dict[str, str]:
 
 
 async def _describe_model(slot: Slot) -> dict[str, Any]:
+    """Facts about the model of *slot*, as ``/api/tags`` lists them; few if its file is broken."""
     path = slot.path
     files = [path]
     details: dict[str, Any] = {"format": "gguf" if path.suffix == ".gguf" else "safetensors"}

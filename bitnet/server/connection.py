@@ -9,7 +9,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 if TYPE_CHECKING:
     import asyncio
 
-HEADER_PATIENCE_S = 10.0  # to the last header, from connecting or the first byte of a request
+HEADER_PATIENCE_S = 10.0  # from connecting, or the first byte of a request, to the last header
 # Seconds after a client's last byte. The first write to a closed socket succeeds and is answered by
 # a reset; only the next one fails.
 PROBES_S = (0.0, 0.2, 1.0, 5.0, 30.0)
@@ -97,6 +97,7 @@ class PatientProtocol(H11Protocol):
 
     @property
     def _answering(self) -> bool:
+        """True from the last header of a request to the end of its response."""
         cycle: Any = self.cycle
         return cycle is not None and not cycle.response_complete
 
@@ -109,6 +110,10 @@ class PatientProtocol(H11Protocol):
             timer.cancel()
 
     def _give_up(self, timer_name: str) -> None:
+        """Close the connection: the event *timer_name* did not come in time.
+
+        If an answer has begun, the headers were complete, and only a slow reader is cut off.
+        """
         self._stop_waiting(timer_name)
         if timer_name == "reader" or not self._answering:
             self.transport.abort()

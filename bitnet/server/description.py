@@ -114,5 +114,5 @@ def replies_of(path: str, form: Form) -> dict[int | str, dict[str, Any]]:
     if form.events is not None:
         streams = "application/x-ndjson" if dialect_of(path) is ollama else "text/event-stream"
         kinds[streams] = {"schema": {}}
-    done = {"description": form.summary, "content": kinds, "headers": _IGNORED_HEADER}
-    return {HTTPStatus.OK.value: done, **refusals_of(path, *_REFUSALS)}
+    success = {"description": form.summary, "content": kinds, "headers": _IGNORED_HEADER}
+    return {HTTPStatus.OK.value: success, **refusals_of(path, *_REFUSALS)}

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-MOST_HEADER = 2000  # characters
+_LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")  # limits of an answer
+MOST_HEADER = 2000  # characters of the header bitnet-ignored
 TOO_LONG = "context_length_exceeded"
 _PROMPTS = ("messages", "prompt", "input", "content", "input_prefix")  # fields with the prompt
 
@@ -89,8 +89,8 @@ async def compute(request: Request, form: Form) -> JSONResponse:
     with slot.place():
         prompts = await unless_gone(request, _prompts_of(request, slot, form, body))
         with name_as_sent(form, body, prompts):
-            making = models.run_in_thread(partial(form.compute, body, prompts.requests, slot.model))
-            facts = await unless_gone(request, making)
+            work = models.run_in_thread(partial(form.compute, body, prompts.requests, slot.model))
+            facts = await unless_gone(request, work)
     return JSONResponse(facts, headers=name_ignored(request, slot, form, body))
 
 
@@ -111,8 +111,8 @@ async def answer(request: Request, form: Form) -> JSONResponse | StreamingRespon
         headers = name_ignored(request, slot, form, body)
         return JSONResponse(form.empty_reply(body, action), headers=headers)
 
-    # Fields without effect are looked for in a body that has become requests: every part of it has
-    # its right type by then.
+    # Requests are made of the body first: after that, every part of it is known to have its right
+    # type, and can be searched for fields without effect.
     prompts = await unless_gone(request, _prompts_of(request, slot, form, body))
     headers = name_ignored(request, slot, form, body)
     head = _head_of(request, slot, form, body)
@@ -243,6 +243,7 @@ async def _event_texts(path: str, stream: str, events: AsyncIterator[Any]) -> As
 
 
 async def _with_first(first: T, following: AsyncIterator[T]) -> AsyncIterator[T]:
+    """*first*, then the items of *following*."""
     yield first
     async for item in following:
         yield item
@@ -318,7 +319,7 @@ async def generate(
     try:
         with _narrate_answers(request, slot, answers, count):
             for number, part in enumerate(parts):
-                first_index = len(answers) if number else 0
+                first_index = len(answers) if number else 0  # the first part is submitted already
                 if number:
                     answers += await submit(part, first_index)
                 unfinished = len(answers) - first_index
@@ -343,10 +344,13 @@ async def generate(
 def _narrate_answers(
     request: Request, slot: Slot, answers: list[Answer], count: int
 ) -> Iterator[None]:
-    """Narrate the beginning and the end of *count* answers; *answers* gets them as they begin."""
+    """Narrate the beginning and the end of *count* answers.
+
+    *answers* has those that are submitted; the caller adds the others while the context lasts.
+    """
     state = request.scope["state"]
     narrate = partial(slot.narrate, request_id=state["request_id"])
-    is_whole = len(answers) == count  # else later prompts are not tokenized yet
+    is_whole = len(answers) == count  # otherwise, the prompts of later parts are not tokenized yet
     prompt_tokens = sum(answer.prompt_tokens for answer in answers) if is_whole else None
     narrate("inference_start", answers=quantity(count, "answer"), prompt_tokens=prompt_tokens)
     try:
@@ -396,9 +400,10 @@ async def _submit(
     asked: list[ModelRequest],
     first: int,
 ) -> list[Answer]:
-    """Submit the answers to *asked*, all or none; *pieces* gets theirs, numbered from *first*.
+    """Submit the answers to *asked*, all or none; return them.
 
-    The first part of a request is refused if the queue is full; later parts are not.
+    Their pieces are put into *pieces*, with the numbers of the answers from *first* on. The first
+    part of a request is refused if the queue is full; later parts are not.
     """
     models: Models = request.app.state.models
     choices = body.get("n") or 1

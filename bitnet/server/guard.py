@@ -43,7 +43,7 @@ class Guard:
     def __init__(
         self, app: App, *, options: ServeOptions, metrics: Metrics, narrate: Narrate
     ) -> None:
-        """Guard *app* as *options* say; *metrics* and *narrate* are told of requests.
+        """Guard *app* as *options* say; *metrics* counts requests, *narrate* reports them.
 
         Without a key, a worker on a loopback address refuses requests whose ``Host`` is not this
         machine: a foreign page whose name resolves to this machine (DNS rebinding) must not read
@@ -64,7 +64,7 @@ class Guard:
         header = dict(scope["headers"]).get(b"x-request-id", b"")
         is_id = _REQUEST_ID.fullmatch(header)
         request_id = header.decode() if is_id else f"req-{secrets.token_hex(8)}"
-        ends = AsyncExitStack()  # callbacks for when the request has ended, last first
+        ends = AsyncExitStack()  # its callbacks run when the request has ended
         scope.setdefault("state", {}).update(request_id=request_id, ends=ends)
         if scope["method"] == "HEAD":  # as GET; the server below drops the body
             scope = {**scope, "method": "GET"}
@@ -85,7 +85,7 @@ class Guard:
         except Refused as refusal:
             if status:
                 raise
-            # An unread body must not become the next request.
+            # Closed, since an unread body would be taken for the next request.
             respond = refusal.response(scope["path"], {"Connection": "close"})
             await respond(scope, receive, send_counted)
         finally:
@@ -126,8 +126,8 @@ class Guard:
         if int(length) > self._options.max_body:
             raise self._too_large()
         host = headers.get(b"host", b"localhost").decode("latin-1")
-        bare = host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
-        if self._local_only and not is_loopback(bare):
+        hostname = host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+        if self._local_only and not is_loopback(hostname):
             raise Refused(403, f"this worker serves this machine only, not the host {host[:80]!r}")
         path = scope["path"]
         is_open = path in _OPEN_PATHS or path.startswith(OPEN_PREFIX)
@@ -165,6 +165,7 @@ class Guard:
             raise Refused(415, "send the header Content-Type: application/json")
 
     def _is_allowed(self, origin: bytes, host: bytes) -> bool:
+        """True if a page of *origin* may call this worker, which it addressed as *host*."""
         text = origin.decode("latin-1")
         if {"*", text} & set(self._options.allow_origin):
             return True
@@ -192,13 +193,14 @@ class Guard:
             size_bytes += len(parts[-1])
             if size_bytes > self._options.max_body:
                 raise self._too_large()
-        waiting = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
+        replayed = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
 
         async def replay() -> Event:
-            return waiting.pop() if waiting else await receive()  # then: the client disconnects
+            return replayed.pop() if replayed else await receive()  # then: the client disconnects
 
         return replay
 
     def _too_large(self) -> Refused:
+        """The refusal of a body beyond --max-body."""
         most = self._options.max_body
         return Refused(413, f"a request may have {most:,} bytes", code="too_large")

@@ -128,16 +128,16 @@ def read_header(checkpoint: Checkpoint, context: int | None) -> dict[str, Any]:
     ``architecture`` (GGUF's), ``context`` in positions, ``dim``, ``writes`` (False: vectors
     only), ``template`` (empty: none), number of ``parameters``, the ``encoding`` of most bytes,
     the ``generation`` settings of the model's files, and these ``files``, sorted.
-    *context* bounds the positions of a sequence; ``None``: as many as it was made for.
+    *context* is the most positions of a sequence; None: as many as the model was trained for.
     """
     config = config_from(checkpoint)
     try:
         template = resolve_tokenizer(checkpoint).chat_template or ""
     except BitnetError:  # loading the model names or fetches a tokenizer, or reports the error
         template = ""
-    bytes_of: Counter[str] = Counter()
+    bytes_by_encoding: Counter[str] = Counter()
     for weight in checkpoint.weights.values():
-        bytes_of[weight.quant.name] += weight.size_bytes
+        bytes_by_encoding[weight.quant.name] += weight.size_bytes
     return {
         "architecture": checkpoint.architecture,
         "context": context or config.context_length,
@@ -145,7 +145,7 @@ def read_header(checkpoint: Checkpoint, context: int | None) -> dict[str, Any]:
         "writes": config.writes,
         "template": template,
         "parameters": sum(prod(weight.shape) for weight in checkpoint.weights.values()),
-        "encoding": bytes_of.most_common(1)[0][0],
+        "encoding": bytes_by_encoding.most_common(1)[0][0],
         "generation": read_generation_settings(checkpoint),
         "files": _files_of(checkpoint),
     }
@@ -159,7 +159,10 @@ def _files_of(checkpoint: Checkpoint) -> list[Path]:
 
 
 def digest_of(files: Sequence[Path], folder: Path) -> str:
-    """SHA-256 of the only one of *files*, or of their names in *folder* and their digests."""
+    """SHA-256, in hexadecimal, of a single file; of several *files*, of a list of their digests.
+
+    The list has a line for each file: its digest, and its path in *folder*.
+    """
     store = Store(CacheOptions().root)
     if len(files) == 1:
         return store.digest_of(files[0])

@@ -138,6 +138,7 @@ class Models:
         return slot
 
     def _slot_of(self, name: str) -> Slot | None:
+        """The slot with the model or adapter *name*, or None."""
         # Ollama's clients add a tag.
         return self._named.get(name) or self._named.get(name.removesuffix(":latest"))
 
@@ -208,8 +209,8 @@ class Models:
     def keep(self, slot: Slot, idle_s: float | None = None) -> None:
         """Keep *slot* loaded for *idle_s* seconds without a request.
 
-        ``None``: for as long as the last request said that stated a time; if none has since the
-        model was loaded, for the time of the worker.
+        With None, the time of the last request that set one applies; if none has set one since the
+        model was loaded, the worker's.
         """
         slot.idle_s = slot.idle_s if idle_s is None else idle_s
         slot.cancel_timer()
@@ -286,7 +287,7 @@ class Models:
         try:
             async with self._turn:
                 self._check_needed(slot)
-                slot.idle_s = self._idle_s  # an earlier keep_alive was about what was unloaded
+                slot.idle_s = self._idle_s  # a keep_alive lasts until the model is unloaded
                 narrate = self._until_closed(slot.narrate)
                 checkpoint = await run_detached(partial(open_narrated, slot.open, narrate))
                 size = partial(memory_of, checkpoint, slot.context, **self._sizes)
@@ -308,7 +309,10 @@ class Models:
             slot.loading = None
 
     def _until_closed(self, write: Narrate) -> Narrate:
-        """*write* until the worker ends, which may be before a load has ended."""
+        """A function like *write* that does nothing once the worker is closed.
+
+        A thread may still be loading a model then.
+        """
 
         def write_unless_closed(*action: Any, **facts: Any) -> None:
             if not self._closed:
@@ -358,8 +362,10 @@ class Models:
         slot.state = "unloading"
         slot.cancel_timer()
         await asyncio.to_thread(slot.close)
-        await asyncio.to_thread(gc.collect)  # a model that an old error still holds
+        # The traceback of an earlier error may still refer to the model.
+        await asyncio.to_thread(gc.collect)
         slot.narrate("model_unloaded", model=slot.name)
 
     def _in_memory(self) -> list[Slot]:
+        """The slots whose models are loaded."""
         return [slot for slot in self.slots.values() if slot.loaded]

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 Level = Literal["INFO", "WARN", "ERROR"]
 Narrate = Callable[..., None]  # as narrator returns it
 
-SPAN_S = 10.0
+SPAN_S = 10.0  # time to which MOST_LINES applies
 MOST_LINES = 20  # refusals in a span; the rest are counted
-_SENTENCES = ("plain", "open")  # sentences for a console and for a terminal
+_SENTENCES = ("plain", "open")  # actions whose text is the whole line, on a console or a terminal
 _UNSEEN = re.compile(r"[\x7f-\x9f\u2028\u2029]")  # controls and line ends that JSON does not escape
 
 _WORKER = "llm-worker-rbee"
@@ -171,7 +171,7 @@ def narrator(
     requests are written per span; the first line of the next span has the number of the others.
     """
     writing = threading.Lock()
-    begin = -SPAN_S
+    begin = -SPAN_S  # of the current span; the first event begins one
     lines = 0
     left_out = 0  # refusals that were only counted
 
@@ -281,7 +281,7 @@ class _Events(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
         kind = type(error).__name__ if error else None
-        # 0, 1 or 2: the index of the level
+        # Index of the level: INFO, WARN or ERROR.
         at = (record.levelno >= logging.WARNING) + (record.levelno >= logging.ERROR)
         level = get_args(Level)[at]
         text = record.getMessage() + traceback_of(record)
@@ -296,7 +296,7 @@ class _Lines(io.TextIOBase):
     def __init__(self, narrate: Narrate) -> None:
         super().__init__()
         self._narrate = narrate
-        self._held = ""
+        self._held = ""  # text after the last newline
         self._lock = threading.RLock()
 
     def write(self, text: str) -> int:

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-KEEP_ALIVE_S = 30
+KEEP_ALIVE_S = 30  # time for which an idle connection stays open
 SENDING_S = 5  # time for clients to read the end of their answers on shutdown
-PASS_S = 3  # of these, the time after which requests end even if a pass or a load is still running
+PASS_S = 3  # part of SENDING_S after which requests end even if a pass or a load is still running
 LAST_WORDS_S = 1  # instead of SENDING_S after a second SIGINT
 _HOSTS = "--host takes an address of this machine: 127.0.0.1, or 0.0.0.0 for every one"
 
@@ -172,7 +172,7 @@ class _Server(uvicorn.Server):
         """True if serving must stop; while answers finish, new requests are refused."""
         if (until := self._draining_until) is not None:
             left_s = max(0, until - time.monotonic())
-            # Clients may read finished answers until the time of unfinished ones is over.
+            # uvicorn waits for clients until the answers' time and SENDING_S have passed.
             self.config.timeout_graceful_shutdown = math.ceil(left_s + SENDING_S)
             if self.interrupts > 1:
                 left_s = 0
@@ -202,10 +202,10 @@ class _Server(uvicorn.Server):
         tasks = set(self.server_state.tasks)
         if not tasks:
             return
-        _, left = await asyncio.wait(tasks, timeout=LAST_WORDS_S)
-        for task in left:
+        _, unfinished = await asyncio.wait(tasks, timeout=LAST_WORDS_S)
+        for task in unfinished:
             task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.gather(*unfinished, return_exceptions=True)
 
 
 # --- the address ---------------------------------------------------------------------------------
@@ -240,13 +240,12 @@ def address_of(bound: socket.socket) -> str:
 
 @contextmanager
 def _explain_errors(address: str) -> Iterator[None]:
+    """Turn an ``OSError`` of listening on *address* into an error with a hint."""
     try:
         yield
     except OSError as error:
-        explained = from_os_error(error, address)
+        own_error = from_os_error(error, address)
         if error.errno == errno.EADDRNOTAVAIL:
-            raise UsageError(explained.message, hint=_HOSTS) from error
-        refusal = UsageError if error.errno == errno.EADDRINUSE else type(explained)
-        raise refusal(
-            explained.message, hint="choose another port; a free one: --port 0"
-        ) from error
+            raise UsageError(own_error.message, hint=_HOSTS) from error
+        kind = UsageError if error.errno == errno.EADDRINUSE else type(own_error)
+        raise kind(own_error.message, hint="choose another port; a free one: --port 0") from error

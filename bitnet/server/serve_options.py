@@ -17,6 +17,7 @@ from bitnet.base.trust import address, is_loopback
 
 
 def _is_address(text: str) -> bool:
+    """True if *text* is an address, as :func:`bitnet.base.trust.address` accepts it."""
     try:
         address(text)
     except ValueError:

@@ -73,6 +73,7 @@ class Slot:
     _model: LanguageModel | None = None
     _header: dict[str, Any] = field(default_factory=dict)
     _digest: str = ""
+    # guards the inbox, the counts and the flags; notified of work, and of the end
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _open: int = 0  # places taken
 
@@ -120,13 +121,13 @@ class Slot:
         metrics["kv_usage"].set_function(kv_usage)
 
     async def header(self) -> dict[str, Any]:
-        """Facts about its file, as :func:`read_header` gives them; in a thread, and kept."""
+        """Facts about its file, read by :func:`read_header` in a thread; the result is kept."""
         if not self._header:
             self._header = await run_detached(lambda: read_header(self.open(), self.context))
         return self._header
 
     async def digest(self) -> str:
-        """Digest of its files; in a thread, and kept."""
+        """Digest of its files, computed by :func:`digest_of` in a thread; the result is kept."""
         if not self._digest:
             files = (await self.header())["files"]
             folder = self.path if self.path.is_dir() else self.path.parent
@@ -184,9 +185,11 @@ class Slot:
 
     @contextmanager
     def place(self, count: int = 1, *, admitted: bool = False) -> Iterator[list[int]]:
-        """Reserve *count* places in the queue; those left in the list are freed at the end.
+        """Reserve *count* places in the queue; yield a list with this number.
 
-        A later part of an *admitted* request gets its places even if the queue is full.
+        The places are freed when the context ends, unless the caller has cleared the list: then
+        each is freed when its answer ends. A later part of an *admitted* request gets its places
+        even if the queue is full.
         """
         with self._changed:
             if self.draining or self.failure is not None:
@@ -247,6 +250,7 @@ class Slot:
     # --- in the thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
+        """Generate answers until the model is closed, or an error ends the thread."""
         try:
             while self._take_in():
                 self._step()
@@ -262,11 +266,11 @@ class Slot:
         with self._changed:
             inbox = self._inbox
             self._inbox = []
-        left = [*self._running.values(), *inbox]
+        unfinished = [*self._running.values(), *inbox]
         self._running = {}
-        for answer, put in left:
-            failed = self.failure is not None
-            last = answer.end("error", stopping()) if failed else answer.end("cancelled")
+        for answer, put in unfinished:
+            has_failed = self.failure is not None
+            last = answer.end("error", stopping()) if has_failed else answer.end("cancelled")
             self._finish(answer, put, last)
 
     def _step(self) -> None:
@@ -279,14 +283,17 @@ class Slot:
                     self._deliver(sequence, piece)
         except Exception as error:
             logger.exception("a pass of the model %s failed", self.path.name)
-            failed = self._running
+            failed_answers = self._running
             self._running = {}
             self._scheduler = self._new_scheduler()
-            for answer, put in failed.values():
+            for answer, put in failed_answers.values():
                 self._finish(answer, put, answer.end("error", from_error(error)))
 
     def _take_in(self) -> bool:
-        """Wait for work and queue it; false when the worker stops."""
+        """Wait for answers, and queue them in the scheduler; return False if the model is closed.
+
+        While the scheduler has work, it does not wait.
+        """
         with self._changed:
             while not (self._inbox or self._stopped or self._scheduler.busy):
                 self._changed.wait()
@@ -300,30 +307,32 @@ class Slot:
         return True
 
     def _deliver(self, sequence: Sequence, piece: Piece) -> None:
+        """Pass what *piece* adds to its answer on to the client; end the answer if it is over."""
         if sequence not in self._running:
             return
         answer, put = self._running[sequence]
         try:
             before_s = answer.decode_s
-            taken = answer.take(piece)
+            client_piece = answer.take(piece)
         except Exception as error:  # noqa: BLE001 - the client is told
             self._scheduler.cancel(sequence)
             del self._running[sequence]
             self._finish(answer, put, answer.end("error", from_error(error)))
             return
-        if taken.token is not None:
+        if client_piece.token is not None:
             self._metrics["tokens"].inc()
             if answer.tokens > 1:
                 self._metrics["between_s"].observe(answer.decode_s - before_s)
-        if taken.finish_reason is None:
-            put(taken)
+        if client_piece.finish_reason is None:
+            put(client_piece)
             return
         if piece.finish_reason is None:  # a stop string
             self._scheduler.cancel(sequence)
         del self._running[sequence]
-        self._finish(answer, put, taken)
+        self._finish(answer, put, client_piece)
 
     def _finish(self, answer: Answer, put: Put, last: Piece) -> None:
+        """Count *answer*, free its place, and pass on its *last* piece."""
         # Counted before its place is freed: the metrics of an idle worker must be complete.
         count_answer(self._metrics, answer)
         with self._changed:
