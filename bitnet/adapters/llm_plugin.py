@@ -119,9 +119,9 @@ def _messages(prompt: Any, conversation: Any | None) -> list[dict[str, str]]:
     # llm passes a system prompt with the first message alone, and not in messages if it is changed.
     if prompt.system:
         systems.append(prompt.system)
-    first = [{"role": "system", "content": text} for text in systems[-1:]]
-    rest = [message for message in messages if message["role"] != "system"]
-    return [*first, *(rest or [{"role": "user", "content": ""}])]
+    instructions = [{"role": "system", "content": text} for text in systems[-1:]]
+    turns = [message for message in messages if message["role"] != "system"]
+    return [*instructions, *(turns or [{"role": "user", "content": ""}])]
 
 
 def _message_of(message: Any) -> dict[str, str]:
@@ -132,8 +132,8 @@ def _message_of(message: Any) -> dict[str, str]:
         if fields["type"] not in texts:
             raise llm.ModelError(f"expected texts as messages, not a part {fields['type']!r}")
         texts[fields["type"]] += fields["text"]
-    own = {"role": message.role, "content": texts["text"]}
-    return own | ({"reasoning_content": texts["reasoning"]} if texts["reasoning"] else {})
+    turn = {"role": message.role, "content": texts["text"]}
+    return turn | ({"reasoning_content": texts["reasoning"]} if texts["reasoning"] else {})
 
 
 def _names() -> list[str]:
@@ -150,6 +150,7 @@ def _names() -> list[str]:
 
 @lru_cache(maxsize=1)  # keeps one model in memory
 def _load_model(name: str) -> LanguageModel:
+    """The model that ``bitnet models`` lists as *name*."""
     from bitnet.provision import load
 
     return load(Context().model(name))

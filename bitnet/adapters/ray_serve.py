@@ -4,10 +4,11 @@
     serve run bitnet.adapters.ray_serve:app model=smollm2-135m max_replicas=4
 
 Each replica is a worker with its own copy of the model. Ray places replicas, adds and removes them
-by the length of their queues, and lets one finish its answers before it is removed. The door below
-sends a request to the replica that answered the beginning of its conversation last, whose cache
-holds that prefix, and repeats a request whose replica was lost before anything of the answer was
-sent on. A stream that has begun is not repeated: it ends with an error event in its dialect.
+by the length of their queues, and lets one finish its answers before it is removed. The ``Door``,
+which receives all requests, sends each to the replica that answered the beginning of its
+conversation last, since its cache holds that prefix. If a replica is lost before anything of its
+answer was sent on, the request is repeated. A stream that has begun is not repeated: it ends with
+an error event in its dialect.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ PREFIX_CHARACTERS = 256  # beginning of a long prompt that decides which replica
 TRIES = 4  # most replicas that a request is sent to, one after another
 # The door only waits, so it takes no CPU; if the head node is lost, so is the cluster.
 ON_HEAD = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}
+# Options of app, and their defaults.
 _NUMBERS = {
     "min_replicas": 1, "max_replicas": 1, "max_batch": 8, "queue": 64, "threads": 0, "drain": 30,
     "max_output_tokens": 4096, "cpus": 1,
@@ -99,7 +101,7 @@ class Replica:
         return prefix
 
     async def respond(self, scope: dict[str, Any], body: bytes) -> AsyncIterator[Event]:
-        """The events of the response to the request *scope* with *body*, as ASGI has them."""
+        """The ASGI events of the response to the request *scope* with *body*."""
         if prefix := serve.get_multiplexed_model_id():
             await self.remember(prefix)
         events: asyncio.Queue[Event | None] = asyncio.Queue()
@@ -141,14 +143,14 @@ class Replica:
 async def forward(scope: Scope, receive: Receive, send: Send) -> None:
     """Pass a request on to the door of this process."""
     if scope["type"] == "lifespan":
-        for ended in ("startup", "shutdown"):
+        for phase in ("startup", "shutdown"):
             await receive()
-            await send({"type": f"lifespan.{ended}.complete"})
+            await send({"type": f"lifespan.{phase}.complete"})
         return
     await serve.get_replica_context().servable_object.answer(scope, receive, send)
 
 
-@serve.ingress(lambda: forward)  # a function is called for what it returns
+@serve.ingress(lambda: forward)  # Ray calls a function for the ASGI application that it returns
 class Door:
     """Sends each request to a replica, and to another one if the first is lost."""
 
@@ -178,8 +180,8 @@ class Door:
         facts.setdefault("raw_path", scope["path"].encode())
         replicas = self._replicas.options(multiplexed_model_id=prefix_of(body))
         for attempt in range(TRIES):
-            parts = 0  # parts of the body sent on; the status goes with the first one
-            held: list[Event] = []  # the status, until then
+            parts = 0  # parts of the body that were sent on
+            held: list[Event] = []  # events not sent on yet: the status waits for the first part
             try:
                 async for event in replicas.respond.remote({**facts, "root_path": ""}, body):
                     held.append(event)
@@ -227,8 +229,8 @@ def prefix_of(body: bytes) -> str:
             beginning.append(turns[:PREFIX_CHARACTERS])
     if not any(beginning):
         return ""
-    named = json.dumps([fields.get("model"), beginning])
-    return hashlib.sha256(named.encode()).hexdigest()[:16]
+    identity = json.dumps([fields.get("model"), beginning])
+    return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
 def app(args: Mapping[str, str]) -> Any:

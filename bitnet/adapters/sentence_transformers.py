@@ -43,7 +43,7 @@ class Embedding(torch.nn.Module):
         self, inputs: Sequence[str], prompt: str | None = None, **_: Any
     ) -> dict[str, Any]:
         """Token ids of *inputs*, each after *prompt*; the end of a longer text is left out."""
-        room = self.max_seq_length, self.model.context
+        room = self.max_seq_length, self.model.context  # tokens; text_ids takes the smaller
         ids = []
         for text in inputs:
             check_type("inputs", text, "texts", str)

@@ -52,7 +52,8 @@ _KINDS = {
 }
 #: Finish reasons that have another name in Anthropic's API.
 _STOPS = {"length": "max_tokens", "context": "model_context_window_exceeded"}
-_HINTS = mark_ignored(cache_control=OBJECT)  # prompts are cached here without being asked to
+#: Entry that most objects of a body may have; prompts are cached here in any case.
+_HINTS = mark_ignored(cache_control=OBJECT)
 #: Schemas of the entries of a content block, by the type of the block.
 _BLOCKS: dict[str, dict[str, Schema]] = {
     "text": {"type": TEXT, "text": TEXT, **_HINTS, **mark_ignored(citations=OBJECTS)},
@@ -223,7 +224,7 @@ def _schema(body: Mapping[str, Any]) -> Any:
 
 
 def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
-    """A tool in OpenAI's form."""
+    """The *tool* of a body, which is at *where*, in OpenAI's form."""
     if type_of(tool, where, "custom") != "custom":
         raise UsageError(f"{where}: tools of Anthropic's own are not served", field=where)
     check_entries(tool, _TOOL["properties"], where)
@@ -321,6 +322,7 @@ def _stop_facts(answer: Answer) -> dict[str, Any]:
 
 
 def _usage(answer: Answer) -> dict[str, int]:
+    """Numbers of tokens; those of the prompt that were computed before count apart."""
     return {
         "input_tokens": answer.prompt_tokens - answer.sequence.reused_tokens,
         "cache_creation_input_tokens": 0,
@@ -373,6 +375,7 @@ async def message_events(_body: Body, head: Body, pieces: Pieces) -> Events:
 
 
 def _message(head: Body) -> dict[str, Any]:
+    """The fields with which a message begins: id, type, role and model."""
     return {"id": head["id"], "type": "message", "role": "assistant", "model": head["model"]}
 
 
@@ -387,10 +390,10 @@ def _parts(piece: Piece) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     if piece.text:
         yield {"type": "text", "text": ""}, {"type": "text_delta", "text": piece.text}
     for call in piece.calls:
-        opens = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+        call_block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
         delta = {"type": "input_json_delta", "partial_json": call.arguments}
         # Only the first part of a call has an id.
-        yield opens if call.id else {}, delta if call.arguments else {}
+        yield call_block if call.id else {}, delta if call.arguments else {}
 
 
 def error_reply(message: str, status: int, *_: object) -> dict[str, Any]:

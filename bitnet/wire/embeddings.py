@@ -51,7 +51,10 @@ def vector_precision(body: Body) -> Precision:
 
 
 def texts_of(inputs: Any, field: str, *, at_most: int) -> list[str | list[int]]:
-    """Texts of *field*: a text, a list of texts, the token ids of a text, or a list of these."""
+    """The texts in *inputs*, the value of *field*; *at_most* is their greatest number.
+
+    *inputs* are a text, a list of texts, the token ids of a text, or a list of such ids.
+    """
     if isinstance(inputs, str):
         return [inputs]
     if inputs and isinstance(inputs[0], int):
@@ -99,7 +102,7 @@ def embeddings_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[
 
 
 def usage_of(answers: Sequence[Answer]) -> dict[str, int]:
-    """Number of tokens in the texts of *answers*; none are generated."""
+    """Number of tokens in the texts of *answers*, which generate none."""
     tokens = sum(answer.prompt_tokens for answer in answers)
     return {"prompt_tokens": tokens, "total_tokens": tokens}
 

@@ -130,11 +130,15 @@ _SHAPES: dict[str, Schema] = {
     "tools": {"type": "array", "items": TOOL},
     "tool_choice": TOOL_CHOICE,
 }
-_MINUS_ONE = {"max_tokens", "top_k", "seed"}  # -1: the default
+_MINUS_ONE = {"max_tokens", "top_k", "seed"}  # fields in which -1 stands for the default
 
 
 def schemas_by_name(dialect: str, *only: str, without: Iterable[str] = ()) -> dict[str, Schema]:
-    """Schemas of request fields by their names in *dialect*: *only* some, or *without* some."""
+    """Schemas of the request fields *only*, by their names in *dialect*.
+
+    If *only* is empty, these are all fields except *without*. Fields that have no name in the
+    dialect are left out.
+    """
     at = DIALECTS.index(dialect)
     chosen = only or tuple(name for name in NAMES if name not in without)
     return {NAMES[name][at]: _schema(name) for name in chosen if NAMES[name][at]}

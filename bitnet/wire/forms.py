@@ -124,7 +124,7 @@ def _refuse_to_answer(*_: Any) -> Any:
 
 
 def answer_only(_: Body) -> ModelUse:
-    """Use of the model by a body whose dialect has no fields for it."""
+    """Use of the model by a body that cannot load or unload it."""
     return "answer", None
 
 
@@ -136,7 +136,7 @@ class Form:
     fields: Mapping[str, Schema]  # one that is missing or null is read as None
     required: tuple[str, ...] = ()
     dialect: str = "openai"  # a name in DIALECTS
-    prefix: str = ""  # of fields that lie in an object of the body, in errors: ``options.``
+    prefix: str = ""  # in errors, before fields inside an object of the body: ``options.``
     #: Names of the fields in a body without effect on the answer of the model, if it is known;
     #: those whose schema says so are not among them.
     ignores: Callable[[Body, LanguageModel | None], Iterable[str]] | None = None
@@ -147,8 +147,8 @@ class Form:
     events: Callable[[Body, Body, Pieces], Events] | None = None  # the reply as a stream
     #: How events are written: ``openai`` (with a last line), ``named``, ``unnamed``, ``lines``.
     stream: str = "openai"
-    #: The reply without an answer, from a body and its requests, of which :attr:`requests` may make
-    #: none.
+    #: The reply of an address that generates nothing, from a body, its requests (:attr:`requests`
+    #: may make none) and the model.
     compute: Callable[[Body, Sequence[Request], LanguageModel], Any] = _refuse_to_answer
     #: For each message of the request, its path in the body; default: ``messages.N``.
     places: Callable[[Body], list[str]] | None = None
@@ -199,6 +199,7 @@ class Form:
         return [*names]
 
     def _refuse_unknown(self, name: str) -> None:
+        """Refuse the field *name*, with a hint at a similar one."""
         label = encodable(name[:200])
         near = get_close_matches(name[:200], self.fields, 1)
         raise UsageError(
@@ -255,6 +256,6 @@ def _or_null(schema: Schema) -> Schema:
 
 
 def with_name(error: UsageError, name: str) -> UsageError:
-    """*error*, about a field that clients call *name*."""
+    """*error* with *name*, under which clients know its field, also in the message."""
     message = error.message.replace(error.field, name, 1)
     return UsageError(message, hint=error.hint, field=name)

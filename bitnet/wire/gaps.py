@@ -22,7 +22,7 @@ _MARKS = (
     (" <PRE>", " <SUF>", " <MID>"),
     ("<PRE>", "<SUF>", "<MID>"),
 )
-_FILE = ("<|file_sep|>", "<file_sep>")
+_FILE = ("<|file_sep|>", "<file_sep>")  # tokens before the name and the text of a file
 
 
 def gap_prompt(
@@ -47,7 +47,7 @@ def gap_prompt(
         )
     before, after, middle = tokens
     separators = (_find(tokenizer, mark) for mark in _FILE)
-    file = next((token for token in separators if token is not None), None)
+    file_token = next((token for token in separators if token is not None), None)
     bos = tokenizer.bos_id
     prompt: list[int] = []
     # The prompt begins with BOS only if the tokenizer adds it to texts.
@@ -55,14 +55,14 @@ def gap_prompt(
         prompt.append(bos)
     for part in files:
         name = part.get("filename") or "file"
-        prompt += encode("\n\n") if file is None else [file, *encode(f"{name}\n")]
+        prompt += encode("\n\n") if file_token is None else [file_token, *encode(f"{name}\n")]
         prompt += encode(part["text"])
-    if files and file is not None:  # the file with the gap is the last one
-        prompt += [file, *encode("file\n")]
+    if files and file_token is not None:  # the file with the gap is the last one
+        prompt += [file_token, *encode("file\n")]
     prompt += [before, *encode(prefix)]
     prompt += [after, *encode(suffix), middle]
-    ends = {token for token in (before, after, middle, file) if token is not None}
-    return prompt, tokenizer.stop_ids | ends
+    own_stops = {token for token in (before, after, middle, file_token) if token is not None}
+    return prompt, tokenizer.stop_ids | own_stops
 
 
 def _find(tokenizer: Tokenizer, mark: str) -> int | None:

@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from bitnet.runtime.piece import TokenLogprob
     from bitnet.wire.forms import Body, Default, Events, Pieces, Served
 
-#: Addresses whose errors have this form.
+#: Addresses whose errors have the form of :func:`error_reply`.
 PATHS = {"/completion", "/props", "/slots", "/apply-template", "/health", "/infill", "/embedding"}
 STREAM = "unnamed"  # see Form.stream
 DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 _DIALECT = "llama_server"
-MAX_FILES = 256
+MAX_FILES = 256  # files in input_extra
 #: Samplers of llama.cpp that are left out here: they choose among the ways to write one text.
 _LEFT_OUT = {"infill"}
 
@@ -77,9 +77,9 @@ def completion_requests(body: Body, default: Default = None, _: object = None) -
         fields["samplers"] = [name for name in samplers if name not in _LEFT_OUT]
     fields["grammar"] = fields["grammar"] or None  # an empty one asks for nothing
     fields["logprobs"] = body["n_probs"] or None
-    least = body["n_indent"] or 0
+    min_indent = body["n_indent"] or 0
     request = Request.from_mapping(fields, with_defaults(default, **DEFAULTS))
-    return [replace(request, min_indent=least)]
+    return [replace(request, min_indent=min_indent)]
 
 
 def completion_ignores(body: Body, _: Served) -> Iterator[str]:
@@ -116,6 +116,7 @@ async def completion_events(body: Body, head: Body, pieces: Pieces) -> Events:
 
 
 def _ids(body: Body, ids: list[int | None]) -> list[int]:
+    """Those of *ids* that are tokens, if *body* asks for tokens; else none."""
     return [token for token in ids if token is not None] if body["return_tokens"] else []
 
 

@@ -51,7 +51,7 @@ _RUNNING_OF_LLAMA_CPP = {
     "fa", "flash-attn", "mlock", "mmap", "no-mmap", "load-on-startup", "stop-timeout", "jinja",
     "np", "parallel", "version",
 }  # fmt: skip
-_EVERY = "*"  # name of the section whose options every model has
+_EVERY = "*"  # name of the section with the options of every model
 #: A comment begins a line or follows a blank. llama.cpp needs neither, so it cuts ``top_k;temp``.
 _COMMENT = re.compile(r"(?:^|\s)[#;]")
 
@@ -95,12 +95,12 @@ def read_modelfile(text: str, name: str) -> tuple[Preset, list[str]]:
             raise _error(number, f"{command} is not a command of a Modelfile")
     if "model" not in values:
         raise UsageError("the Modelfile has no FROM", hint="name the model: FROM MODEL")
-    options, context, idle = _options(parameters)
+    options, context, idle_parameters = _options(parameters)
     preset = Preset(
         name, messages=tuple(messages), lora=tuple(adapters), context=context, options=options,
         **values,
     )  # fmt: skip
-    return preset, [*ignored, *idle]
+    return preset, [*ignored, *idle_parameters]
 
 
 def _commands(source: str) -> Iterator[tuple[int, str, str, str]]:
@@ -146,9 +146,13 @@ def _commands(source: str) -> Iterator[tuple[int, str, str, str]]:
 def _options(
     parameters: dict[str, list[str]], dialect: str = "ollama"
 ) -> tuple[dict[str, Any], int | None, list[str]]:
-    """Options of an answer, the context length, and names without an effect here."""
+    """Options of an answer, the context length, and ``PARAMETER NAME`` of those without effect.
+
+    The names of *parameters* are those of *dialect*. Of several values of one name the last counts;
+    only ``stop`` has them all.
+    """
     at = DIALECTS.index(dialect)
-    own = {names[at]: name for name, names in NAMES.items() if names[at] and name in OPTIONS}
+    names_here = {names[at]: name for name, names in NAMES.items() if names[at] and name in OPTIONS}
     options: dict[str, Any] = {}
     context: int | None = None
     ignored = []
@@ -157,12 +161,12 @@ def _options(
             ignored.append(f"PARAMETER {key}")
         elif key == "num_ctx":
             context = int(_number(f"PARAMETER {key}", settings[-1], whole=True))
-        elif key not in own:
+        elif key not in names_here:
             raise UsageError(f"PARAMETER {key[:40]} is not served", field=key[:40])
-        elif own[key] == "stop":
+        elif names_here[key] == "stop":
             options["stop"] = settings
         else:
-            _set_number(options, own[key], f"PARAMETER {key}", settings[-1])
+            _set_number(options, names_here[key], f"PARAMETER {key}", settings[-1])
     return options, context, ignored
 
 
@@ -191,6 +195,7 @@ def _number(label: str, text: str, *, whole: bool) -> float:
 
 
 def _error(number: int, reason: str, *, hint: str = "") -> UsageError:
+    """Error about line *number* of a Modelfile."""
     return UsageError(f"Modelfile, line {number:,}: {reason}", hint=hint)
 
 

@@ -40,7 +40,7 @@ MAX_CHOICES = 8
 MAX_PROMPTS = 64
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for /v1/completions
 _SPECIAL = re.compile(r"[][\\.+*?()|{}^$#&~-]")  # characters that a regular expression escapes
-# Variables of a chat template that only this program sets.
+# Variables of a chat template that the server sets, and clients may not.
 _OURS = {
     "self", "messages", "tools", "documents", "bos_token", "eos_token", "add_generation_prompt",
 }  # fmt: skip
@@ -141,9 +141,10 @@ def chat_ignores(body: Body, model: Served) -> Iterator[str]:
 def completion_requests(
     body: Body, default: Request, model: Served = None, *, at_most: int = MAX_PROMPTS
 ) -> list[Request]:
-    """The requests of *body*, as :data:`COMPLETION` reads it: one for each of *at_most* prompts.
+    """The requests of *body*, as :data:`COMPLETION` reads it: one for each prompt.
 
-    With a ``suffix``, a known *model* fills the gap between each prompt and it.
+    More than *at_most* prompts are refused. With a ``suffix``, *model* fills the gap between each
+    prompt and the suffix, if the model is known.
     """
     _check_stream(body)
     request = replace(
@@ -177,6 +178,7 @@ def continuation(body: Body, default: Request) -> Request:
 
 
 def _check_stream(body: Body) -> None:
+    """Refuse ``stream_options`` in a *body* that does not ask for a stream."""
     if body["stream_options"] is not None and not body["stream"]:
         raise UsageError("stream_options is for stream: true")
 
@@ -252,6 +254,7 @@ def schema_of(form: Any, field: str = "response_format") -> dict[str, Any] | Non
 
 
 def _schema_in(holder: Any, field: str) -> dict[str, Any]:
+    """The ``schema`` in *holder*, the value of *field*; it is refused unless it is an object."""
     schema = holder.get("schema") if isinstance(holder, dict) else None
     if isinstance(schema, dict):
         return schema
@@ -354,7 +357,7 @@ async def completion_events(body: Body, head: Body, pieces: Pieces) -> Events:
 
 
 def usage(answers: Sequence[Answer] | dict[int, Answer], *, choices: int) -> dict[str, Any]:
-    """Token counts of *answers*; the prompt of *choices* successive ones counts once."""
+    """Token counts of *answers*, of which *choices* in turn share a prompt that counts once."""
     if isinstance(answers, dict):
         answers = [answers[index] for index in sorted(answers)]
     firsts = answers[::choices]
@@ -375,7 +378,7 @@ def finish_of(reason: FinishReason | None) -> str | None:
 
 
 def chat_finish(answer: Answer) -> str | None:
-    """As :func:`finish_of`, for an answer that may call functions."""
+    """As :func:`finish_of` for *answer*, but ``tool_calls`` if it ends with calls of functions."""
     called = answer.calls and answer.finish_reason == "stop"
     return "tool_calls" if called else finish_of(answer.finish_reason)
 

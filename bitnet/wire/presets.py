@@ -35,7 +35,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 OPTIONS = (*SAMPLING, *Request.SECTIONS["Answer"])
 MOST_BYTES = 1 << 20  # of a file
 _SYSTEM = ("system", "developer")  # roles of instructions
-_KINDS = {str: "a text", int: "a whole number"}
+_KINDS = {str: "a text", int: "a whole number"}  # in errors
 
 
 @dataclass(frozen=True)
@@ -159,9 +159,9 @@ def with_preset(text: str, preset: Preset) -> str:
     changed = f"{before}\n\n{preset.to_toml()}" if before else preset.to_toml()
 
     # Cutting by lines fails for subtables, and for lines of a text that begin with ``[``.
-    rest = {name: each for name, each in parse_presets(text).items() if name != preset.name}
+    others = {name: each for name, each in parse_presets(text).items() if name != preset.name}
     try:
-        is_right = parse_presets(changed) == {**rest, preset.name: preset}
+        is_right = parse_presets(changed) == {**others, preset.name: preset}
     except ValueError:
         is_right = False
     if not is_right:
@@ -173,6 +173,7 @@ def with_preset(text: str, preset: Preset) -> str:
 
 
 def _preset(name: str, table: Any) -> Preset:
+    """The preset *name* that the *table* of a file describes."""
     if not isinstance(table, dict):
         raise UsageError(f"{name}: expected a table [{name}]")
     field_names = {entry.name for entry in fields(Preset)} - {"name", "options"}

@@ -43,7 +43,7 @@ def rank_requests(body: Body, *_: object) -> list[Request]:
 
 
 def _documents(body: Body) -> list[str]:
-    """Texts of the documents in *body*."""
+    """Texts of the documents in *body*, from ``documents`` or ``texts``, but not both."""
     names = [name for name in ("documents", "texts") if body[name] is not None]
     if len(names) != 1:
         raise UsageError("documents: give them, or texts", field="documents")

@@ -34,7 +34,10 @@ BUDGET: Schema = {
 
 
 def find_budget(body: Mapping[str, Any]) -> tuple[str, int | None]:
-    """The field of *body* that limits the reasoning, and its number of tokens; None: no limit."""
+    """The field of *body* that limits the reasoning, or an empty text, and its number of tokens.
+
+    The number is None if the reasoning is not limited.
+    """
     names = [name for name in BUDGETS if body.get(name) is not None]
     if len(names) > 1:
         raise UsageError(f"{' and '.join(names)} are both given", field=names[1])

@@ -1,4 +1,4 @@
-"""OpenAI's responses: what one asks, and an answer as its items and events.
+"""OpenAI's responses: bodies as requests, answers as items and events.
 
 Names and events are those of platform.openai.com/docs/api-reference/responses.
 """
@@ -150,6 +150,7 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _choice(choice: Any) -> Any:
+    """``tool_choice`` of a body as chats have it."""
     if isinstance(choice, dict) and choice.get("type") == "function":
         return {"type": "function", "function": {"name": choice.get("name")}}
     return choice
@@ -242,7 +243,7 @@ class _Items:
         """Items of the answer to *body*; *head* has the id, the model and the time."""
         self._output: list[dict[str, Any]] = []
         self._is_open = False
-        self._described: list[TokenLogprob] = []  # of the next text
+        self._described: list[TokenLogprob] = []  # tokens to report with the next text
         self._count = -1  # number of the last event
         fields = {name: value for name, value in body.items() if value is not None}
         self._response: dict[str, Any] = {
@@ -264,7 +265,7 @@ class _Items:
         }
 
     def event(self, kind: str, **facts: Any) -> dict[str, Any]:
-        """One event, with its number."""
+        """The next event of the stream, which is of the type *kind*, with its number."""
         self._count += 1
         return {"type": kind, "sequence_number": self._count, **facts}
 
@@ -355,6 +356,7 @@ class _Items:
         yield self._item_event("content_part.added", content_index=0, part=dict(part))
 
     def _open(self, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Close the open item, if there is one, and add *item*."""
         yield from self._close("completed")
         self._is_open = True
         self._output.append(item | {"status": "in_progress"})
@@ -363,6 +365,7 @@ class _Items:
         yield self.event("response.output_item.added", output_index=at, item=opened)
 
     def _close(self, status: str) -> Iterator[dict[str, Any]]:
+        """Give the open item, if there is one, its final *status*."""
         if not self._is_open:
             return
         self._is_open = False
@@ -381,10 +384,12 @@ class _Items:
         yield self.event("response.output_item.done", output_index=at, item=item)
 
     def _item_event(self, kind: str, **facts: Any) -> dict[str, Any]:
+        """An event about the last item."""
         where = {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
         return self.event(f"response.{kind}", **where, **facts)
 
     def _part_event(self, kind: str, **facts: Any) -> dict[str, Any]:
+        """An event about the only content part of the last item."""
         return self._item_event(kind, content_index=0, **facts)
 
 

@@ -22,7 +22,7 @@ class Problem(NamedTuple):
 
     place: Place
     text: str  # ``expected a text``; with a verb if it continues the name: ``is not served``
-    is_of_type: bool = True  # the type is right, and something else is wrong
+    is_of_type: bool = True  # False: the value has another type than the schema
 
 
 #: Key of a schema: the field has no effect on an answer, and a header of the reply names it.
@@ -66,7 +66,7 @@ def mark_ignored(**fields: Schema) -> dict[str, Schema]:
 
 
 def mark_refused(*names: str, hint: str = "", neutral: Sequence[Any] = ()) -> dict[str, Schema]:
-    """Fields *names*, which are refused unless they are empty, or one of the *neutral* values."""
+    """Fields *names*, which are refused unless their value is empty, or one of *neutral*."""
     return {name: {REFUSED: hint, _NEUTRAL: [*neutral]} for name in names}
 
 
