@@ -87,7 +87,7 @@ class Source:
     # True if the hub requires the token of an account that accepted the terms; ``None``: unknown
     gated: bool | None = False
     # architecture of a model, as GGUF files name it; empty if unknown. For a tokenizer, prefixes of
-    # the architectures that use it: the size of a vocabulary does not tell (LLaMA 2, Mistral and
+    # the architectures that use it, since a size fits several tokenizers (LLaMA 2, Mistral and
     # Phi-3 all have about 32,000 ids)
     family: str = ""
     commit: str | None = None  # pinned commit, fetched instead of *revision*

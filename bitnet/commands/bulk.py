@@ -168,8 +168,9 @@ def embed(c, options=VectorOptions(), force=FORCE, model=ModelOptions(), common=
         output.check()
     texts = iterate_texts(options.input, "bitnet embed --input texts.txt")
     first = next(texts)  # a missing file is found before the model is opened
+    # The exact head only chooses tokens, which vectors do not need.
     with open_model(replace(model, exact_head="off"), common) as running:
-        if output is not None:
+        if output is not None:  # it must not be a file of the model, whose path is known now
             output = replace(output, inputs=(running.path,))
             output.check()
         check_vectors(running.config.vector_dim, options.dimensions, options.precision)

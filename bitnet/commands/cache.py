@@ -35,8 +35,9 @@ def cache_list(c, cache=CacheOptions(), output=Output()):
     from bitnet.cache.entries import entries
 
     listing = entries(cache.root)
+    # Names of one file share an inode, and count once.
     total = sum({entry.inode: entry.size_bytes for entry in listing}.values())
-    of_repositories = {entry.inode for entry in listing if entry.origin}
+    repository_inodes = {entry.inode for entry in listing if entry.origin}
     head = ("size", "last used", "kind", "key", "path", "note")
     rows = [
         (
@@ -48,7 +49,7 @@ def cache_list(c, cache=CacheOptions(), output=Output()):
             _note(entry),
         )
         for entry in listing
-        if entry.inode not in of_repositories
+        if entry.inode not in repository_inodes
     ]
     others = table(head, rows, shrink=(2,), whole=3, right=(0, 1), below=(4, 5)) if rows else ()
     summary = f"{quantity(len(listing), 'file')}, {human_size(total)} in {cache.root}"
@@ -79,6 +80,7 @@ def _users(entry):
 
 def _note(entry):
     """The process that has locked the file of *entry*, and the number of its other known names."""
+    # Other links, or the recorded paths of projects, some of which may be copies.
     others = max(entry.links - 1, len(entry.users))
     references = quantity(others, "link") if others else "unreferenced"
     notes = _users(entry)
@@ -131,8 +133,8 @@ def cache_verify(
     ]
     if damaged := [verdict for verdict in verdicts if verdict.problem]:
         first = damaged[0].entry
-        models = " --models" if first.kind == "model" else ""
-        remedy = f"bitnet cache clean --key {shell_quote(first.key)}{models} --yes"
+        models_option = " --models" if first.kind == "model" else ""
+        remedy = f"bitnet cache clean --key {shell_quote(first.key)}{models_option} --yes"
         text = f"{len(damaged)} of {len(verdicts)} files in {root} are damaged"
         failure = IntegrityError(text, hint=f"{remedy}, then fetch it again")
     facts = [verdict.facts() for verdict in verdicts]

@@ -82,23 +82,23 @@ def _facts(model, machine):
     here = model.path is not None
     facts = asdict(model) | {"path": str(model.path) if here else None}
     runs = None
-    why = []
+    reasons = []
     if here and model.file.endswith(".gguf"):
         try:
             plan = plan_path(model.path, machine, licence=model.licence)
         except BitnetError as error:
             runs = False
-            why = [error.message]
+            reasons = [error.message]
         else:
             runs = plan.runs
-            why = [finding.text for finding in plan.findings]
+            reasons = [finding.text for finding in plan.findings]
             facts |= {"family": plan.architecture, "licence": plan.licence}
     elif model.size_bytes is not None:
         plan = plan_unread(model.name, model.size_bytes, machine, local=here)
-        why = [finding.text for finding in plan.findings]
+        reasons = [finding.text for finding in plan.findings]
         runs = (plan.runs and model.family in ARCHITECTURES) if model.family else None
-        runs = False if why else runs
-    return facts | {"here": here, "runs": runs, "why_not": why}
+        runs = False if reasons else runs  # also if the family is unknown
+    return facts | {"here": here, "runs": runs, "why_not": reasons}
 
 
 def _lines(rows):
@@ -196,6 +196,7 @@ def plan(
     if select or len(file) > 1:
         _list_files(model, file, rev, select, common)
         return
+    # Only a repository has files and revisions to choose from.
     local = None if file or rev != "main" else _here(model, common)
     sheet = _plan(model, file, rev, common, local)
     common.output.finish(sheet.facts(), sheet.lines())

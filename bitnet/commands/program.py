@@ -158,15 +158,16 @@ class Program(InvokeProgram):
         ``help`` and ``version`` print their text and end the program.
         """
         by_name = self.collection.task_names.items()
-        names = {name: own for own, aliases in by_name for name in (own, *aliases)}
+        names = {name: full for full, aliases in by_name for name in (full, *aliases)}
         if words == ["help", "network"]:
             raise _end_with(network_help(self.collection))
         if words[0] == "help" and words[1:]:
             words = [*words[1:], "--help"]
         first = words[0].replace("_", "-")
-        for name, rest in ((first, words[1:]), (".".join(words[:2]), words[2:])):
+        # A command is one word, or two: its group and its name.
+        for name, arguments in ((first, words[1:]), (".".join(words[:2]), words[2:])):
             if name in names:
-                return [names[name], *rest]
+                return [names[name], *arguments]
         if words == ["help"]:
             raise _end_with(program_help(self.collection))
         if words == ["version"]:
@@ -175,10 +176,10 @@ class Program(InvokeProgram):
         if members := sorted(name for name in names if name.startswith(f"{first}.")):
             if any(word in _HELP for word in words):
                 raise _end_with(program_help(self.collection, first))
-            own = [name.partition(".")[2] for name in members]
-            near = nearest(words[1], own) if words[1:] else ""
+            own_names = [name.partition(".")[2] for name in members]
+            near = nearest(words[1], own_names) if words[1:] else ""
             hint = near or f"bitnet {first} --help"
-            raise UsageError(f"{first} needs one of {', '.join(own)}", hint=hint)
+            raise UsageError(f"{first} needs one of {', '.join(own_names)}", hint=hint)
         if first in elsewhere.COMMANDS and any(word in _HELP for word in words):
             return [names[elsewhere.COMMANDS[first]], *words[1:]]
         raise self._unknown_command(words, names)
@@ -257,6 +258,7 @@ def _translate(error: BaseException) -> BitnetError:
     if isinstance(error, MemoryError):
         text = f"not enough memory{f': {error}' if str(error) else ''}"
         return InferenceError(text, hint="free some memory, or choose a smaller model")
+    # A name that the file system's encoding cannot write is the user's; other texts are our bug.
     if isinstance(error, UnicodeEncodeError):
         name_codec, error_codec = map(codecs.lookup, (sys.getfilesystemencoding(), error.encoding))
         if name_codec.name == error_codec.name != "utf-8":

@@ -95,7 +95,7 @@ def classify(c, options=ScoreOptions(), model=ScoringModel(), common=Context()):
 
 
 def _check_named(model: ModelOptions, hint: str) -> None:
-    """Refuse a *model* without a name: the packaged ones have no head that scores."""
+    """Refuse a *model* without a name: the default model has no head that scores."""
     if not model.model and not settings.gguf():
         raise UsageError("no model is named, and the default model scores no texts", hint=hint)
 

@@ -124,8 +124,8 @@ def _slots(options, model, common, prompt_cache):
                 f"two models are called {name!r}: {slots[name].path} and {path}",
                 hint="rename one of them, or serve them with two workers",
             )
-        chosen = model if preset is None else with_model(model, preset)
-        own_options = replace(chosen, model=str(path))
+        model_options = model if preset is None else with_model(model, preset)
+        own_options = replace(model_options, model=str(path))
         opener = partial(open_file, own_options, common)
         loader = partial(load_model, own_options, common, prompt_cache=prompt_cache)
         aliases = () if argument in ("", name) or Path(argument) == path else (argument,)
@@ -153,8 +153,8 @@ def _slots(options, model, common, prompt_cache):
 def _paths(options, model, common):
     """For each model to serve: its name as given, its file or folder, and its preset or None."""
     if not options.models:
-        chosen, preset = apply_preset(model)
-        yield model.model, model_path(chosen, common), preset
+        model_options, preset = apply_preset(model)
+        yield model.model, model_path(model_options, common), preset
         return
     for name in ("model", "tokenizer", "pre", "chat_template", "draft_model", "lora"):
         if getattr(model, name):

@@ -92,8 +92,8 @@ class PatientProtocol(H11Protocol):
         if not self.client:
             return False
         clients = [getattr(connection, "client", None) for connection in self.connections]
-        same = sum(client is not None and client[0] == self.client[0] for client in clients)
-        return bool(same > MAX_OF_A_CLIENT)
+        count = sum(client is not None and client[0] == self.client[0] for client in clients)
+        return bool(count > MAX_OF_A_CLIENT)
 
     @property
     def _answering(self) -> bool:

@@ -182,10 +182,10 @@ class Models:
     async def get(
         self, name: str | None, deadline: float, while_loading: Wait | None = None
     ) -> AsyncIterator[Slot]:
-        """The model that clients call *name*, loaded, which stays in memory within the context.
+        """Yield the slot of the model that clients call *name*; it stays loaded within the context.
 
-        A model that is not loaded is waited for until *deadline*, by ``time.monotonic``;
-        *while_loading* may give up the wait.
+        A model that is not loaded is loaded first, until *deadline*, by ``time.monotonic``.
+        *while_loading* awaits that, and may raise the reason to stop waiting.
         """
         slot = self.find(name)
         if self._draining:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from bitnet.server.narration import Narrate
     from bitnet.wire.presets import Preset
 
+    #: Hands a piece of an answer to the event loop, from any thread.
     Put = Callable[[Piece], None]
 
 logger = logging.getLogger(__name__)

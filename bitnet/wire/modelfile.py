@@ -239,7 +239,7 @@ def read_llama_cpp_presets(text: str) -> tuple[list[Preset], list[str]]:
     ignored: dict[str, None] = {}
     presets = []
     for name, entries in sections.items():
-        values: dict[str, Any] = {"model": name}
+        values: dict[str, Any] = {"model": name}  # unless an option of the section names a model
         options: dict[str, Any] = {}
         for key, value in (common | entries).items():
             if key in _RUNNING_OF_LLAMA_CPP:
