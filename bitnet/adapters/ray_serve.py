@@ -47,6 +47,7 @@ _NUMBERS = {
     "min_replicas": 1, "max_replicas": 1, "max_batch": 8, "queue": 64, "threads": 0, "drain": 30,
     "max_output_tokens": 4096, "cpus": 1,
 }  # fmt: skip
+# Errors after which another replica may answer: this one is gone, or its queue is full.
 _LOST = (RayActorError, WorkerCrashedError, BackPressureError)
 
 

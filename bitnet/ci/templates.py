@@ -33,7 +33,9 @@ _ELSEWHERE = {  # template: its path here, and in the project
     "pre-commit": ("pre-commit/pre-commit-config.yaml", ".pre-commit-config.yaml"),
     "docker": ("docker/Dockerfile", "Dockerfile"),
 }
-_SOURCE = ".github/bitnet/source.txt"
+_SOURCE = ".github/bitnet/source.txt"  # says where CI installs this program from
+# Texts in the templates: the default branch, the line of the Dockerfile after which a source in the
+# project is copied, and lines that name an image.
 _BRANCH = "branches: [main]"
 _COPIES = "COPY .github/bitnet .github/bitnet\n"
 _IMAGE = re.compile(r"^((?:  image:|FROM) )(\S+)", re.MULTILINE)

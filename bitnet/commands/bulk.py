@@ -336,6 +336,7 @@ def _blocks(texts: Iterator[str]) -> Iterator[list[str]]:
 
 
 def _digest(text: str) -> bytes:
+    """SHA-256 of *text*, which may contain surrogates."""
     return hashlib.sha256(text.encode(errors="surrogatepass")).digest()
 
 

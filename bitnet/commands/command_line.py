@@ -101,6 +101,7 @@ class Words:
         self._set(option, text)
 
     def _set(self, option: Option, text: str) -> None:
+        """Set *option* to the value *text*, or add it to the values of a list."""
         value = option.parse(text)
         if option.type is list:
             self.values.setdefault(option.name, []).append(value)
@@ -140,6 +141,7 @@ class Words:
         return UsageError(f"{command}: unexpected argument {word!r}", hint=hint)
 
     def _option_refusal(self, flag: str) -> UsageError:
+        """Error for *flag*, which the command does not have, with the likely one as its hint."""
         flags = [*self._flags, *self._off]
         likely = OPTIONS.get(flag, "")
         near = f"did you mean {likely}?" if likely in flags else nearest(flag, flags)
@@ -148,6 +150,7 @@ class Words:
 
 
 def _takes_no_value(option: Option, flag: str, value: str) -> UsageError:
+    """Error for the switch *option*, typed as *flag* with a *value*."""
     off = f", or {option.off_flag}" if option.off_flag else ""
     text = f"{flag} takes no value, got {value!r}"
     return UsageError(text, hint=f"write {flag} or leave it out{off}")

@@ -203,6 +203,7 @@ def decode(
 
 
 def _without_newline(text: str) -> str:
+    """*text* without a line feed, and then a carriage return, at its end."""
     return text.removesuffix("\n").removesuffix("\r")
 
 
@@ -246,6 +247,7 @@ def _adapters_of(options: ModelOptions) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _adapt(checkpoint: Checkpoint, adapters: list[Any]) -> Checkpoint:
+    """*checkpoint* with *adapters*; without any, their module is not imported."""
     if not adapters:
         return checkpoint
     from bitnet.models.adapted import with_adapters

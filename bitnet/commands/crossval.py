@@ -195,8 +195,9 @@ def _origin(sha256, root):
     for model in PACKAGED.values():
         if model.sha256 == sha256:
             return f"{model.name} from the Python package index"
-    entries = (name for name in Store(root).index if name.kind != "version")
-    record = next((name for name in entries if name.sha256 == sha256), None)
+    # A version only records bytes that an address once sent.
+    entries = (pin for pin in Store(root).index if pin.kind != "version")
+    record = next((pin for pin in entries if pin.sha256 == sha256), None)
     if record is None:
         return "a file"
     return f"{record.repo} {record.file} {record.commit or record.revision}"

@@ -149,6 +149,7 @@ class Option:
         return self.long_names[0].upper() if self.positional else f"--{self.long_names[0]}"
 
     def _number(self, text: str) -> int | float:
+        """The number *text*, checked against the bounds."""
         try:
             number = self.type(text)
         except ValueError:

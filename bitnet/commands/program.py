@@ -351,6 +351,7 @@ def network_help(collection: Collection) -> Iterator[str]:
 
 
 def _options(options: Iterable[Option]) -> Iterator[str]:
+    """Lines of help about *options*."""
     for entry in options:
         yield from _entry(entry.spelling(), entry.describe(), COLUMN)
 
@@ -382,6 +383,7 @@ def _entry(name: str, text: str, column: int) -> Iterator[str]:
 
 
 def _wrap(text: str, indent: int) -> Iterator[str]:
+    """Lines of *text*, each behind *indent* spaces."""
     margin = " " * indent
     yield from textwrap.wrap(
         text,

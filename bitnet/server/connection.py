@@ -106,6 +106,7 @@ class PatientProtocol(H11Protocol):
         self._timers[timer_name] = self.loop.call_later(patience_s, self._give_up, timer_name)
 
     def _stop_waiting(self, timer_name: str) -> None:
+        """Cancel the timer *timer_name*, if it runs."""
         if timer := self._timers.pop(timer_name, None):
             timer.cancel()
 

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 MAX_HEADER_BYTES = 32 * 1024
 BODY_PATIENCE_S = 60.0  # for a whole body
-_OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/health/ready"})
+_OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/health/ready"})  # served without a key
 _REQUEST_ID = re.compile(rb"[\w.:/+=@-]{1,128}", re.ASCII)  # a client's id that is kept
+# Headers of every response.
 _HEADERS = [(b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer")]
 _JSON = re.compile(rb"application/([\w.+-]+\+)?json(\s*;.*)?", re.ASCII | re.IGNORECASE)
 

@@ -328,6 +328,7 @@ def output_as_events(narrate: Narrate) -> Iterator[None]:
 
 
 def _quote(value: object) -> str:
+    """*value* in quotation marks, as a field of a console line."""
     # JSON's escapes keep one event on one line, whatever a client has put into it.
     text = json.dumps(value if isinstance(value, str) else str(value), ensure_ascii=False)
     return _UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -92,6 +92,7 @@ def _filter_log(narrate: Narrate) -> Iterator[None]:
 
 
 def _configuration(app: Any, options: ServeOptions) -> uvicorn.Config:
+    """Configuration of uvicorn to serve *app* as *options* say."""
     return uvicorn.Config(
         app,
         http=PatientProtocol,

@@ -141,6 +141,7 @@ def _probabilities(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 def _token_with_id(token: TokenLogprob) -> dict[str, Any]:
+    """A token with its id, without its alternatives."""
     return {"id": token.id, **token_facts(token)}
 
 

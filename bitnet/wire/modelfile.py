@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _QUOTES = ('"""', '"')  # around a value, which may have several lines then; longest first
-_COMMAND = re.compile(r"(\w+)[ \t]+(.*)", re.DOTALL)
-_PAIR = re.compile(r"(\S+)[ \t]+(.*)", re.DOTALL)
+_COMMAND = re.compile(r"(\w+)[ \t]+(.*)", re.DOTALL)  # a command and its value
+_PAIR = re.compile(r"(\S+)[ \t]+(.*)", re.DOTALL)  # a name and a value: the value of _PAIRS
 _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 _MOST_DIGITS = 20  # of a whole number, with its sign
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)

@@ -146,6 +146,9 @@ def _has_type(schema: Schema, value: Any) -> bool:
     return isinstance(value, _KINDS[kind][0]) and (kind == "boolean" or type(value) is not bool)
 
 
+# Problems of values of the right type, a function for each type: find_problem uses _CHECKS.
+
+
 def _text_problem(schema: Schema, value: str, path: Place) -> Problem | None:
     if "enum" in schema and value not in schema["enum"]:
         return Problem(path, f"expected one of {', '.join(schema['enum'])}")
