@@ -113,7 +113,10 @@ def _is_accepted(report, *, allow_mock):
 
 
 def examine(path, output, *, show=True, **options):
-    """The checks of *path* as JSON values, printed as they are made unless --json was given."""
+    """The checks of *path* as JSON values; with *show*, each is printed once it is made.
+
+    With --json, nothing is printed here. *options* are those of ``verify_model``.
+    """
     from bitnet.verify import verify_model
 
     checks = []

@@ -453,11 +453,11 @@ def prepare_sequences(
     """Sequences for the prompt or the messages of *request*, one for each choice.
 
     Each choice has its own seed, and *limit* tokens at most. An answer without a length limit
-    reserves at most its share of the memory, so that others fit as well. With *clamps*, a limit
-    beyond the room there is gets lowered instead of refused.
+    reserves at most its share of the memory, so that others fit as well. With *clamps*, a length
+    beyond *limit*, or beyond what is left of the context, is lowered instead of refused.
     """
-    ids, ready = slot.model.prepare(request)
-    tokens = ready.length_limit
+    ids, model_request = slot.model.prepare(request)
+    tokens = model_request.length_limit
     if request.max_tokens is None or tokens == EVERYTHING:
         share = max(DEFAULT_TOKENS, slot.fair_positions - len(ids))
         tokens = min(tokens, max(1, slot.model.context - len(ids)), limit, share)
@@ -467,12 +467,12 @@ def prepare_sequences(
     if tokens > limit:
         message = f"{tokens:,} tokens asked for, this worker writes at most {limit:,}"
         raise Refused(400, message, param="max_tokens")
-    if ready.min_tokens > tokens:
-        message = f"min_tokens is {ready.min_tokens:,}, there is room for {tokens:,}"
+    if model_request.min_tokens > tokens:
+        message = f"min_tokens is {model_request.min_tokens:,}, there is room for {tokens:,}"
         raise Refused(400, message, param="min_tokens")
-    ready = replace(ready, max_tokens=tokens)
+    model_request = replace(model_request, max_tokens=tokens)
     try:
-        return [slot.prepare(ids, ready.choice(number)) for number in range(choices)]
+        return [slot.prepare(ids, model_request.choice(number)) for number in range(choices)]
     except InferenceError as error:  # it would never fit the context or the memory
         raise Refused(400, error.message, code=TOO_LONG, param="prompt") from error
 

@@ -137,8 +137,8 @@ class Guard:
             if b"x-api-key" in headers:  # Anthropic's clients
                 scheme = b"bearer"
                 key = headers[b"x-api-key"]
-            right = hmac.compare_digest(key.strip(), self._key)  # constant time
-            if scheme.lower() != b"bearer" or not right:
+            is_key = hmac.compare_digest(key.strip(), self._key)  # constant time
+            if scheme.lower() != b"bearer" or not is_key:
                 raise Refused(
                     401, "send the worker's key: Authorization: Bearer KEY",
                     kind="authentication_error", code="invalid_api_key",

@@ -153,12 +153,12 @@ def message_requests(body: Body, default: Request | None = None, _: Served = Non
     for number, message in enumerate(body["messages"]):
         turns += _turns(message, f"messages.{number}")
     choice = body["tool_choice"] or {}
-    own_choices = {"auto": "auto", "any": "required", "none": "none", None: None}
+    openai_choices = {"auto": "auto", "any": "required", "none": "none", None: None}
     choice_type = choice.get("type")
     if choice_type == "tool":
         tool_choice: Any = {"type": "function", "function": {"name": choice.get("name")}}
-    elif choice_type is None or (isinstance(choice_type, str) and choice_type in own_choices):
-        tool_choice = own_choices[choice_type]
+    elif choice_type is None or (isinstance(choice_type, str) and choice_type in openai_choices):
+        tool_choice = openai_choices[choice_type]
     else:
         raise UsageError("tool_choice.type is not auto, any, tool or none", field="tool_choice")
     tools = [_tool(tool, f"tools.{number}") for number, tool in enumerate(body["tools"] or ())]

@@ -45,6 +45,7 @@ _OURS = {
     "self", "messages", "tools", "documents", "bos_token", "eos_token", "add_generation_prompt",
 }  # fmt: skip
 
+# Fields that ANSWER leaves out: the prompt, and those of chats alone.
 _CHAT_ONLY = (
     *("messages", "prompt", "tools", "tool_choice", "parallel_tool_calls"),
     *("thinking", "thinking_budget", "thinking_message", "reasoning_effort"),
@@ -189,8 +190,11 @@ def grammar_of(body: Body) -> tuple[str, dict[str, Any]]:
     Both are empty if the answer is not constrained.
     """
     grammars: dict[str, tuple[str, Any]] = {}
-    form = schema_of(body.get("response_format"))
-    for name, schema in (("json_schema", body.get("json_schema")), ("response_format", form)):
+    format_schema = schema_of(body.get("response_format"))
+    for name, schema in (
+        ("json_schema", body.get("json_schema")),
+        ("response_format", format_schema),
+    ):
         if schema is not None:
             grammars[name] = "json_schema", schema
     if body.get("grammar"):  # an empty one asks for nothing

@@ -257,7 +257,7 @@ class _Items:
             "metadata": fields.get("metadata", {}),
             "parallel_tool_calls": fields.get("parallel_tool_calls", True),
             "store": False,
-            "temperature": None,
+            "temperature": None,  # as top_p: see show_sampling
             "tool_choice": fields.get("tool_choice", "auto"),
             "tools": fields.get("tools", []),
             "top_p": None,
