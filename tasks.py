@@ -26,9 +26,7 @@ ROOT = Path(__file__).parent
 def test(
     c,
     args=option("", "arguments for pytest, such as '-k resume -x'"),
-    fast=option(
-        False, "on every core, without the slow tests, untraced: what it does by itself, too"
-    ),
+    fast=option(False, "the default, spelled out: every core, without slow tests and coverage"),
     slow=option(False, "run the slow tests instead: documented commands, workflows, whole models"),
     coverage=option(False, "trace branches of all tests, which takes long; below 90 % fails"),
     record=option(False, "write the processor time of each folder's tests to tests/durations.json"),

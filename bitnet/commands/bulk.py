@@ -92,7 +92,7 @@ def batch(
         hint = "correct the rows that are wrong, then run this again with --retry-errors"
         names = ", ".join(map(repr, [*files.errors][:MOST_SHOWN]))
         failure = RowsFailed(f"{failed} of {files.total} rows failed: {names}", hint=hint)
-    line = f"{files.total} rows answered, {files.done} of them before, {failed} failed"
+    line = f"{files.total} rows: {files.done} answered before, {failed} failed"
     common.output.finish(facts, [line], failure)
 
 
@@ -123,10 +123,10 @@ def _answer(files, options, sampling, model, common):
 
     rows = list(files.remaining_rows())
 
-    def write(answered):
+    def write(results):
         if options.ordered:
-            answered = in_order(rows, answered)
-        for row, facts in answered:
+            results = in_order(rows, results)
+        for row, facts in results:
             files.write(row, facts)
 
     if not rows:
@@ -190,7 +190,7 @@ def embed(c, options=VectorOptions(), force=FORCE, model=ModelOptions(), common=
     facts: dict[str, Any] = {"vectors": work.rows, "dimensions": work.dimensions}
     facts |= {"precision": options.precision, "pooling": pooling}
     if common.output.json:
-        result = {"output": str(target)} if target else {"embeddings": work.shown}
+        result = {"output": str(target)} if target else {"embeddings": work.report_rows}
         print(as_json(facts | result), flush=True)
     elif target:
         print(f"{target}", flush=True)
@@ -202,13 +202,13 @@ class _Vectors:
     Attributes:
         rows: number of vectors so far, with those of an earlier run.
         dimensions: numbers of a vector.
-        shown: the vectors themselves, for a report on stdout.
+        report_rows: the vectors themselves, for a report on stdout.
     """
 
     def __init__(self, running: LanguageModel, options: VectorOptions, model: ModelOptions) -> None:
         self.rows = 0
         self.dimensions = options.dimensions or running.config.vector_dim
-        self.shown: list[list[float]] = []
+        self.report_rows: list[list[float]] = []
         self._running = running
         self._options = options
         self._model = model
@@ -218,7 +218,7 @@ class _Vectors:
         for block in _blocks(texts):
             vectors = self._compute(block)
             if keep:
-                self.shown += vectors.tolist()
+                self.report_rows += vectors.tolist()
             else:
                 print(_lines(vectors, self.rows), end="", flush=True)
             self.rows += len(block)
@@ -351,7 +351,7 @@ def bench(
     c,
     tests=option(
         "pp128,pp512,tg128",
-        "ppN runs a prompt of N tokens, tgN generates N tokens; ppN@D and tgN@D behind D others",
+        "ppN runs a prompt of N tokens, tgN generates N tokens; ppN@D and tgN@D after D others",
         metavar="LIST",
     ),
     thread_counts=option(

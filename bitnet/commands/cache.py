@@ -66,15 +66,15 @@ def _by_repository(listing):
         total = sum(entry.size_bytes for entry in files)
         rows.append((name, human_size(total), quantity(len(files), "file")))
         for entry in files:
-            held_by = ", ".join([*_users(entry), *entry.holders(listing)]) or "nothing else"
+            held_by = ", ".join([*_lock_owner(entry), *entry.holders(listing)]) or "nothing else"
             rows.append((f"  {entry.origin.file}", human_size(entry.size_bytes), held_by))
     if rows:
         head = ("repository and file", "size", "held by")
         yield from (*table(head, rows, whole=0, right=(1,), below=(2,)), "")
 
 
-def _users(entry):
-    """The process that has locked the file of *entry*, as a list of at most one text."""
+def _lock_owner(entry):
+    """The process that has locked the file of *entry*, as a list of one text or none."""
     return [f"in use by {entry.owner}"] if entry.owner else []
 
 
@@ -83,7 +83,7 @@ def _note(entry):
     # Other links, or the recorded paths of projects, some of which may be copies.
     others = max(entry.links - 1, len(entry.users))
     references = quantity(others, "link") if others else "unreferenced"
-    notes = _users(entry)
+    notes = _lock_owner(entry)
     if entry.is_stored:
         notes.append(references)
     elif entry.links > 1:

@@ -336,7 +336,7 @@ def _with_tokenizer(
 ) -> Opened:
     """Result of *attempt* with the tokenizer of *model*, fetched if *options* allow."""
     try:
-        return attempt(_explicit(options.tokenizer, common))
+        return attempt(_locate_tokenizer(options.tokenizer, common))
     except TokenizerNotFound:
         if options.tokenizer or not options.auto_download:
             raise
@@ -351,7 +351,7 @@ def _with_tokenizer(
         raise
 
 
-def _explicit(named: str, common: Context) -> Path | None:
+def _locate_tokenizer(named: str, common: Context) -> Path | None:
     """The tokenizer that --tokenizer names; naming an address is consent to download it."""
     if not named:
         return None  # without the imports below, which take 20 MB and 0.2 s

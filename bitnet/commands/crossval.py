@@ -129,7 +129,7 @@ def _compare(requested, texts, options, common, *, record=(), report=()):
         raise UsageError(
             "crossval compares a model as its file is, without --lora", hint="leave --lora out"
         )
-    _, tokenizer = open_tokenizer(options, common) if requested.tokenizer_only else (None, None)
+    tokenizer = open_tokenizer(options, common)[1] if requested.tokenizer_only else None
     checkpoint = open_file(options, common)
     for output in (*record, *report):
         replace(output, inputs=tuple(checkpoint.inventory.paths)).check()

@@ -265,7 +265,9 @@ def _facts(answer, *, ids):
     facts = {"text": answer.text, "finish_reason": answer.finish_reason, **answer.metrics()}
     if ids:
         facts |= {"prompt_ids": list(answer.prompt_ids), "ids": answer.ids}
-    return facts | ({"logprobs": [*map(_token, answer.logprobs)]} if answer.logprobs else {})
+    if answer.logprobs:
+        facts["logprobs"] = [*map(_token, answer.logprobs)]
+    return facts
 
 
 def _token(entry):

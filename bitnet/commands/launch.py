@@ -66,7 +66,7 @@ def launch(
         raise UsageError(f"--args {args!r}: {error}", hint="close its quotes") from None
     key = (settings.api_key() or "") if server else ""  # a server that is started here needs none
     with ExitStack() as stack:
-        stack.enter_context(_ending_orderly())
+        stack.enter_context(_exit_on_signals())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bitnet-launch-")))
         if server:
             address = server.rstrip("/").removesuffix("/v1")
@@ -114,7 +114,7 @@ def _run(command: list[str], environment: dict[str, str]) -> int:
 
 
 @contextmanager
-def _ending_orderly() -> Iterator[None]:
+def _exit_on_signals() -> Iterator[None]:
     """Make the signals that end this process leave the context first, which stops the server."""
 
     def leave(number: int, _frame: object) -> None:

@@ -283,7 +283,7 @@ async def health(request: Request) -> JSONResponse:
     "/tags", summary="The models, as Ollama lists them", responses=refusals_of("/api/tags")
 )
 async def tags(request: Request) -> dict[str, Any]:
-    """Names, sizes and kinds."""
+    """Names, sizes and kinds of the models."""
     models: Models = request.app.state.models
     return {"models": [await _describe_model(slot) for slot in models.slots.values()]}
 
@@ -294,7 +294,7 @@ async def tags(request: Request) -> dict[str, Any]:
     responses=refusals_of("/api/ps"),
 )
 async def running(request: Request) -> dict[str, Any]:
-    """As ``/api/tags``, with when each is unloaded if it is not used until then."""
+    """As ``/api/tags``, with the time at which each is unloaded if no request uses it."""
     models: Models = request.app.state.models
     listing = []
     for slot in models.slots.values():
@@ -314,13 +314,17 @@ async def running(request: Request) -> dict[str, Any]:
     responses=refusals_of("/api/show", 400, 404, 408, 413, 415),
 )
 async def show(request: Request) -> dict[str, Any]:
-    """Its chat template, its kind and what it can; it is not loaded for that."""
+    """The chat template, kind and capabilities of a model, which is not loaded for this."""
     body = await body_of(request, SHOW)
     slot: Slot = request.app.state.models.find(body["model"] or body["name"] or "", exactly=True)
     facts = await slot.header()
     listed = await _describe_model(slot)
     name = facts["architecture"]
-    abilities = ["completion", *(["tools"] if facts["template"] else [])] if facts["writes"] else []
+    capabilities = ["embedding"]
+    if facts["writes"] and facts["template"]:
+        capabilities = ["completion", "tools", "embedding"]
+    elif facts["writes"]:
+        capabilities = ["completion", "embedding"]
     return {
         "template": facts["template"],
         "details": listed["details"],
@@ -330,7 +334,7 @@ async def show(request: Request) -> dict[str, Any]:
             f"{name}.context_length": facts["context"],
             f"{name}.embedding_length": facts["dim"],
         },
-        "capabilities": [*abilities, "embedding"],
+        "capabilities": capabilities,
     }
 
 

@@ -397,10 +397,10 @@ async def _submit(
     body: Body,
     pieces: Pieces,
     prompts: BodyRequests,
-    asked: list[ModelRequest],
+    model_requests: list[ModelRequest],
     first: int,
 ) -> list[Answer]:
-    """Submit the answers to *asked*, all or none; return them.
+    """Submit the answers to *model_requests*, all or none; return them.
 
     Their pieces are put into *pieces*, with the numbers of the answers from *first* on. The first
     part of a request is refused if the queue is full; later parts are not.
@@ -415,15 +415,15 @@ async def _submit(
 
     def prepare_answers() -> list[Answer]:
         sequences: list[Sequence] = []
-        for each in asked:
+        for each in model_requests:
             limit = models.max_output_tokens
             sequences += prepare_sequences(each, slot, choices, limit, clamps=form.clamps)
         for sequence in sequences:
             sequence.deadline = request.state.deadline
         return [Answer(slot.model.tokenizer, sequence) for sequence in sequences]
 
-    compiles = any(each.needs_grammar for each in asked)
-    count = len(asked) * choices
+    compiles = any(each.needs_grammar for each in model_requests)
+    count = len(model_requests) * choices
     naming = name_as_sent(form, body, prompts)
     with naming, slot.place(count, admitted=first > 0) as reservation:
         answers = await models.run_in_thread(prepare_answers, compiles=compiles)

@@ -117,7 +117,7 @@ EMBEDDING = Form(
         "output_dtype": {
             "type": "string",
             "enum": ["float", "int8", "uint8", "binary", "ubinary"],
-            "description": "bits of a vector's numbers; binary packs 8 signs into a byte",
+            "description": "type of a vector's numbers; binary packs 8 signs into a byte",
         },
         "prompt_name": TEXT
         | {"description": "the model's prompt that stands before texts, such as query"},

@@ -209,12 +209,12 @@ COMPLETION = Form(
         | {
             "minimum": -1,
             "maximum": 2**63 - 1,
-            "description": "end the answer after this time, if it has a line; -1 or 0: no limit",
+            "description": "end the answer with the first line after this time; -1 or 0: no limit",
         },
         "n_indent": WHOLE
         | {"minimum": 0, "description": "a line with less white space than this ends the answer"},
         "n_probs": TOP_LOGPROBS
-        | {"description": "tell the log-probabilities of this many tokens at each place; 0: none"},
+        | {"description": "log-probabilities of this many tokens at each position; 0: none"},
         "response_fields": TEXTS | {"description": "fields of the reply; default: all"},
         "stream": FLAG,
         "return_tokens": FLAG,
@@ -231,7 +231,7 @@ INFILL = Form(
     "LlamaInfill",
     {
         **COMPLETION.fields,
-        "prompt": TEXT | {"description": "text after the prefix, where the cursor stands"},
+        "prompt": TEXT | {"description": "text after the prefix, up to the cursor"},
         "input_prefix": TEXT | {"description": "text before the gap"},
         "input_suffix": TEXT | {"description": "text after the gap"},
         "input_extra": {

@@ -70,7 +70,7 @@ def read_modelfile(text: str, name: str) -> tuple[Preset, list[str]]:
     for number, command, key, value in _commands(text):
         if command == "FROM":
             if "model" in values:
-                raise _error(number, "FROM stands here again")
+                raise _error(number, "a second FROM")
             values["model"] = value
         elif command == "SYSTEM":
             values["system"] = value

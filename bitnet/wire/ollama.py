@@ -53,7 +53,7 @@ RUNNING = {
 }  # fmt: skip
 
 #: Fields that chats and completions share.
-_ASKED = {
+_ANSWER_FIELDS = {
     "model": TEXT,
     "format": any_of(TEXT, OBJECT, about="json, or a JSON schema"),
     "options": OBJECT,
@@ -61,7 +61,7 @@ _ASKED = {
     "think": any_of(
         FLAG,
         {"type": "string", "enum": ["low", "medium", "high"]},
-        about="whether the model reasons first, or how much; by default as it does",
+        about="whether the model reasons first, or how much; by default the model decides",
     ),
     "keep_alive": any_of(NUMBER, TEXT),
     "logprobs": FLAG,
@@ -112,8 +112,8 @@ def embedding_requests(body: Body, _: object = None, model: Served = None) -> li
     return [to_embed(text) for text in texts]
 
 
-def _requests(body: Body, default: Default, model: Served, asked: Body) -> list[Request]:
-    """The request of *body*, with *asked*, the fields of the prompt or of the conversation."""
+def _requests(body: Body, default: Default, model: Served, prompt_fields: Body) -> list[Request]:
+    """The request of *body*, with the *prompt_fields* of its prompt or of its conversation."""
     options = _check_options(body, model)
     think = body["think"]
     if think and not can_reason(model):
@@ -135,7 +135,7 @@ def _requests(body: Body, default: Default, model: Served, asked: Body) -> list[
     request = Request.from_mapping(
         {
             **fields,
-            **asked,
+            **prompt_fields,
             "json_schema": _schema(body["format"]),
             "thinking": None if think is None else bool(think),
             "reasoning_effort": think if isinstance(think, str) else None,
@@ -185,6 +185,7 @@ def _check_options(body: Body, model: Served) -> dict[str, Any]:
 
 
 def _schema(form: str | dict[str, Any] | None) -> Any:
+    """JSON schema that *form*, the field ``format``, asks for, or None."""
     if isinstance(form, dict):
         return form
     if form not in (None, "", "json"):
@@ -253,6 +254,7 @@ def _read_use(body: Body, prompt: str) -> ModelUse:
 
 
 def _idle_seconds(body: Body) -> float | None:
+    """Seconds in the ``keep_alive`` of *body*, or None if it has none."""
     keep_alive = body["keep_alive"]
     return None if keep_alive is None else seconds_of(keep_alive)
 
@@ -295,6 +297,7 @@ def _duration(text: str) -> float:
 
 
 def _calls(answer: Answer) -> list[dict[str, Any]]:
+    """The calls of *answer* whose arguments are complete, in Ollama's form."""
     calls = []
     for number, call in enumerate(answer.calls):
         if (arguments := call.parse_arguments()) is not None:
@@ -304,6 +307,7 @@ def _calls(answer: Answer) -> list[dict[str, Any]]:
 
 
 def _end_facts(answer: Answer) -> dict[str, Any]:
+    """The fields at the end of a reply: why *answer* ended, token counts, nanoseconds."""
     total = answer.tokenize_s + answer.prefill_s + answer.decode_s
     return {
         "done": True,
@@ -338,7 +342,7 @@ def error_reply(message: str, *_: object) -> dict[str, str]:
 CHAT = Form(
     "OllamaChat",
     {
-        **_ASKED,
+        **_ANSWER_FIELDS,
         "messages": MESSAGES | {"minItems": 0},
         **schemas_by_name("ollama", "tools"),
     },
@@ -350,7 +354,7 @@ CHAT = Form(
 GENERATE = Form(
     "OllamaGenerate",
     {
-        **_ASKED,
+        **_ANSWER_FIELDS,
         "prompt": TEXT,
         "system": TEXT,
         "raw": FLAG | {"description": "continue the prompt as it is"},
@@ -364,11 +368,11 @@ GENERATE = Form(
     requests=generate_requests, reply=answer_reply, events=answer_lines, stream=STREAM,
 )  # fmt: skip
 #: Fields that both addresses for embeddings share.
-_KEPT = {"model": TEXT, "options": OBJECT, "keep_alive": any_of(NUMBER, TEXT)}
+_EMBEDDING_FIELDS = {"model": TEXT, "options": OBJECT, "keep_alive": any_of(NUMBER, TEXT)}
 EMBED = Form(
     "OllamaEmbed",
     {
-        **_KEPT,
+        **_EMBEDDING_FIELDS,
         "input": any_of(TEXT, TEXTS),
         "truncate": FLAG | {"description": "true by default: cut what is too long"},
         "dimensions": WHOLE,
@@ -379,7 +383,7 @@ EMBED = Form(
 )  # fmt: skip
 #: The older ``/api/embeddings``, of one text.
 EMBED_ONE = Form(
-    "OllamaEmbeddings", {**_KEPT, "prompt": TEXT}, required=("model", "prompt"),
+    "OllamaEmbeddings", {**_EMBEDDING_FIELDS, "prompt": TEXT}, required=("model", "prompt"),
     ignores=find_ignored_options, dialect="ollama", tag="Ollama",
     summary="The vector of a text, as Ollama had it",
     requests=embedding_requests, use=read_embedding_use,

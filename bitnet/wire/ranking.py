@@ -46,7 +46,7 @@ def _documents(body: Body) -> list[str]:
     """Texts of the documents in *body*, from ``documents`` or ``texts``, but not both."""
     names = [name for name in ("documents", "texts") if body[name] is not None]
     if len(names) != 1:
-        raise UsageError("documents: give them, or texts", field="documents")
+        raise UsageError("documents: expected either documents or texts", field="documents")
     documents = body[names[0]]
     check_count(documents, names[0], at_most=MAX_TEXTS)
     return [entry if isinstance(entry, str) else entry["text"] for entry in documents]

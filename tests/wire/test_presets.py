@@ -174,7 +174,7 @@ def test_a_modelfile_is_read_as_ollama_reads_it():
     ("text", "words"),
     [
         ("SYSTEM a", "has no FROM"),
-        ("FROM a\nFROM b", "line 2: FROM stands here again"),
+        ("FROM a\nFROM b", "line 2: a second FROM"),
         ("FROM a\nTEMPLATE {{ .Prompt }}", "line 2: TEMPLATE is a template of Go"),
         ("FROM a\nPARAMETER tfs_z 0.5", "PARAMETER tfs_z is not served"),
         ("FROM a\nPARAMETER temperature warm", "PARAMETER temperature is 'warm'"),
