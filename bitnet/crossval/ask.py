@@ -1,8 +1,8 @@
 """A reference engine, asked in its own process.
 
 A foreign engine may crash, print, keep threads, or never answer. It gets a request on stdin and
-writes its answer into a folder that is deleted afterwards; a process that exceeds its limit of time
-is killed with all processes that it started.
+writes its answer into a folder that is deleted afterwards; a process that exceeds its time limit is
+killed with all processes that it started.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def ask(
         raise EngineFailed(text, hint=OTHER_ENGINE)
     try:
         answer = read_json(target, hint=OTHER_ENGINE)
-        # Behind an error, the file of intermediates may be incomplete.
+        # After an error, the file of intermediates may be incomplete: it is not read.
         if "error" in answer:
             text = f"{engine} cannot run {model}: {answer['error']}"
             raise EngineFailed(text, hint=OTHER_ENGINE)
@@ -147,7 +147,7 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def describe_ending(completed: subprocess.CompletedProcess[bytes]) -> str:
-    """Exit status of a process, and the lines of its stderr that name an error, or the last."""
+    """Exit status of a process, and lines of its stderr: those that name an error, or the last."""
     code = completed.returncode
     status = f"signal {-code}" if code < 0 else f"exit code {code}"
     lines = completed.stderr.decode("utf-8", "replace").splitlines()

@@ -50,19 +50,19 @@ class Residual(NamedTuple):
 
     error: float  # ``|theirs - float64| / |float64|`` of the worst row
     gain: float  # slope of theirs over float64's values, less 1
-    mean: float  # mean residual of ROWS rows, as a part of the size of a row
+    mean: float  # length of the mean residual of ROWS rows, relative to that of a row
 
 
 BOUNDS: dict[Kind, Residual] = {
     "sum": Residual(1e-6, 2e-7, 2.5e-7),  # norms and sums in float32
-    "state": Residual(1e-6, 5e-7, 5e-7),  # as many sums as there are positions
+    "state": Residual(1e-6, 5e-7, 5e-7),  # recurrent states, which add up all positions
     "product": Residual(1e-4, 1e-6, 5e-6),  # float32 throughout
     "rotation": Residual(3e-4, 1e-6, 1e-4),  # angles of late positions in float32
     "gate": Residual(2e-3, 2e-4, 4e-4),  # softmax of a router; GELU from a table in float16
     "attention": Residual(8e-3, 1e-3, 2e-3),  # keys and values in 16 bits
-    "half product": Residual(2e-2, 1e-3, 3e-3),  # weights, and activations, of 16 bits
+    "half product": Residual(2e-2, 1e-3, 3e-3),  # weights and activations in 16 bits
     "q8 attention": Residual(0.15, 1e-2, 5e-2),  # keys and values in 8 bits
-    "int8 product": Residual(0.16, 1e-2, 2e-2),  # activations of 8 bits
+    "int8 product": Residual(0.16, 1e-2, 2e-2),  # activations in 8 bits
 }
 
 
@@ -80,7 +80,7 @@ def measure(theirs: NDArray[np.float64], ours: NDArray[Any]) -> Residual:
     squares = float((ours * ours).sum())
     gain = float((residual * ours).sum()) / squares if squares else 0.0
 
-    # The mean of fewer rows scatters more.
+    # The mean of fewer rows scatters more: scale it to that of ROWS rows.
     size = math.sqrt(squares / len(ours)) if squares else 0.0
     mean = float(np.linalg.norm(residual.mean(axis=0))) * math.sqrt(len(ours) / ROWS)
     measured = Residual(float(relative.max()), gain, mean / size if size else mean)

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from bitnet.crossval.trace import Position, Prompt, PromptTrace, Trace
     from bitnet.tokenizer import Tokenizer
 
-_TINY = 1e-12  # smallest remaining probability; anything below is rounding
+_TINY = 1e-12  # least probability of all tokens that are not stored; anything below is rounding
 _ALIKE = 1e-6  # spread of log-probabilities below which no slope is measured
-_ROUNDING = 1e-7  # of a remaining probability, from writing down logits
+_ROUNDING = 1e-7  # error of that probability, since stored logits are rounded
 _LEAST = 10  # tokens stored at a position; fewer than that are not a distribution
 _SHOWN = 8  # faults that are listed
 # Texts that decode differently on purpose: see :class:`bitnet.crossval.evidence.TokenizerParity`.
@@ -51,6 +51,7 @@ def faults_of(
 
 
 def _faults(answer: PromptTrace, prompt: Prompt, vocabulary: int) -> Iterator[str]:
+    """Faults of *answer* to *prompt*; of its positions, only the first faulty one is described."""
     least = min(_LEAST, vocabulary)
     if answer.error:
         yield answer.error
@@ -131,6 +132,10 @@ def _compare_position(
     exact: Position | None,
     following: int | None,
 ) -> Row:
+    """The row of *position*: index of a prompt, and of a token in it.
+
+    *following* is the next token of the prompt; None at its end.
+    """
     ours_kl, ours_scale = nearness(exact, ours)
     theirs_kl, theirs_scale = nearness(exact, theirs)
     return Row(
@@ -190,10 +195,10 @@ def _divergence_over(log_ps: Mapping[int, float], log_qs: Mapping[int, float]) -
 
 
 def nearness(exact: Position | None, engine: Position) -> tuple[float | None, float | None]:
-    """KL from *exact* to *engine*, and the slope of its log-probabilities over the exact ones.
+    """KL from *exact* to *engine*, and the slope of the engine's log-probabilities over the exact.
 
-    Both are None without finite logits. The slope is also None where both stored fewer than three
-    common tokens, or the exact log-probabilities are equal.
+    Both are None without finite logits. The slope is also None where fewer than three tokens are
+    stored on both sides, or the exact log-probabilities are equal.
     """
     if exact is None or not (exact.is_finite and engine.is_finite):
         return None, None
@@ -210,7 +215,10 @@ def nearness(exact: Position | None, engine: Position) -> tuple[float | None, fl
 
 
 def _nll(position: Position | None, following: int | None) -> float | None:
-    """``-log p`` of *following*; a token that is not stored counts as the last stored one."""
+    """``-log p`` of *following*, at least 0; None without such a token or without finite logits.
+
+    A token that is not stored counts as likely as the last stored one.
+    """
     if following is None or position is None or not position.is_finite:
         return None
     log_p_by_id = position.log_probabilities()

@@ -38,7 +38,7 @@ class Row:
     ours: int | None  # our likeliest next token
     theirs: int | None  # the reference's
     gap: float | None  # logit difference between the reference's best and second token
-    kl: float | None = None  # from the reference to ours
+    kl: float | None = None  # KL divergence from the reference to ours, in nats; a lower bound
     # lower bound of our ``-log p`` of the actual next token; None at the end
     nll: float | None = None
     theirs_nll: float | None = None  # the reference's
@@ -73,7 +73,7 @@ class TokenizerParity:
     theirs: tuple[int, ...] = ()  # the reference's
     decoded: int = 0  # lists of ids that were decoded and are judged; 0: the reference decoded none
     decoded_equal: int = 0  # of these, lists with equal texts
-    ids: tuple[int, ...] = ()  # the first of them with different texts, empty if there is none
+    ids: tuple[int, ...] = ()  # the first of these lists with different texts; empty if none has
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,8 @@ class Float64(Reference):
     def model(self, checkpoint: Checkpoint) -> Model:
         """*checkpoint* in float64, loaded once.
 
-        If all weights fit in memory as float64, they are unpacked here, else each matrix on use.
+        If all weights take at most 4 GiB as float64, they are unpacked here, else each matrix on
+        use.
         """
         if self._model is None:
             weights = checkpoint.weights.values()
@@ -86,7 +87,7 @@ class _Unpacking(ReferenceOps):
         super().__init__(dtype=np.float64)
 
     def prepare(self, weight: Weight, *, looked_up: bool = False, expert: bool = False) -> Any:
-        # Ternary layers stay int8 codes; vectors and experts have operations of their own.
+        # Ternary layers stay int8 codes; vectors and stacks of expert matrices are unpacked here.
         if registry.rounds_activations(weight) or len(weight.shape) != 2:
             return super().prepare(weight, looked_up=looked_up, expert=expert)
         return weight

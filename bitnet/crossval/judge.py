@@ -37,8 +37,8 @@ NOISE: dict[Arithmetic, float] = {
 # Bounds are three times the measured value: other prompts and processors give other values.
 ALLOWANCE = 3.0
 
-# Values that were measured on the model lower a bound, but to 1 / 30 of it at most: even two
-# correct engines round differently.
+# Values that were measured on the model lower a bound, but not below 1 / 30 of it: even two correct
+# engines round differently.
 MOST_TIGHTENING = 30.0
 
 # Least number of positions on which the distance of a reference lowers our bound. The divergence
@@ -82,8 +82,8 @@ def kl_of_ours(
 ) -> float:
     """Largest accepted mean KL from the float64 pass to ours.
 
-    We are held to the distance of a reference with the same arithmetic, *theirs_kl*, if it was
-    measured on enough *positions*.
+    *theirs_kl* is the distance of the reference. If the reference has the same arithmetic, and was
+    compared on enough *positions*, ours may be at most ALLOWANCE times as large.
     """
     most = ALLOWANCE * NOISE[ours]
     if ours != theirs or theirs_kl is None or positions < ENOUGH_POSITIONS:
@@ -101,7 +101,8 @@ def kl_between(
     most = ALLOWANCE * max(NOISE[ours], NOISE[theirs])
     if ours_kl is None or theirs_kl is None:
         return most
-    # The root of a small KL divergence is a distance.
+    # The root of a small KL divergence is a distance: two engines are at most as far apart as the
+    # sum of their distances from float64.
     largest = APART * (math.sqrt(ours_kl) + math.sqrt(theirs_kl)) ** 2
     return max(min(most, largest), most / MOST_TIGHTENING)
 
@@ -158,6 +159,7 @@ def checks_of(evidence: Evidence) -> dict[str, Callable[[Evidence], Finding]]:
     plan = evidence.plan
     model = evidence.model
     runs = not evidence.plan.tokenizer_only
+    # With one of these, the model's file was compared with another one.
     is_known = bool(model.problem or model.original or plan.recorded_sha256)
     checks: dict[str, tuple[bool, Callable[[Evidence], Finding]]] = {
         "model": (is_known, _model),
@@ -234,6 +236,7 @@ def _summarize(evidence: Evidence) -> dict[str, float | None]:
         "median_kld": median(klds) if complete else None,
         "rms_dp": None if squared is None else math.sqrt(squared),
         "same_top": kinds.count("same") / len(rows),
+        # positions where the reference barely prefers its token, also where ours is the same
         "near_ties": sum(row.gap is not None and row.gap < tie for row in rows),
         "excused": kinds.count("excused"),
         "wrong": kinds.count("wrong"),
@@ -416,7 +419,7 @@ def _logits(evidence: Evidence) -> Finding:
 
 
 def _agreement(rows: Sequence[Row], tie: float) -> tuple[bool, str]:
-    """True if there are *rows* and none is wrong; and the number of rows of each kind."""
+    """True if there are *rows* and none is wrong; and the numbers of rows by kind, as text."""
     kinds = [kind_of(row, tie) for row in rows]
     text = (
         f"{kinds.count('same')} of {len(rows)} agree, {kinds.count('tie')} differ in a near-tie, "

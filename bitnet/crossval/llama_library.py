@@ -30,7 +30,8 @@ _PARAMS_BYTES = 1024  # more than any version's struct; the callee reads only it
 
 # n_ctx, n_batch, n_ubatch as llama_context_default_params() gives them.
 _SIZES = struct.pack("<3I", 512, 2048, 512)
-# rope_freq_base and _scale, four yarn factors, yarn_orig_ctx, defrag_thold; cb_eval comes next.
+# rope_freq_base and _scale, four yarn factors, yarn_orig_ctx, defrag_thold; cb_eval comes next. The
+# last three factors have other defaults in older versions.
 _ROPES = tuple(struct.pack("<6fIf", 0, 0, -1, *yarn, 0, -1) for yarn in ((-1, -1, -1), (1, 32, 1)))
 _THREADS = struct.pack("<2I", 4, 4)  # n_threads, n_threads_batch
 # rope_scaling_type, pooling_type, attention_type, flash_attn_type; forks have only three of them.
@@ -101,7 +102,7 @@ class _ContextFields:
 
 
 class Batch(ctypes.Structure):
-    """``llama_batch``; fields appended by forks are in ``room``."""
+    """``llama_batch``, with ``room`` for fields that forks append."""
 
     _fields_ = (
         ("n_tokens", ctypes.c_int32),
@@ -172,7 +173,7 @@ class Llama:
         *add_special* puts BOS and EOS around it if the model uses them.
         """
         raw = text.encode("utf-8", "surrogatepass")
-        room = len(raw) + 16
+        room = len(raw) + 16  # a token for each byte, and some special ones
         ids = (ctypes.c_int32 * room)()
         count = self._c.llama_tokenize(self._tokenizer, raw, len(raw), ids, room, add_special, True)
         if count < 0:
@@ -293,7 +294,10 @@ class Llama:
     def _append(
         self, handle: int, sequence: list[int], ids: Sequence[int], *, all_positions: bool = True
     ) -> NDArray[np.float32]:
-        """Append *ids* to *sequence*, which *handle* has computed, and return their logits."""
+        """Append *ids* to *sequence*, the ids that the context *handle* has run; return logits.
+
+        They are ``(T, vocabulary)``: those of each of *ids*, or of the last one alone.
+        """
         batch = self._c.llama_batch_init(len(ids), 0, 1)
         try:
             batch.n_tokens = len(ids)

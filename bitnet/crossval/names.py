@@ -163,13 +163,17 @@ def _sources_behind(
 class Names:
     """Translation of the intermediates of one model."""
 
-    ours: Mapping[str, str]  # our name of each that differs; empty: it is another value
-    scales: Mapping[str, float]  # factors on values, by our name
+    # our names by llama.cpp's, where the two differ; empty: our program has no such value
+    ours: Mapping[str, str]
+    scales: Mapping[str, float]  # factors on values, by our name without the layer
     sources: Mapping[str, WeightSource]  # of the values that a weight gives, by our name
     head: str = ""  # weight whose product is the logits, where these may lack a name
 
     def whole(self, names: Iterable[str]) -> list[str]:
-        """Prefixes of node names, and weights, by which an engine finds the nodes of *names*."""
+        """Prefixes of node names, and names of weights, that select the nodes of *names*.
+
+        *names* are ours. A request has them as ``whole``.
+        """
         needed = set(names)
         operations = {name.rpartition("-")[0] for name in needed}
         theirs = (name for name, ours in self.ours.items() if ours in operations)
@@ -241,7 +245,7 @@ class Names:
             ours = self._our_name(node)
             is_of_a_weight = node.weight in name_of_weight and _follows(node.operation, "")
             if is_of_a_weight and name_of_weight[node.weight] != ours:
-                continue  # llama.cpp calls the result of another weight so
+                continue  # llama.cpp gives this name to the result of another weight
             if ours:
                 scale = self.scales.get(ours.rpartition("-")[0], 1.0)
                 by_our_name[ours] = scale_values(nodes[node], scale)
@@ -257,10 +261,10 @@ class Names:
 
 
 def scale_values(values: NDArray[Any], factor: float) -> NDArray[Any]:
-    """*values* times *factor*.
+    """*values* times *factor*; with a factor of 1, the array itself.
 
-    Most have none, and are not touched: some nodes that are not compared hold memory that the
-    engine never wrote, which is not a number at times.
+    Nodes without a factor must not be multiplied: some that are not compared hold memory that the
+    engine never wrote, and NumPy warns of values there that are not numbers.
     """
     return values if factor == 1.0 else values * factor
 
@@ -292,7 +296,9 @@ def names_for(
     """
     names = {**_EVERYWHERE, **dict(_of_networks(config)), **more}
     if config.text_rows:
-        names["inp_embd"] = "inpL"  # with the embeddings of texts and positions
+        # Our ``embed`` is the embedding of the token alone, our ``inpL`` also has those of text and
+        # position.
+        names["inp_embd"] = "inpL"
     # The factor on the results of branches, if all have the same, or all branches with experts do.
     branches = [branch for block in config.blocks for branch in block]
     factors: dict[str, float] = {}

@@ -56,6 +56,7 @@ def _arithmetic(model: Model, checkpoint: Checkpoint) -> Arithmetic:
 def _our_prompt(
     model: LanguageModel, prompt: Prompt, generation: GenerationSettings
 ) -> PromptTrace:
+    """Answer of *model*: positions from one pass, and the continuation as in text generation."""
     ids = prompt.ids
     if prompt.error:
         return PromptTrace(prompt.text, ids, error=prompt.error, first=prompt.first)

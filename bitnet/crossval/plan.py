@@ -81,10 +81,11 @@ def prompts_for(
 
 
 def spread(lengths: Sequence[int], limit: int) -> list[int]:
-    """Number of positions of each prompt to compare, at most *limit* in all, evenly distributed.
+    """Number of positions of each prompt to compare, at most *limit* in all.
 
-    The first positions of every prompt, as many of each as fit; if there are more prompts than
-    *limit*, one position each of evenly chosen prompts.
+    *lengths* are the positions of each prompt. Short prompts are compared whole, and the others
+    share the rest of *limit* evenly; if there are more prompts than *limit*, evenly chosen ones
+    have one position each.
     """
     filled = [at for at, length in enumerate(lengths) if length]
     if len(filled) > limit:
@@ -112,6 +113,7 @@ def has_experts(model: LanguageModel) -> bool:
 
 
 def _prompt(model: LanguageModel, text: str, steps: int) -> Prompt:
+    """Prompt of *text*, cut so that *steps* more tokens fit into the context of *model*."""
     try:
         ids = tuple(model.tokenizer.encode(text))[: max(model.engine.context - steps, 1)]
     except BitnetError as error:
@@ -195,7 +197,8 @@ def begin_evidence(
     """Evidence with its plan and the facts that are known before an engine runs."""
     recording = reference.recording
     backend = "none"
-    if model is not None:  # with the form of its keys and values if it is not the default
+    if model is not None:
+        # The form of its keys and values is added, unless it is the default.
         kind = model.config.kv_type
         backend = model.backend if kind == "f16" else f"{model.backend}, {kind} keys and values"
     ours = EngineFacts("bitnet", __version__)

@@ -15,7 +15,7 @@ Record = TypeVar("Record")
 
 
 def to_json(value: Any, digits: int = 6) -> Any:
-    """*value* as JSON values, with so many significant digits."""
+    """*value* as JSON values; floats have *digits* significant digits, and NaN becomes None."""
     if is_dataclass(value):
         return {field.name: to_json(getattr(value, field.name), digits) for field in fields(value)}
     if isinstance(value, dict):
@@ -46,17 +46,17 @@ def from_json(
         origin = get_origin(kind)
         arguments = get_args(kind)
         if is_dataclass(kind):
-            names = get_type_hints(kind)
+            field_types = get_type_hints(kind)
             expect(type(values) is dict, values, where, "an object")
-            wrong = sorted(names.keys() ^ values.keys())
+            wrong = sorted(field_types.keys() ^ values.keys())
             if wrong and not partial:
                 what = "has an unknown field" if wrong[0] in values else "lacks the field"
                 raise InvalidFormat(f"{where} {what} {wrong[0]!r}", hint=hint)
             make = cast("Any", kind)
             return make(
                 **{
-                    name: read(names[name], values[name], f"{where}.{name}")
-                    for name in names.keys() & values.keys()
+                    name: read(field_types[name], values[name], f"{where}.{name}")
+                    for name in field_types.keys() & values.keys()
                 }
             )
         if origin is UnionType:

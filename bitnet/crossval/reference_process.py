@@ -55,9 +55,9 @@ if TYPE_CHECKING:
     from bitnet.crossval.names import Node
 
 _LOGITS = "result_output"
-# Endings of names of later states of queries, keys and values.
+# Part of names of queries, keys and values that marks a later state: ``Qcur_normed-0``.
 _LATER = re.compile(r"(?<=^[QKV]cur)_(?:normed|pos)-")
-# Package of the engine.
+# Package of each engine that comes from PyPI, by the name of the engine.
 _DISTRIBUTIONS = {
     "llama.cpp": "xllamacpp",
     "ik_llama.cpp": "ik-llama-cpp-python",
@@ -209,7 +209,10 @@ def _bitnet_cpp(path: str, threads: int, weights: bool, *, headless: bool, libra
 
 
 def _file_of(function: Any) -> Path | None:
-    """The library that contains *function*: one may be loaded by another."""
+    """File of the library that contains *function*, None if the system cannot tell.
+
+    It may be another one than the library that was opened, which loads it.
+    """
     look_up = getattr(ctypes.CDLL(None), "dladdr", None) if sys.platform != "win32" else None
     symbol = (ctypes.c_char_p * 4)()  # Dl_info of the C library: file, base, name, address
     if look_up is None or not look_up(ctypes.cast(function, ctypes.c_void_p), symbol):

@@ -1,8 +1,8 @@
 """The reference engines: one class each, found by name.
 
-llama.cpp       the wheel xllamacpp; every GGUF encoding but BitNet's own
-bitnet.cpp      the build in BITNET_CPP_DIR; I2_S, as it is
-ik_llama.cpp    the wheel ik-llama-cpp-python; the same, and ternary weights
+llama.cpp       the wheel xllamacpp; GGUF files of models other than BitNet
+bitnet.cpp      the build in BITNET_CPP_DIR; GGUF files with I2_S, as they are
+ik_llama.cpp    the wheel ik-llama-cpp-python; GGUF files, those with I2_S after a conversion
 transformers    folders with safetensors, in float32
 recorded        a trace in a file, of any engine on any machine
 float64         our own graph in NumPy and double precision
@@ -79,7 +79,7 @@ _COMPUTED_BY_IK = frozenset(
 
 
 def _is_headless(checkpoint: Checkpoint) -> bool:
-    """True for a model of a family that makes vectors of texts, and has no head that writes."""
+    """True for a model of a family that makes vectors of texts and has no output head."""
     family = of_gguf(checkpoint.architecture)
     return family is not None and (family.encodes or family.headless)
 

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The folders of an absolute path, without spaces.
+# The folders of an absolute path that has no spaces.
 _FOLDERS = re.compile(r"(?<![\w./:])(?:/(?:[^/\s'\"]+/)+|[A-Za-z]:\\(?:[^\\\s'\"]+\\)+)")
 
 
@@ -139,8 +139,8 @@ def _as_reported(evidence: Evidence, checkpoint: Checkpoint) -> Evidence:
     if no_answer is not None:
         no_answer = replace(no_answer, text=_without_folders(no_answer.text, checkpoint))
     faults = {
-        side: tuple(_without_folders(fault, checkpoint) for fault in found)
-        for side, found in evidence.faults.items()
+        side: tuple(_without_folders(fault, checkpoint) for fault in texts)
+        for side, texts in evidence.faults.items()
     }
     evidence = replace(evidence, no_answer=no_answer, faults=faults)
     return from_json(Evidence, to_json(evidence))

@@ -296,10 +296,11 @@ class Reference(ABC):
     def intermediates(
         self, _question: Question, _exact: Model
     ) -> Mapping[str, NDArray[Any]] | None:
-        """Intermediates of a pass over the only prompt, by llama.cpp's names; None if it has none.
+        """Intermediates of a pass over the only prompt, by our names; None if it has none.
 
         *_exact* is the float64 model; the ``Mark`` instructions of its program name the values.
-        Keys and values (``Kcur-3``, ``Vcur-3``) have a row for each id, all others for the last
-        :data:`bitnet.crossval.operations.ROWS`.
+        Those that caches are made of, such as the keys ``Kcur-3``, have a row for each id, all
+        others for the last :data:`bitnet.crossval.bounds.ROWS`, or for each id if positions attend
+        to later ones.
         """
         return None
