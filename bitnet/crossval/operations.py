@@ -58,7 +58,7 @@ class Operation:
     kind: Kind  # what it rounds
     error: float  # ``|theirs - float64| / |float64|`` of the worst position
     gain: float  # slope of theirs over float64's values, less 1
-    mean: float  # mean residual of :data:`ROWS` positions, as a part of the size of one
+    mean: float  # length of the mean residual of :data:`ROWS` positions, relative to one's
 
     @property
     def residual(self) -> Residual:

@@ -58,7 +58,7 @@ _NEUTRAL = frozenset(
     | {"use_dora", "modules_to_save"}  # their tensors say the same
     | {"fan_in_fan_out"}  # factors are the same for a model that stores matrices by columns
 )
-# Other keys, and the values with which they change nothing. A key of neither must be false.
+# Other keys, and the values with which they change nothing. Further keys must be false or empty.
 _USUAL = {
     "peft_type": ("LORA",),
     "bias": ("none",),
@@ -78,9 +78,10 @@ class Pair(NamedTuple):
 class Change:
     """Change of one matrix, ``(outputs, inputs)``, by an adapter: factors, or another matrix."""
 
-    pair: Pair | None
-    magnitudes: NDArray[np.float32] | None  # Euclidean norms of its rows, ``(outputs,)``
-    matrix: NDArray[np.float32] | None  # which replaces it
+    pair: Pair | None  # factors of what is added to it; None: nothing
+    # Euclidean norms to which its rows are scaled, ``(outputs,)``; None: they are not
+    magnitudes: NDArray[np.float32] | None
+    matrix: NDArray[np.float32] | None  # the matrix that replaces it; None: it is only changed
 
     @property
     def outputs(self) -> int:
@@ -213,7 +214,7 @@ def _of_folder(path: Path) -> Adapter:
         else:
             factors[name] = values
     pairs: dict[str, Pair] = {}
-    if factors or not matrices:
+    if factors or not matrices:  # without both, the error is that it has no tensors
         pairs = _pairs(path, factors, _FOLDER_NAME, partial(_scale, path, config))
     named = {f"{name}.weight": pair for name, pair in pairs.items()}
     for name in magnitudes.keys() - named.keys():
@@ -264,8 +265,8 @@ def _of_task(path: Path, task: str, tasks: Sequence[str]) -> Adapter:
         if match["matrix"].endswith(_TABLES):
             part = {"a": "b", "b": "a"}[part]
         factors[f"{match['matrix']}.lora_{part}"] = own
-    scale = {"r": config.get("lora_rank", 4), "lora_alpha": config.get("lora_alpha", 1)}
-    pairs = _pairs(path, factors, _FILE_NAME, partial(_scale, path, scale))
+    peft_keys = {"r": config.get("lora_rank", 4), "lora_alpha": config.get("lora_alpha", 1)}
+    pairs = _pairs(path, factors, _FILE_NAME, partial(_scale, path, peft_keys))
     return Adapter(
         path / task, {f"{name}.weight": pair for name, pair in pairs.items()}, "", is_gguf=False
     )
@@ -302,7 +303,7 @@ def _scale(path: Path, config: Mapping[str, Any], module: str, rank: int) -> flo
 
 
 def _of_pattern(path: Path, config: Mapping[str, Any], key: str, module: str, default: Any) -> Any:
-    """Value of the first pattern below *key* that the end of *module* matches."""
+    """Value of the first pattern below *key* that the end of *module* matches, else *default*."""
     patterns = config.get(key) or {}
     if not isinstance(patterns, dict):
         raise InvalidFormat(

@@ -56,6 +56,7 @@ class BitLinear:
     def weight(self, name: str, plain: Weight, scale: Weight | None) -> Weight:
         """The ternary weight of a layer from its stored form."""
         packed = plain.quant.name == "U8"
+        # Packed weights are quantized before they are saved (offline), plain ones as they are read.
         if packed == self.online or len(plain.shape) != 2:
             kind = "packed" if packed else "plain"
             mode = "online" if self.online else "offline"
@@ -75,7 +76,7 @@ class BitLinear:
         return Weight(name, shape, registry.PACKED_U8, plain.data, self.factor(name, scale))
 
     def factor(self, name: str, scale: Weight) -> float:
-        """Factor that the *scale* next to the tensor *name* stands for."""
+        """Factor on the codes of the tensor *name*: its *scale*, or the inverse of that."""
         values = registry.dequantize(scale)
         factor = float(values.reshape(-1)[0]) if values.size == 1 else 0.0
         is_usable = np.isfinite(factor) and factor > 0
@@ -83,9 +84,9 @@ class BitLinear:
             factor = 1 / factor
             is_usable = factor <= _LARGEST
         if not is_usable:
-            whole = f"{name.rpartition('.')[0]}.scale"
+            own_name = f"{name.rpartition('.')[0]}.scale"
             raise InvalidFormat(
-                f"{whole}: its weight_scale is not a positive number that a float32 can store",
+                f"{own_name}: its weight_scale is not a positive number that a float32 can store",
                 hint=COMPARE,
             )
         return factor

@@ -52,10 +52,10 @@ class _State:
     """Description of the 4-bit codes of a matrix."""
 
     name: str  # of the codes
-    model: str
-    tensors: Mapping[str, Weight]
-    values: Mapping[str, Any]
-    shape: tuple[int, ...]
+    model: str  # name of the folder, for messages
+    tensors: Mapping[str, Weight]  # all of the folder, by name
+    values: Mapping[str, Any]  # the description itself, read from JSON
+    shape: tuple[int, ...]  # of the matrix
     dtype: str  # our name of the type of the numbers
 
     @classmethod
@@ -75,14 +75,14 @@ class _State:
         return replace(facts, shape=tuple(sizes), dtype=DTYPES[dtype])
 
     def part(self, kind: str) -> Weight:
-        """The tensor *kind* of the codes."""
+        """The tensor beside the codes whose name ends with *kind*, such as ``absmax``."""
         tensor = self.tensors.get(f"{self.name}.{kind}")
         if tensor is None:
             raise self.wrong(f"{self.name}.{kind} is missing")
         return tensor
 
     def size(self, key: str) -> int:
-        """The size of a block *key*."""
+        """Number of codes in a block, which *key* of the description states."""
         size = self.values.get(key)
         if type(size) is not int or not 0 < size < _MOST_NUMBERS:
             raise self.wrong(f"{key} is {size!r:.80}")
@@ -109,8 +109,8 @@ def unpack_bitsandbytes(
     check(quantization, _BITSANDBYTES_RULES, model=model, below=BELOW)
     unpacked = {}
     for name, tensor in tensors.items():
-        stem, _, rest = name.partition(".weight.")
-        if rest and f"{stem}.weight" in tensors:
+        stem, _, part = name.partition(".weight.")
+        if part and f"{stem}.weight" in tensors:
             continue  # a scale, a table or the state of codes: read with them
         state = _state_of(name, tensors)
         unpacked[name] = tensor if state is None else _from_state(tensor, state, tensors, model)

@@ -38,20 +38,20 @@ T = TypeVar("T", dict, list)  # type: ignore[type-arg]
 
 
 _MOST_FILES = 10_000  # in the folder of a model, with those that links lead to
-_MOST_LEVELS = 100  # of objects and arrays in one another: published files have fewer than 20
+_MOST_LEVELS = 100  # of nested objects and arrays: published files have fewer than 20
 _LARGE = 1 << 20  # bytes: larger files stay mapped and take no memory of their own
 
 
 def parse_json(raw: bytes, path: Path, kind: type[T], *, unique: bool = False) -> T:
-    """The object or array that *raw* is, a part of the file *path*.
+    """The JSON object or array (*kind*) in *raw*, the content or a part of the file *path*.
 
-    With *unique*, keys that are there twice are refused. Otherwise the last one counts, as in
+    With *unique*, keys that an object has twice are refused. Otherwise the last one counts, as in
     transformers: some published ``config.json`` has such a key.
     """
     try:
         content = json.loads(raw)
-        if unique and (twice := find_repeated_keys(raw)):
-            raise ValueError(f"the key {twice[0][0][:80]!r} is there twice")
+        if unique and (repeated := find_repeated_keys(raw)):
+            raise ValueError(f"the key {repeated[0][0][:80]!r} is there twice")
         if _is_deeper(content, _MOST_LEVELS):
             raise ValueError(f"it has more than {_MOST_LEVELS} levels")
     except (ValueError, RecursionError) as error:
@@ -62,7 +62,7 @@ def parse_json(raw: bytes, path: Path, kind: type[T], *, unique: bool = False) -
 
 
 def _is_deeper(content: Any, levels: int) -> bool:
-    """True if objects and arrays are in one another in more than so many *levels*.
+    """True if objects and arrays of *content* are nested in more than so many *levels*.
 
     Functions that walk through *content* call themselves once for each level.
     """
@@ -77,7 +77,7 @@ def _is_deeper(content: Any, levels: int) -> bool:
 
 
 def find_repeated_keys(raw: bytes) -> list[tuple[str, Any]]:
-    """Keys in the JSON text *raw* that an object has again later, with their values."""
+    """Key and value of each entry of the JSON text *raw* whose object has the key again later."""
     overwritten: list[tuple[str, Any]] = []
 
     def collect(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def damage_error(path: Path, why: str) -> InvalidFormat:
 
 
 def resolve_unnamed(path: Path) -> Path:
-    """*path*, or if it has no name, such as ``.`` and ``..``, the absolute path of the same."""
+    """*path*, or its absolute form if it has no name, such as ``.`` and ``..``."""
     if path.name not in ("", ".."):
         return path
     try:

@@ -46,7 +46,7 @@ def classifier_keys(
     # config_json.describe lists the ignored keys of the model.
     config, _ignored = split_ignored(config, ignore.names)
     model = files.root.name
-    missing = [own for own, gguf, _ in family.classifier if f"{gguf}.weight" not in weights]
+    missing = [module for module, gguf, _ in family.classifier if f"{gguf}.weight" not in weights]
     if missing:
         raise InvalidFormat(
             f"{model}: {missing[0]}.weight, a layer of the classifier, is missing", hint=COMPARE
@@ -90,7 +90,7 @@ def _labels(config: Config, count: int, model: str) -> list[str]:
 
 
 def _function(config: Config, count: int, model: str) -> ScoreFunction:
-    """Function that turns the scores of *count* labels into shares."""
+    """Function that turns the scores of *count* labels into the values that are reported."""
     problem = config.get("problem_type")
     usual: ScoreFunction = "sigmoid" if count == 1 else "softmax"
     # As in transformers, a single label gets a sigmoid: its softmax would always be 1.
@@ -102,18 +102,21 @@ def _function(config: Config, count: int, model: str) -> ScoreFunction:
 
 
 def _relevance(files: Inventory, config: Config, count: int, ignore: IgnoredKeys) -> ScoreFunction:
-    """Function that turns a score into a relevance."""
+    """Function that turns the score of a pair of texts into its relevance.
+
+    Files name it by the path of a torch class; the first of three places that has one counts.
+    """
     settings = "config_sentence_transformers.json"
-    own = ignore.without(files.json(settings, dict)) if settings in files else {}
-    inner = config.get("sentence_transformers") or {}
-    if not isinstance(inner, dict):
+    file_settings = ignore.without(files.json(settings, dict)) if settings in files else {}
+    config_settings = config.get("sentence_transformers") or {}
+    if not isinstance(config_settings, dict):
         why = "a table is expected"
-        raise refusal("sentence_transformers", inner, why, model=files.root.name)
-    former = "sbert_ce_default_activation_function"
+        raise refusal("sentence_transformers", config_settings, why, model=files.root.name)
+    former_key = "sbert_ce_default_activation_function"
     candidates = (
-        ("activation_fn", inner.get("activation_fn")),
-        (former, config.get(former)),
-        ("activation_fn", own.get("activation_fn")),
+        ("activation_fn", config_settings.get("activation_fn")),
+        (former_key, config.get(former_key)),
+        ("activation_fn", file_settings.get("activation_fn")),
     )
     key, path = next(((key, path) for key, path in candidates if path), ("", None))
     if path is None:

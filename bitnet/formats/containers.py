@@ -65,7 +65,7 @@ def open_gguf(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
 def effective_keys(metadata: Mapping[str, Any], architecture: str) -> Mapping[str, Any]:
     """*metadata* without the keys that llama.cpp does not read for *architecture*.
 
-    A GGUF file means what llama.cpp makes of it, and it was converted and tested there.
+    GGUF files are converted for llama.cpp and tested there, so they are read as it reads them.
     """
     family = of_gguf(architecture)
     if family is None or family.llama_cpp is None:

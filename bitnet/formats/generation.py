@@ -156,7 +156,7 @@ def read_generation_settings(checkpoint: Checkpoint) -> GenerationSettings:
     if not isinstance(samples, bool | None):
         raise _wrong(model, "do_sample", samples, "true or false")
     table = _FROM_FOLDER
-    if not samples:  # transformers' answers are greedy; the penalty applies to them as well
+    if not samples:  # transformers then decodes greedily, and still applies the penalty
         table = {"repetition_penalty": "repetition_penalty"}
     sampling = _read_sampling(config, table, model, f"{_FILE}: ")
     if samples:

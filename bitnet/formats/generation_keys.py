@@ -15,6 +15,7 @@ READ = {
     *("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
     *("max_new_tokens", "max_length", "suppress_tokens", "begin_suppress_tokens", "eos_token_id"),
 }
+# Values that switch off a number or a switch, and those that switch off a list or a table.
 _NO = (None, False, 0, 0.0)
 _NOTHING: tuple[Any, ...] = (None, [], {}, ())
 #: Keys that change an answer of transformers and none here, with the values that change nothing.
@@ -45,7 +46,7 @@ NOT_FOLLOWED: dict[str, tuple[Any, ...]] = {
     "typical_p": (None, 1.0),
     "watermarking_config": _NOTHING,
 }
-#: Keys that change no token of one answer.
+#: Keys that change no token of an answer.
 NEUTRAL = {
     # of the tokenizer, and of encoders with a decoder
     *("bos_token_id", "pad_token_id", "decoder_start_token_id"),

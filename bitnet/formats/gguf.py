@@ -68,14 +68,14 @@ def count_parts(name: str) -> int:
 class _Part:
     """One file of a model, parsed."""
 
-    label: str
-    view: memoryview
-    size: int
-    version: int
-    alignment: int
-    metadata: dict[str, Any]
-    entries: list[TensorEntry]
-    data_offset: int
+    label: str  # its name, for messages
+    view: memoryview  # its bytes, or the prefix of them that is available
+    size: int  # bytes of the whole file; _UNKNOWN_SIZE if only a prefix is available
+    version: int  # of the format, 2 or 3
+    alignment: int  # of tensors, in bytes
+    metadata: dict[str, Any]  # scalars decoded, arrays as ``Array``
+    entries: list[TensorEntry]  # the tensor directory
+    data_offset: int  # of the first byte behind header and padding, where tensor data starts
 
 
 class GGUF:
@@ -229,7 +229,7 @@ class GGUF:
         return view[info.offset : end]
 
     def weight(self, name: str, rounds_input: bool = True) -> Weight:
-        """Tensor *name*, a view into the mapped file."""
+        """Tensor *name*, a view into the mapped file; *rounds_input* is the field of the result."""
         import numpy as np
 
         info = self.tensors[name]
@@ -286,7 +286,7 @@ def _version(view: memoryview, total: int, label: str) -> int:
     version = int.from_bytes(view[4:8], "little")
     if version in (2, 3):
         return version
-    if version and not version & 0xFFFF:
+    if version and not version & 0xFFFF:  # a small number with its bytes in the opposite order
         raise Unsupported(
             f"{label} is a big-endian GGUF file; only little-endian files are read",
             hint="convert it with gguf-py: gguf-convert-endian FILE little",

@@ -160,7 +160,7 @@ class TernaryCounts:
 
 
 def code_counts(gguf: GGUF, *, full: bool = False) -> Iterator[TernaryCounts]:
-    """Counts of every ternary tensor, in file order.
+    """Counts of every ternary tensor, in file order, but those in IQ1_BN, TL1 and TL2.
 
     Unless all weights are counted (*full*), a sample from each tensor's start reads at most 256
     KiB of it.
@@ -171,36 +171,41 @@ def code_counts(gguf: GGUF, *, full: bool = False) -> Iterator[TernaryCounts]:
         double = False
         base_four = (4, 4)  # a byte has four digits in base 4
         view = np.asarray(gguf.tensor_bytes(info.name)) if info.type.is_ternary else _NOTHING
+        # A part of a block has codes: its offset, its number of bytes, (base, digits) of a byte.
         if name in SCALED_BLOCKS:
             layout = SCALED_BLOCKS[name]
-            width = layout.size
+            block_bytes = layout.size
             double = layout.double
             parts = [(part.start, part.count, (part.base, part.digits)) for part in layout.parts]
         elif name == "I2_S":
             # Behind the codes are 32 bytes: the scale as f32, and padding.
             scale = float(view[-32:-28].view("<f4")[0])
             view = view[:-32]
-            width = 1
+            block_bytes = 1
             parts = [(0, 1, base_four)]
         elif name in ("IQ2_BN", "IQ2_BN_R4"):
             # A row is its f32 scale and 16 bytes per 64 weights. _R4 has the scales of four rows
             # and then their interleaved codes, whose order does not matter here.
             rows = 4 if name == "IQ2_BN_R4" else 1
-            width = rows * (4 + info.shape[-1] // 4)
-            parts = [(rows * 4, width - rows * 4, base_four)]
+            block_bytes = rows * (4 + info.shape[-1] // 4)
+            parts = [(rows * 4, block_bytes - rows * 4, base_four)]
         else:
             continue
-        blocks = view[: len(view) // width * width].reshape(-1, width)
-        sample = blocks if full else blocks[: max(1, SAMPLE_BYTES // width)]
-        codes = sum((_count(sample[:, at : at + n], *kind) for at, n, kind in parts), _NO_CODES)
-        minus, zero, plus, last = codes.tolist()
+        blocks = view[: len(view) // block_bytes * block_bytes].reshape(-1, block_bytes)
+        sample = blocks if full else blocks[: max(1, SAMPLE_BYTES // block_bytes)]
+        counts = sum((_count(sample[:, at : at + n], *form) for at, n, form in parts), _NO_CODES)
+        minus, zero, plus, last = counts.tolist()
         twice, invalid = (last, 0) if double else (0, last)
         complete = len(sample) == len(blocks)
         yield TernaryCounts(info.name, minus, zero, plus, invalid, scale, complete, twice)
 
 
 def _count(packed: NDArray[np.uint8], base: int, digits: int) -> NDArray[np.int64]:
-    """Occurrences of the codes 0 to 3, shape ``(4,)``: each byte value is counted once."""
+    """Occurrences of the codes 0 to 3 in *packed*, shape ``(4,)``.
+
+    A byte has *digits* codes in *base*. Bytes are counted by value, so that each of the 256 values
+    is unpacked once.
+    """
     times = np.zeros(256, dtype=np.int64)
     flat = packed.reshape(-1)
     for start in range(0, flat.size, _CHUNK_BYTES):

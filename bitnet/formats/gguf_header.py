@@ -197,7 +197,7 @@ class _Walker:
         )
 
     def need(self, n: int) -> None:
-        """Refuse a file that ends before the next *n* bytes."""
+        """Refuse a file, or a prefix of one, that ends before the next *n* bytes."""
         if n > self.total - self.at:
             end = self.at + min(n, _MAX_U64)
             raise InvalidFormat(

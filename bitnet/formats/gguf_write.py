@@ -227,9 +227,12 @@ class NewTensor:
 def encode_value(value: Any) -> bytes:
     """Type id and *value* as stored in a GGUF file.
 
-    Integers become uint32 where they fit, else int32 or int64, in arrays int32 or int64; floats
-    float32; ``bytes`` an array of uint8. Items of a list have one type, of integers among floats
-    that of floats; an empty list is one of strings. Values that no type has are refused.
+    - An integer becomes uint32 if it fits, else int32 or int64; a float becomes float32.
+    - A list becomes an array of one type: integers become int32 if all of them fit, else int64;
+      integers among floats become float32. An empty list becomes an array of strings.
+    - ``bytes`` become an array of uint8.
+
+    Values that no type can store are refused.
     """
     if isinstance(value, bytes):
         return struct.pack("<IIQ", ARRAY, _TYPE_IDS["uint8"], len(value)) + value
@@ -247,7 +250,7 @@ def encode_value(value: Any) -> bytes:
 
 
 def _kind_of_items(values: list[Any]) -> str:
-    """The type of all *values* of a list."""
+    """Name of the GGUF type that fits all *values* of a list; TypeError if none does."""
     kinds = {_kind(value) for value in values}
     if not kinds:
         return "string"
@@ -334,6 +337,7 @@ def _round_up(size: int) -> int:
 
 
 def _kind(value: Any) -> str:
+    """Name of the GGUF type that fits *value*, a single one; TypeError if none does."""
     if isinstance(value, bool):
         return "bool"
     if isinstance(value, int):

@@ -7,8 +7,8 @@ tensor       GPTQ                                         AWQ, in the layout ``g
 ===========  ===========================================  =========================================
 ``qweight``  codes of 2, 3, 4 or 8 bits, packed along     codes of 4 bits, packed along outputs, a
              inputs                                       word holds 0, 2, 4, 6, 1, 3, 5, 7 of eight
-``qzeros``   a zero point for each group and output,      the same, in the order of its codes
-             packed along outputs; version 1 of the
+``qzeros``   a zero point for each group and output,      a zero point for each group and output,
+             packed along outputs; version 1 of the       packed as its codes are
              format stores them less one
 ``scales``   ``(groups, outputs)``                        ``(groups, outputs)``
 ``g_idx``    the group of each input                      neighbours are a group
@@ -103,13 +103,13 @@ _DYNAMIC_KEYS = frozenset({"bits", "group_size", "desc_act", "sym", *_HOW_IT_WAS
 class _Form:
     """Facts of ``quantization_config`` that hold for the tensors of all matrices."""
 
-    model: str
-    bits: int
+    model: str  # name of the folder, for messages
+    bits: int  # of a code
     group_size: int  # -1: all inputs are one group
     first_version: bool  # zero points are stored less one
     by_gptqmodel: bool  # written by gptqmodel, which adds and subtracts that one in whole words
     any_group: bool  # an input may be of any group
-    any_bits: bool  # some matrices have another number of bits and other groups
+    any_bits: bool  # matrices may have other numbers of bits and other groups than stated here
     inputs_first: bool  # the folder's own matrices have a row for each input, as in GPT-2
 
 
@@ -195,10 +195,10 @@ def _unpack(
 def _gptq_matrix(stem: str, tensors: Mapping[str, Weight], form: _Form) -> Weight:
     codes, zeros, scales = _parts_of(stem, tensors, form)
     groups, outputs = scales.shape
-    group_of = tensors.get(f"{stem}.g_idx")
+    g_idx = tensors.get(f"{stem}.g_idx")
     inputs = codes.shape[0] * 32 // form.bits
-    if group_of is not None:
-        inputs = group_of.shape[0] if len(group_of.shape) == 1 else 0
+    if g_idx is not None:
+        inputs = g_idx.shape[0] if len(g_idx.shape) == 1 else 0
     bits = form.bits
     if form.any_bits:  # those of this matrix follow from its shape
         bits = codes.shape[0] * 32 // max(inputs, 1)
@@ -207,14 +207,14 @@ def _gptq_matrix(stem: str, tensors: Mapping[str, Weight], form: _Form) -> Weigh
         raise unlike(codes, f"{inputs:,} x {outputs:,} codes of {bits} bits", form.model)
     if zeros.shape != (groups, -(-outputs * bits // 32)):
         raise unlike(zeros, f"zero points of {bits} bits for {groups} x {outputs}", form.model)
-    order = _groups_of_inputs(stem, group_of, inputs, groups, form)
+    group_of_input = _groups_of_inputs(stem, g_idx, inputs, groups, form)
     points = _zero_points(zeros, bits, outputs, form)
 
     def codes_between(start: int, stop: int) -> NDArray[np.uint8]:
         packed = read_integers(codes, form.model)[start * bits // 32 : -(-stop * bits // 32)]
         return unpack_codes(packed.T, bits, stop - start)
 
-    return _matrix(stem, scales, (outputs, inputs), order, points, codes_between, form)
+    return _matrix(stem, scales, (outputs, inputs), group_of_input, points, codes_between, form)
 
 
 def _awq_matrix(stem: str, tensors: Mapping[str, Weight], form: _Form) -> Weight:
@@ -237,8 +237,8 @@ def _awq_matrix(stem: str, tensors: Mapping[str, Weight], form: _Form) -> Weight
     def points() -> NDArray[np.uint8]:
         return _in_order(read_integers(zeros, form.model), outputs)
 
-    order = np.arange(inputs) // size
-    return _matrix(stem, scales, (outputs, inputs), order, points, codes_between, form)
+    group_of_input = np.arange(inputs) // size
+    return _matrix(stem, scales, (outputs, inputs), group_of_input, points, codes_between, form)
 
 
 def _in_order(words: NDArray[np.integer[Any]], outputs: int) -> NDArray[np.uint8]:
@@ -305,25 +305,25 @@ def _groups_of_inputs(
                 hint=COMPARE,
             )
         return neighbours
-    order = read_integers(tensor, form.model).astype(np.intp)
-    if order.min() < 0 or order.max() >= groups:
+    group_of_input = read_integers(tensor, form.model).astype(np.intp)
+    if group_of_input.min() < 0 or group_of_input.max() >= groups:
         raise InvalidFormat(
-            f"{form.model}: {tensor.name} names the groups {order.min():,} to {order.max():,}, "
-            f"there are {groups:,}",
+            f"{form.model}: {tensor.name} names the groups {group_of_input.min():,} to "
+            f"{group_of_input.max():,}, there are {groups:,}",
             hint=COMPARE,
         )
     if form.any_bits:  # the size of the groups differs, too, and follows from their number
         neighbours = np.arange(inputs) // -(-inputs // groups)
-    is_plain = np.array_equal(order, neighbours)
+    is_plain = np.array_equal(group_of_input, neighbours)
     # auto-gptq and exllama read a g_idx of zeros as groups of neighbours, and ignore any g_idx
     # without desc_act; gptqmodel always follows it.
-    if not is_plain and (not form.any_group or not order.any()):
+    if not is_plain and (not form.any_group or not group_of_input.any()):
         raise Unsupported(
             f"{form.model}: {tensor.name} gives inputs other groups than their neighbours', and "
             f"{BELOW}desc_act says otherwise: its libraries read this differently",
             hint=HINT,
         )
-    return order
+    return group_of_input
 
 
 def _zero_points(

@@ -112,20 +112,23 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
             hint=COMPARE,
         )
     # BitNet's embedding models have these norms, and nothing else says that they are ternary.
-    bits = BitLinear.of(description.quantization or (_ONLINE if has_norms else {}))
-    if description.family.rounds_inputs and bits is None:
+    bit_linear = BitLinear.of(description.quantization or (_ONLINE if has_norms else {}))
+    if description.family.rounds_inputs and bit_linear is None:
         logger.warning(
             "%s: config.json has no quantization_config: its layers are plain, not ternary",
             folder.name,
         )
+    # The scales of packed ternary layers become a part of their weights.
     weights = {
-        name: _weight(name, tensors, description, bits, names.get(name, name))
+        name: _weight(name, tensors, description, bit_linear, names.get(name, name))
         for name in tensors
         if not name.endswith(".scale") or without_block(name) in SCALES
     }
-    if bits is not None and bits.converts("lm_head") and not description.headless:
+    if bit_linear is not None and bit_linear.converts("lm_head") and not description.headless:
         source = _head(tensors, folder.name)
-        weights["output.weight"] = bits.weight("output.weight", source, tensors.get("output.scale"))
+        weights["output.weight"] = bit_linear.weight(
+            "output.weight", source, tensors.get("output.scale")
+        )
     _multiply(weights, description.factors, folder.name)
     weights |= {name: _floats(name, factors) for name, factors in description.freq_factors.items()}
     architecture = description.metadata["general.architecture"]
@@ -133,25 +136,27 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     modules = sentence_transformers.read_modules(files, ignored_elsewhere)
     weights |= modules.weights
     pooling = modules.pooling
-    heads: dict[str, Any] = {}
+    head_keys: dict[str, Any] = {}
     if description.classifies:
-        heads = classifier_keys(files, outer, description.family, weights, ignored_elsewhere)
+        head_keys = classifier_keys(files, outer, description.family, weights, ignored_elsewhere)
         pooling = RANKS
     if modules.answers is not None:
         weights[f"{SCORES}.weight"] = _rows_of_head(weights, modules.answers, folder.name)
-        heads = {"classifier.output_labels": list(YES_NO)}
+        head_keys = {"classifier.output_labels": list(YES_NO)}
         pooling = RANKS
     if pooling is None and description.headless:
         pooling = 1  # sentence-transformers' default is the mean
-    own = {f"{architecture}.{key}": value for key, value in {**modules.keys, **heads}.items()}
+    own_keys = {
+        f"{architecture}.{key}": value for key, value in {**modules.keys, **head_keys}.items()
+    }
     if pooling is not None:
-        own[f"{architecture}.pooling_type"] = pooling
+        own_keys[f"{architecture}.pooling_type"] = pooling
     is_encoder = description.family.encodes
     longest = description.value("context_length")
     return Checkpoint(
         folder,
         architecture,
-        description.metadata | numbers | own,
+        description.metadata | numbers | own_keys,
         weights,
         description.family.rope_style,
         config=outer,
@@ -159,7 +164,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         ignored={**ignored, **description.ignored, **ignored_elsewhere.left_out},
         text_limit=sentence_transformers.text_limit(files, longest, is_encoder=is_encoder),
         prompts=sentence_transformers.prompts(files),
-        rounds_inputs=bits is not None or description.family.rounds_inputs,
+        rounds_inputs=bit_linear is not None or description.family.rounds_inputs,
         inventory=files,
     )
 
@@ -193,7 +198,7 @@ def _head(weights: Mapping[str, Weight], model: str) -> Weight:
 def _rename(
     stored: Mapping[str, Weight], description: Description, folder: Path
 ) -> tuple[dict[str, Weight], dict[str, str]]:
-    """Tensors by GGUF name, and their original names."""
+    """Tensors of *stored* by GGUF name; and their names in the folder, by GGUF name."""
     stored = stack_norms(stack_experts(stored, folder.name), folder.name)
     if description.family.transposed_experts:
         stored = unpack_gpt_oss(stored, folder.name)
@@ -389,8 +394,8 @@ def _weight(
     if description.family.norms_from_zero and name.endswith("norm.weight"):
         # The checkpoint stores the factor minus one; GGUF stores the factor.
         return _floats(name, registry.dequantize(weight) + np.float32(1))
-    matrix = name.startswith("blk.") and len(weight.shape) == 2
-    if matrix and bits is not None and bits.converts(module.removesuffix(".weight")):
+    is_matrix = name.startswith("blk.") and len(weight.shape) == 2
+    if is_matrix and bits is not None and bits.converts(module.removesuffix(".weight")):
         scale = tensors.get(f"{name.removesuffix('weight')}scale")
         return bits.weight(name, weight, scale)
     # AutoBitLinear multiplies the bias, too, by the scale of its packed weights.
@@ -398,7 +403,7 @@ def _weight(
         scale = tensors.get(f"{name.removesuffix('bias')}scale")
         if scale is not None:
             return _floats(name, registry.dequantize(weight) * np.float32(bits.factor(name, scale)))
-    if weight.quant.name == "U8" and matrix:
+    if weight.quant.name == "U8" and is_matrix:
         raise Unsupported(
             f"{own_name}: packed weights, and quantization_config does not say that they are "
             "BitNet's",
@@ -440,5 +445,6 @@ def _multiply(weights: dict[str, Weight], factors: Mapping[str, float], model: s
 
 
 def _floats(name: str, values: NDArray[Any]) -> Weight:
+    """*values* as a weight *name* in F32."""
     quant = types.by_id(0)
     return Weight(name, values.shape, quant, values.astype("<f4").reshape(-1).view(np.uint8))

@@ -38,9 +38,9 @@ def mlx_bits(config: Mapping[str, Any], model: str) -> int | None:
         return None
     bits = packing.get("bits")
     expected = {"bits": bits, "group_size": _GROUP, "mode": "affine"}
-    is_same = {"mode": "affine", **packing} == expected
+    is_supported = {"mode": "affine", **packing} == expected
     is_stated_once = config.get("quantization_config", packing) == packing
-    if type(bits) is not int or bits not in _MLX_TYPES or not is_same or not is_stated_once:
+    if type(bits) is not int or bits not in _MLX_TYPES or not is_supported or not is_stated_once:
         raise Unsupported(
             f"{model}: quantization in config.json is {packing!r}; of MLX, 1 and 2 bits in "
             f"groups of {_GROUP} are read, the same for every matrix",
@@ -65,6 +65,7 @@ def repack(tensors: Mapping[str, Weight], bits: int) -> dict[str, Weight]:
 
 
 def _matrix(stem: str, tensors: Mapping[str, Weight], bits: int) -> Weight:
+    """The matrix of the layer *stem*, its codes, scales and biases as blocks of Q1_0 or PQ2_0."""
     words = tensors[f"{stem}.weight"]
     numbers = [tensors.get(f"{stem}.{kind}") for kind in ("scales", "biases")]
     if any(tensor is None or not tensor.quant.known for tensor in numbers):

@@ -85,7 +85,7 @@ def candidates_below(folder: Path) -> Iterator[Path]:
 
 
 def _is_file(path: Path) -> bool:
-    """``path.is_file()``, but an error without permission, where some versions return False."""
+    """``path.is_file()``, but missing permission is an error in every version of Python."""
     try:
         return stat.S_ISREG(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):

@@ -190,15 +190,15 @@ def leave_out_keys(
     quantization = config.get(KEY)
     if not isinstance(quantization, dict):
         return config, {}
-    rest, ignored = split_ignored(quantization, ignore, prefix=BELOW)
-    groups = rest.get("config_groups")
+    remaining, ignored = split_ignored(quantization, ignore, prefix=BELOW)
+    groups = remaining.get("config_groups")
     if isinstance(groups, dict):
-        rest["config_groups"] = {}
+        remaining["config_groups"] = {}
         for name, group in groups.items():
-            rest_of_group, below = split_ignored(group, ignore, prefix=_BELOW_GROUPS)
-            rest["config_groups"][name] = rest_of_group
-            ignored |= below
-    return {**config, KEY: rest}, ignored
+            group_keys, ignored_in_group = split_ignored(group, ignore, prefix=_BELOW_GROUPS)
+            remaining["config_groups"][name] = group_keys
+            ignored |= ignored_in_group
+    return {**config, KEY: remaining}, ignored
 
 
 def _unpack_fp8(

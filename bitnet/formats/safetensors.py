@@ -166,8 +166,8 @@ def _extent(name: str, entry: Any, path: Path) -> tuple[int, int]:
             hint="fetch the file again, or a folder of plain weights: F32, F16 or BF16",
         )
     # Rows are packed without padding; the last byte of a tensor is full.
-    size, rest = divmod(math.prod(shape) * _ITEM_BITS[dtype], 8)
-    if rest:
+    size, odd_bits = divmod(math.prod(shape) * _ITEM_BITS[dtype], 8)
+    if odd_bits:
         raise damage_error(path, f"tensor {name} of shape {shape} in {dtype} ends within a byte")
     if stop - start != size:
         raise damage_error(

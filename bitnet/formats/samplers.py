@@ -17,7 +17,8 @@ SAMPLERS = (
     "xtc",
     "temperature",
 )
-#: Samplers of llama.cpp that change an answer only if one of their options is set; no file does so.
+#: Samplers of llama.cpp that change an answer only if one of their options is set, for which GGUF
+#: files have no key.
 WITHOUT_EFFECT = ("adaptive_p",)
 _SYNONYMS = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p"}
 
@@ -33,7 +34,7 @@ _BY_SPELLING = _spellings(SAMPLERS + WITHOUT_EFFECT) | _SYNONYMS
 
 
 def find_sampler(name: str) -> str | None:
-    """The sampler of llama.cpp that *name* means, or None if it means none that runs here."""
+    """The sampler of llama.cpp that *name* means, or None if the name is unknown here."""
     return _BY_SPELLING.get(name.lower())
 
 

@@ -61,6 +61,7 @@ _MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_lasttoken": "last",
 }
+# The same by the values of ``pooling_mode``.
 _NAMES = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
 _NOT = neutral(None, False)
 _POOLING: dict[str, Rule] = {
@@ -230,6 +231,7 @@ def _projection(
         f"{name}_feat_out": sizes[1],
         f"{name}_activation": _ACTIVATIONS[path],
     }
+    # A projection without a key for its activation has the identity.
     return {key: value for key, value in keys.items() if value != "identity"}, weights
 
 
@@ -292,12 +294,12 @@ def _pooling(files: Inventory, name: str, ignore: IgnoredKeys) -> int:
     model = files.root.name
     settings = ignore.without(files.json(name, dict), prefix=f"{inside}: ")
     check(settings, _POOLING, model=model, below=f"{inside}: ")
-    named = settings.get("pooling_mode")
+    mode_name = settings.get("pooling_mode")
     modes = [mode for key, mode in _MODES.items() if settings.get(key)]
-    if named is not None:
-        modes = [_NAMES[named]] if isinstance(named, str) and named in _NAMES else []
+    if mode_name is not None:
+        modes = [_NAMES[mode_name]] if isinstance(mode_name, str) and mode_name in _NAMES else []
     if len(modes) != 1:
-        stated = named if named is not None else modes
+        stated = mode_name if mode_name is not None else modes
         why = "one of mean, cls and last is computed"
         key = f"{inside}: pooling_mode"
         raise refusal(key, stated, why, model=model, is_ignorable=False)

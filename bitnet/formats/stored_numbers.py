@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bitnet.quants.types import QuantType
 
 KEY = "quantization_config"
-BELOW = f"{KEY}."
+BELOW = f"{KEY}."  # prefix of its keys in messages
 HINT = "fetch the model's folder of plain weights, or a GGUF file of it: bitnet search qwen3"
 #: Names of torch's types of numbers, and ours.
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
@@ -31,7 +31,7 @@ def _numbers_of_float8() -> NDArray[np.float32]:
     codes = np.arange(256)
     exponents = codes >> 3 & 15
     mantissas = codes & 7
-    normal = (8 + mantissas) * np.exp2(exponents - 10.0)
+    normal = (8 + mantissas) * np.exp2(exponents - 10.0)  # (1 + mantissa / 8) * 2 ** (exponent - 7)
     numbers = np.where(exponents > 0, normal, mantissas * 2.0**-9)
     numbers = np.where(codes & 127 == 127, np.nan, numbers)
     return np.where(codes & 128, -numbers, numbers).astype(np.float32)
