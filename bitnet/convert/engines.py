@@ -42,8 +42,10 @@ if TYPE_CHECKING:
 _INPUT_WIDTH = 256  # numbers that each token has for each layer
 _RANK = 64  # of the low-rank residuals
 _OWN_CACHES = 20  # layers with keys and values of their own, from the first on
-_SPARSE_LAYERS = 10  # layers whose gates are lowered, from the first on
-_DEVIATIONS = 1.64485  # standard deviations by which they are: 95 % of a normal distribution
+# Layers, from the first on, whose gates are lowered by a threshold and then at least 0; and that
+# threshold, in standard deviations above the mean: below it are 95 % of a normal distribution.
+_SPARSE_LAYERS = 10
+_DEVIATIONS = 1.64485
 _SOFTCAP = 30.0  # bound of their logits
 _CLASSIFIERS = ("bert", "modern-bert", "neo-bert")  # encoders whose classifiers llama.cpp loads
 _EVERY = "every engine"
@@ -199,7 +201,7 @@ def _attentions(config: ModelConfig, engine: LlamaCppSupport) -> _Texts:
             f"lets layers without keys of {kind} models read those of the last two that have "
         )
         yield _LLAMA_CPP, f"{deviation}keys, first one with a window, then one without"
-    for attention in attentions[:1]:
+    for attention in attentions[:1]:  # it stands for those of all layers
         if attention.alibi and not engine.alibi:
             deviation = (
                 f"rotates queries and keys of {kind} models, whose scores should fall with the "

@@ -49,7 +49,7 @@ _NARROW = {
     "IQ4_XS": "IQ4_NL",
 }
 
-# Matrices that are kept, by a part of their name: small, or not the factor of a product.
+# Matrices that are not quantized, by a part of their name: small, or not the factor of a product.
 _KEPT = (
     *("_norm.weight", "ffn_gate_inp.weight", "altup", "laurel", "per_layer_model_proj"),
     *("ssm_conv1d", "shortconv.conv.weight"),
@@ -108,6 +108,7 @@ _FALCON_DOWN: Mapping[str, _Rule | None] = {
 }
 _ATTENTION_OUTPUT = {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}
 _FALCON_ATTENTION_OUTPUT = {"Q3_K_L": "Q4_K"}
+# Mixtures that give the attention output Q5_K in models of eight experts.
 _EIGHT_EXPERTS_OUTPUT = frozenset(
     {"Q2_K", "Q3_K_S", "Q3_K_M", "IQ4_NL", "Q4_K_S", "Q4_K_M", "IQ4_XS"}
 )
@@ -190,9 +191,10 @@ class _Assignment:
         if self.architecture in ("llama", "llama-embed") and heads == kv_heads:
             self.is_70b = False
         self.values = sum(_role(name) == "values" for name in self.weights)
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()  # tensors that the rules were applied to, by role
 
     def type_of(self, weight: Weight) -> QuantType:
+        """Type of *weight*; each matrix is asked about once, in order, because they are counted."""
         name = self._choose(weight, _role(weight.name))
         columns = weight.shape[-1]
         if columns % types.by_name(name).block_size:
@@ -200,6 +202,7 @@ class _Assignment:
         return types.by_name("F16" if columns % types.by_name(name).block_size else name)
 
     def _choose(self, weight: Weight, role: str) -> str:
+        """Name of the type of *weight* by the rules, whether or not its blocks fit the rows."""
         default = self.default
         is_head = role == "output" or (role == "embedding" and "output.weight" not in self.weights)
         if self.mixture == "MXFP4_MOE":
@@ -209,8 +212,8 @@ class _Assignment:
                 is_expert = is_expert and role in ("up", "gate", "down")
             return "MXFP4" if is_expert and not is_head else "Q8_0"
         if is_head:
-            rest = weight.shape[-1] % types.by_name(default).block_size
-            is_large = rest or default == "Q8_0" or self.architecture == "falcon"
+            remainder = weight.shape[-1] % types.by_name(default).block_size
+            is_large = remainder or default == "Q8_0" or self.architecture == "falcon"
             return "Q8_0" if is_large else "Q6_K"
         has_eight_experts = self.experts == 8
         if role == "values":
@@ -232,6 +235,7 @@ class _Assignment:
         return default
 
     def _apply(self, rules: Mapping[str, _Rule | None], name: str, role: str, layers: int) -> str:
+        """Name of the type that *rules* give the tensor *name*, which is then counted."""
         by_block = role == "down" and self.experts > 1
         tensor = _TensorPosition(
             _block(name) if by_block else self.counts[role], layers, self.sharing, self.weighted
@@ -249,6 +253,7 @@ def _block(name: str) -> int:
 
 
 def _role(name: str) -> str:
+    """Role of the tensor *name* in the rules; empty if it has none."""
     if name in _ROLES:
         return _ROLES[name]
     return next((role for part, role in _PARTS.items() if part in name), "")
@@ -289,6 +294,7 @@ def read_importance(path: Path) -> Importance:
         counts = tensors.get(name + _COUNTS)
         if sums is None or counts is None or counts.size == 0 or sums.size % counts.size:
             raise _invalid(path, f"sums and counts of {name} do not belong together")
+        # Tokens of each matrix as whole numbers; all inputs of one that saw none weigh the same.
         calls = np.floor(counts + np.float32(0.5)).reshape(-1, 1)
         with np.errstate(divide="ignore", invalid="ignore"):
             means = sums.reshape(calls.size, -1) / calls

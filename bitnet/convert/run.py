@@ -105,7 +105,7 @@ class ConversionPlan:
         hint = "choose another disk, or a smaller --type"
         require_space(output.parent, self.size_bytes, output.name, hint)
         results: list[tuple[Converted, bytes]] = []
-        views = [view for job in self.jobs for view in job.weight.views]
+        views = [view for planned in self.jobs for view in planned.weight.views]
 
         def check(path: Path) -> None:
             # Not by open_checkpoint, whose warnings would name the temporary file.
@@ -118,10 +118,10 @@ class ConversionPlan:
             for file in files_behind(views):
                 file.check()
 
-        tensors = [_new(job, partial(_convert, job, results)) for job in self.jobs]
+        tensors = [_new(planned, partial(_convert, planned, results)) for planned in self.jobs]
         with expect_unchanged(views):
             write_new(output, self.metadata, tensors, check=check, on_progress=on_progress)
-        converted = tuple(job for job, _ in results)
+        converted = tuple(tensor for tensor, _ in results)
         ignored = tuple(sorted(self.checkpoint.ignored))
         return Conversion(output, output.stat().st_size, converted, self.warnings, ignored)
 

@@ -242,7 +242,7 @@ class Job:
             return Ternary(ternary.codes, scales)
         if layout is None:  # IQ2_BN
             return Ternary(ternary.codes, self._one_each(ternary.scales, used, "row"))
-        # The other types store a float16 scale for each block.
+        # All other types store a float16 scale for each block.
         blocks = ternary.codes.shape[1] // self.target.block_size
         rows, groups = ternary.scales.shape
         if groups > blocks:  # several scales of the source fall into one block
@@ -277,13 +277,13 @@ class Job:
 
         Scales that multiply only zeros do not count; where all do, it is 1.
         """
-        counts = used > 0
-        low = np.where(counts, scales, np.inf).min(axis=1, keepdims=True)
-        several = low < np.where(counts, scales, -np.inf).max(axis=1, keepdims=True)
+        is_used = used > 0
+        low = np.where(is_used, scales, np.inf).min(axis=1, keepdims=True)
+        several = low < np.where(is_used, scales, -np.inf).max(axis=1, keepdims=True)
         if several.any():
             at = int(several.argmax())
             raise Unsupported(
-                f"{self.weight.name} has {len(np.unique(scales[at][counts[at]])):,} different "
+                f"{self.weight.name} has {len(np.unique(scales[at][is_used[at]])):,} different "
                 f"scales, {self.target.name} holds one per {whole}",
                 hint="choose TQ2_0 or F16",
             )
@@ -333,10 +333,10 @@ def job(
     )
     rows = row_order(weight.name, checkpoint, config)
     columns = column_order(weight.name, config)
-    inputs = None
+    weights_of_inputs = None
     if importance is not None and target.name in BLOCKS and target != weight.quant:
-        inputs = importance_of(importance, weight)
-    return Job(weight, target, rows, request.allow_lossy, rounds, columns, inputs)
+        weights_of_inputs = importance_of(importance, weight)
+    return Job(weight, target, rows, request.allow_lossy, rounds, columns, weights_of_inputs)
 
 
 def _target(weight: Weight, request: ConvertOptions, *, keeps: bool) -> QuantType:

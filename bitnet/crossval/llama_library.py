@@ -350,7 +350,7 @@ def _set_vocab_only(params: Params) -> None:
 
 
 def _declare(c: Any) -> None:
-    """Argument and result types of the functions used."""
+    """Set the argument and result types of the functions used; a missing one is EngineFailed."""
     pointer = ctypes.c_void_p
     ints = ctypes.POINTER(ctypes.c_int32)
     int32 = ctypes.c_int32

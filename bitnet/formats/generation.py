@@ -228,6 +228,7 @@ def _read_sampling(
 
 
 def _check_ids(values: Any, key: str, model: str) -> frozenset[int]:
+    """*values* of *key*, a list of token ids; empty for None, anything else is refused."""
     if values is None:
         return frozenset()
     is_list = isinstance(values, Iterable) and not isinstance(values, str | Mapping)

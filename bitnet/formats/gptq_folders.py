@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from bitnet.quants.weight import Weight
 
-# codes of a range of inputs, shape (outputs, inputs of the range)
+# A function that returns the codes of inputs *start* to *stop*, shape (outputs, stop - start).
 _Codes: TypeAlias = "Callable[[int, int], NDArray[np.uint8]]"
 
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
@@ -193,6 +193,7 @@ def _unpack(
 
 
 def _gptq_matrix(stem: str, tensors: Mapping[str, Weight], form: _Form) -> Weight:
+    """The matrix of the layer *stem*, of which GPTQ's tensors are among *tensors*."""
     codes, zeros, scales = _parts_of(stem, tensors, form)
     groups, outputs = scales.shape
     g_idx = tensors.get(f"{stem}.g_idx")
@@ -218,6 +219,7 @@ def _gptq_matrix(stem: str, tensors: Mapping[str, Weight], form: _Form) -> Weigh
 
 
 def _awq_matrix(stem: str, tensors: Mapping[str, Weight], form: _Form) -> Weight:
+    """The matrix of the layer *stem*, of which AWQ's tensors are among *tensors*."""
     codes, zeros, scales = _parts_of(stem, tensors, form)
     groups, outputs = scales.shape
     inputs = codes.shape[0]
@@ -257,7 +259,10 @@ def _matrix(
     codes: _Codes,
     form: _Form,
 ) -> Weight:
-    """The matrix of a layer of *shape* ``(outputs, inputs)``, computed when it is read."""
+    """The matrix of a layer of *shape* ``(outputs, inputs)``, computed when it is read.
+
+    *group_of* has the group of each input, *points* returns the zero points, ``(groups, outputs)``.
+    """
 
     def numbers() -> NDArray[np.float32]:
         zeros_of = points().astype(np.float32).T  # (outputs, groups)

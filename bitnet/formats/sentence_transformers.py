@@ -144,7 +144,7 @@ def read_modules(files: Inventory, ignore: IgnoredKeys | None = None) -> Modules
 
 
 def _folder_of(files: Inventory, module: Mapping[str, Any], kind: str) -> str:
-    """The folder of a *module* of a *kind*, as ``modules.json`` names it."""
+    """The folder of a *module* of a *kind*, as ``modules.json`` names it, or else ``1_KIND``."""
     path = module.get("path") or f"1_{kind}"
     if not isinstance(path, str):
         problem = f"the path of {kind} is {path!r:.80}, expected the name of a folder"

@@ -475,5 +475,6 @@ class Select:
 
 #: Instructions whose *out* may be the register of *x*: they read nothing that they have replaced.
 IN_PLACE = (Add, Center, Clamp, Hadamard, Norm, Rotate, Scale, Temper, Xielu)
-#: Instructions that need all rows of earlier ones, and all of whose rows later ones wait for.
+#: Instructions that compute all rows together: they begin when all rows of earlier instructions are
+#: computed, and later ones begin when all of theirs are.
 WHOLE = (Attend, Linear, Select)

@@ -194,7 +194,10 @@ class KVCache:
         return tuple(table.addresses for table in self._tables)
 
     def begin(self) -> NDArray[np.floating[Any]]:
-        """Begin a pass: all states of fixed size, which the pass changes; empty if it has none."""
+        """Begin a pass; return all states of fixed size, which the pass changes in place.
+
+        The array is one-dimensional, and empty without such states.
+        """
         return self._states.begin(self.length)
 
     def abandon(self) -> None:
@@ -328,7 +331,7 @@ def page_tables(caches: Sequence[CacheKind]) -> dict[KeysValues, tuple[int, ...]
 
 
 def state_ranges(caches: Sequence[CacheKind]) -> dict[int, range]:
-    """Range of each cache of fixed size in the one state that has all of them, by its number."""
+    """Ranges of the caches of fixed size in the one array that holds all of them, by number."""
     sizes = [
         (number, cache.size) for number, cache in enumerate(caches) if isinstance(cache, State)
     ]
@@ -337,7 +340,7 @@ def state_ranges(caches: Sequence[CacheKind]) -> dict[int, range]:
 
 
 def begin_together(caches: Sequence[KVCache]) -> list[NDArray[np.floating[Any]]]:
-    """Begin a pass of all *caches*, or of none if one refuses; the states that it changes."""
+    """Begin a pass of all *caches*, or of none if one refuses; return the states of each."""
     states: list[NDArray[np.floating[Any]]] = []
     try:
         for cache in caches:

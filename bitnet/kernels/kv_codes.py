@@ -54,6 +54,7 @@ def encode_values(x: Array) -> Vectors:
 
 
 def _encode(x: NDArray[np.float32], size: NDArray[np.float32], extent: np.float32) -> Vectors:
+    """Codes of the vectors *x*, scaled so that the *size* of each, ``(...)``, becomes *extent*."""
     finite = size <= _LARGEST
     zero = ~finite | (size < _SMALLEST)
     scale = np.where(zero, np.float32(0), extent / size)

@@ -75,8 +75,8 @@ class Pages:
         if not self.window:
             return whole
         # One more where a window begins within a page, and a spare one.
-        running = pages_for(self.window - 1 + step) + 2
-        return min(whole, running + KEPT * (pages_for(self.window + SLACK) + 1))
+        needed_at_once = pages_for(self.window - 1 + step) + 2
+        return min(whole, needed_at_once + KEPT * (pages_for(self.window + SLACK) + 1))
 
     def make_room(self, length: int, stop: int, rereadable: Iterable[range]) -> None:
         """Make positions *length* to *stop* writable; the first *length* ones are stored.
@@ -186,6 +186,7 @@ class Pages:
         return np.empty(self._page_shape, dtype=self._dtype)
 
     def _set(self, pages: list[Page | None]) -> None:
+        """Replace the pages of the table by *pages*; those that change are not shared."""
         if len(pages) == len(self.pages) and all(
             page is old for page, old in zip(pages, self.pages, strict=True)
         ):

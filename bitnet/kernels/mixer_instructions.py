@@ -214,6 +214,7 @@ class Route:
         choice = scores if bias is None else scores + bias
         if rule.groups > 1:
             groups = equal_parts(choice, rule.groups)
+            # A group counts as much as its two best experts together, as in DeepSeek-V3.
             of_group = np.sort(groups, axis=2)[..., -2:].sum(axis=2)  # (T, groups)
             best = np.argsort(-of_group, axis=1, kind="stable")[:, : rule.groups_used, None]
             masked = np.full_like(groups, -np.inf)
@@ -315,8 +316,8 @@ class Blend:
     def run(self, on: Pass) -> None:
         x = on.registers[self.x]
         y = on.registers[self.y]
-        own = x.dtype.type
-        on.registers[self.out] = x * own(self.x_share) + y * own(self.y_share)
+        number = x.dtype.type
+        on.registers[self.out] = x * number(self.x_share) + y * number(self.y_share)
 
 
 @dataclass(frozen=True)
@@ -361,7 +362,7 @@ def _mean_square(x: Array) -> NDArray[np.float64]:
     return mean
 
 
-#: Instructions of this module that :data:`bitnet.kernels.instructions.WHOLE` would have.
+#: As :data:`bitnet.kernels.instructions.WHOLE`, for the instructions of this module.
 WHOLE_IN_MIXERS = (Convolve, DeltaRule, ExpertLinear, SelectiveScan)
 
 

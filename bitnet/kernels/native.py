@@ -50,7 +50,8 @@ logger = logging.getLogger(__name__)
 _NOTHING = np.empty(0, dtype=np.float32)
 _LAST = 2**63 - 1  # a position behind every text
 
-# Least number of ternary weights from which dense packing is faster: no cache holds so many.
+# Ternary weights of a model from which on dense packing is faster: they do not fit into any
+# processor's cache.
 SMALLEST = 256 << 20
 
 
@@ -137,7 +138,8 @@ class NativeOps(Ops):
         graph = CompiledProgram(self._native, program, weights)
 
         def run(segments: Sequence[Segment]) -> Array:
-            # The graph reads codes, and turns all positions of a segment by the same frequencies.
+            # The graph reads caches of codes, and rotates all positions of a segment by the same
+            # frequencies; the interpreter runs all other batches.
             placements = []
             for segment in segments:
                 cache = segment.cache
@@ -197,7 +199,7 @@ class NativeOps(Ops):
             reach = segment.cache.reach
             state = on.states[number] if pages else _NOTHING
             segment_pages = pages[number] if pages else ()
-            # Positions of one piece are turned by the same frequencies.
+            # Positions of one piece are rotated by the same frequencies.
             parts = by_regime(positions, reach, rotation) if rotation else [positions]
             for part in filter(None, parts):
                 count = len(part)

@@ -43,7 +43,8 @@ _SAME_LAYOUT = {"Q2_0_G128": "PQ2_0"}  # types whose bytes are those of another 
 _SLICE_BYTES = 8 << 20  # bytes of a file that are in memory at a time, beside their copy
 
 _LINE = 64  # bytes of a line, which has some columns of all rows of a tile
-COLUMNS = {"TERNARY": 16, "TERNARY_BLOCKS": 16, "TERNARY_DENSE": 20}  # columns of a line, by layout
+# Columns of a line, by layout.
+COLUMNS = {"TERNARY": 16, "TERNARY_BLOCKS": 16, "TERNARY_DENSE": 20}
 _SCALED_COLUMNS = 256  # columns of a scale in TERNARY_BLOCKS; kTernaryBlock in ternary/layout.hpp
 _MOST_DENSE = 1 << 17  # columns of a dense matrix; kDenseCols in native/kernels/ternary/layout.hpp
 # Encodings that are packed from the bytes of the file, if the width is a multiple of so many
@@ -106,21 +107,21 @@ def experts_stay(weights: Collection[Weight], kinds: Collection[str]) -> bool:
     choice = settings.experts()
     free = free_memory()
     total = sum(bytes_in_memory(weight, kinds) for weight in weights)
-    staying = sum(
+    expert_bytes = sum(
         bytes_in_memory(weight, kinds)
         for weight in weights
         if len(weight.shape) == 3 and multiplies_in_rows(weight, kinds)
     )
-    stay = choice == "mapped" or (choice == "auto" and free is not None and total > free)
-    in_memory = total - staying if stay else total
+    are_mapped = choice == "mapped" or (choice == "auto" and free is not None and total > free)
+    in_memory = total - expert_bytes if are_mapped else total
     if free is not None and in_memory > free + free_swap():
         raise InferenceError(
             f"weights of {human_size(in_memory)} must be in memory, {human_size(free)} are free",
             hint="choose a smaller file; types without a kernel take 32 bits per weight",
         )
-    if stay and staying:
-        logger.info("%s of experts stay in the file (mapped)", human_size(staying))
-    return stay
+    if are_mapped and expert_bytes:
+        logger.info("%s of experts stay in the file (mapped)", human_size(expert_bytes))
+    return are_mapped
 
 
 def prepare_matrix(
@@ -188,7 +189,7 @@ def _pack_ternary(native: ModuleType, weight: Weight, *, dense: bool) -> Matrix:
     stored behind the codes of all rows.
 
     Raises:
-        Unsupported: the kernels do not have its scales or its weights.
+        Unsupported: the kernels have no form for its scales or its weights.
     """
     rows, inputs = weight.shape
     name = weight.quant.name

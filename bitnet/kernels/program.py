@@ -284,7 +284,10 @@ class Pass:
 
 
 def by_regime(positions: range, reach: int, rotation: Rope) -> Iterator[range]:
-    """*positions* in parts that *rotation* turns by the same frequencies."""
+    """*positions* in parts with the same frequencies of *rotation*.
+
+    *reach* is :attr:`KVCache.reach`, the length of the prompt, which may select the frequencies.
+    """
     for _, group in groupby(positions, lambda at: rotation.regime(max(reach, at + 1))):
         part = list(group)
         yield range(part[0], part[-1] + 1)

@@ -109,6 +109,7 @@ class ReferenceOps(Ops):
         return y if bias is None else y + bias
 
     def _ternary(self, x: Array, weight: _TernaryMatrix) -> Array:
+        """The product that :meth:`Ops.linear` defines for ternary weights, ``(T, outputs)``."""
         largest = np.maximum(np.abs(x).max(axis=-1, keepdims=True), self.dtype.type(1e-5))
         scale = self.dtype.type(127) / largest  # (T, 1)
         q = np.clip(np.rint(x * scale), -128, 127)
@@ -129,6 +130,7 @@ class ReferenceOps(Ops):
 
 
 def _kind(weight: Any) -> str:
+    """Encoding of the prepared *weight*, as counters name it."""
     if isinstance(weight, _Table):
         return weight.weight.quant.name
     return "ternary" if isinstance(weight, _TernaryMatrix) else str(weight.dtype)

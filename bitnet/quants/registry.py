@@ -230,20 +230,21 @@ def quantize(
 def _encode(
     name: str, values: NDArray[np.float32], quant: QuantType, importance: NDArray[np.float32] | None
 ) -> NDArray[Any]:
+    """*values* encoded in *quant*, which is not ternary, in an array of any shape and dtype."""
     if quant.name in _PLAIN:
         return np.ascontiguousarray(values, dtype=_PLAIN[quant.name])
     if values.shape[-1] % quant.block_size:
         raise _no_encoder(name, values.shape, quant)
     module = native.module()
-    has_kernel = quant.name in (*_ALSO_IN_PYTHON, *_ONLY_COMPILED)
-    if has_kernel and module is not None:
+    has_encoder = quant.name in (*_ALSO_IN_PYTHON, *_ONLY_COMPILED)
+    if has_encoder and module is not None:
         rows = np.ascontiguousarray(values, np.float32).reshape(-1, values.shape[-1])
         out = np.empty(rows.size // quant.block_size * quant.type_size, np.uint8)
         if importance is not None:
             importance = np.ascontiguousarray(importance, np.float32)
         module.quantize_rows(quant.ggml_id, rows, importance, out)
         return out
-    if quant.name in _ONLY_COMPILED or (has_kernel and importance is not None):
+    if quant.name in _ONLY_COMPILED or (has_encoder and importance is not None):
         _, remedy = native.problem()
         raise Unsupported(
             f"{name}: rounding to {quant.name} needs the compiled module",

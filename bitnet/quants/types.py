@@ -34,7 +34,7 @@ LLAMA_CPP: Dialect = "llama.cpp"
 BITNET_CPP: Dialect = "bitnet.cpp"
 IK_LLAMA_CPP: Dialect = "ik_llama.cpp"
 
-_TENSOR_SCALE_BYTES = 32  # I2_S, TL1, TL2, one f32 scale in a padded tail
+_TENSOR_SCALE_BYTES = 32  # tail of a tensor in I2_S, TL1 or TL2: one f32 scale, and padding
 
 # Id of one-bit weights in early builds of PrismML's fork; in llama.cpp it is NVFP4's.
 _EARLY_Q1_0 = 40
@@ -176,13 +176,13 @@ def resolve_dialect(
     Ids that only one dialect has decide first, then the sizes of tensors with contested ids. Last,
     the architecture decides, since bitnet.cpp runs BitNet models and little else.
     """
-    seen = list(tensors)
-    ids = {entry.ggml_id for entry in seen}
+    directory = list(tensors)
+    ids = {entry.ggml_id for entry in directory}
     if ids & _ONLY_IK:
         return IK_LLAMA_CPP
     if ids & _ONLY_LLAMA or not ids & _CONTESTED:
         return LLAMA_CPP
-    contested = [entry for entry in seen if entry.ggml_id in _CONTESTED]
+    contested = [entry for entry in directory if entry.ggml_id in _CONTESTED]
     # llama.cpp has removed its types 36 to 38: a file with one of these ids is bitnet.cpp's.
     preferred = BITNET_CPP if architecture.startswith("bitnet") or 39 not in ids else LLAMA_CPP
     for dialect in (preferred, BITNET_CPP, LLAMA_CPP, IK_LLAMA_CPP):
@@ -199,8 +199,8 @@ def resolve_q2_0(
     Sizes that fit both layouts are refused, and so are tensors with the id of NVFP4 that are
     one-bit weights of an early build of PrismML's fork.
     """
-    seen = list(tensors)
-    early = [entry for entry in seen if entry.ggml_id == _EARLY_Q1_0]
+    directory = list(tensors)
+    early = [entry for entry in directory if entry.ggml_id == _EARLY_Q1_0]
     if (
         dialect == LLAMA_CPP
         and early
@@ -212,7 +212,7 @@ def resolve_q2_0(
             hint="fetch the current file of this model, whose 1-bit weights have the id 41",
         )
     q2_0 = by_id(42)
-    entries = [entry for entry in seen if entry.ggml_id == q2_0.ggml_id]
+    entries = [entry for entry in directory if entry.ggml_id == q2_0.ggml_id]
     kinds = (q2_0, Q2_0_G128)
     fitting = [kind for kind in kinds if all(_fits(entry, kind, alignment) for entry in entries)]
     if entries and len(fitting) == 2 and any(entry.room_bytes is not None for entry in entries):
@@ -225,7 +225,7 @@ def resolve_q2_0(
 
 
 def _fits(entry: TensorEvidence, kind: QuantType | None, alignment: int) -> bool:
-    """True if *entry* read as *kind* ends where the next tensor starts."""
+    """True if *entry*, read as *kind* and padded to *alignment*, ends where the next one starts."""
     size = kind.size_bytes(entry.shape) if kind is not None else None
     if size is None:
         return False

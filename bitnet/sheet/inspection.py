@@ -433,6 +433,7 @@ def _show(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
+    """*value* with tuples as lists, and with infinities and NaN as texts."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -294,8 +294,8 @@ def _plan(
     context = 0
     if config is not None:
         context = min(CONTEXT, config.context_length)
-        kinds = (replace(config, kv_type=kv_type) for kv_type in get_args(KVType))
-        caches = [KVCache(kind, context).cost(context, PREFILL_CHUNK) for kind in kinds]
+        configs = (replace(config, kv_type=kv_type) for kv_type in get_args(KVType))
+        caches = [KVCache(variant, context).cost(context, PREFILL_CHUNK) for variant in configs]
         parts = MemoryParts.of(tensors, experts_used, caches, writes=config.writes)
     problems = [*findings]
     template = False
