@@ -279,6 +279,7 @@ def _kinds(
     mark_kinds: dict[str, Kind] = {}
 
     def product(weight: str) -> Kind:
+        # A head without a tensor of its own is the embedding.
         stored = checkpoint.weights.get(weight, checkpoint.weights["token_embd.weight"])
         if stored.quant.name in _HALF:
             return "half product"

@@ -256,7 +256,7 @@ def _rename(
 def _take_numbers(
     tensors: dict[str, Weight], description: Description, folder: Path
 ) -> dict[str, list[float]]:
-    """Keys of those *tensors* that are one number of each layer, which are removed from them."""
+    """Remove the tensors of one number for each layer from *tensors*, and return them as keys."""
     keys: dict[str, list[float]] = {}
     for name in description.family.numbers:
         numbers: list[float] = []

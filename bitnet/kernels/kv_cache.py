@@ -142,9 +142,9 @@ class KVCache:
         return PAGE * bisect_right(pages, size_bytes, key=lambda n: self.cost(n * PAGE, step))
 
     def append(self, number: int, keys: Array, values: Array) -> tuple[Array, Array]:
-        """Store *keys* and *values*, ``(T, kv_heads, head_dim)``, of a layer's cache *number*.
+        """Store *keys* and *values*, ``(T, kv_heads, head_dim)``, in a layer's cache *number*.
 
-        Returns :meth:`view` of them.
+        Returns the keys and values that these positions attend to, as :meth:`view` does.
         """
         start = self.length
         stop = self.length + len(keys)

@@ -70,7 +70,7 @@ class DeltaRule:
     attention, arXiv:2510.26692). Where the logarithm of a decay has a *floor* below 0, it is
     ``floor * sigmoid(a * (alpha + dt))`` instead.
 
-    Heads that share a key head are neighbours (*grouped*); otherwise every key_heads-th does.
+    If *grouped*, neighbouring heads share a key head; otherwise every key_heads-th head does.
     """
 
     out: Register
