@@ -229,7 +229,7 @@ class Job:
                 hint="choose F16",
             )
         ternary = self.ternary()
-        used = _count_nonzero(ternary)
+        n_nonzero = _count_nonzero(ternary)
         layout = SCALED_BLOCKS.get(self.target.name)
         if layout is None and (ternary.codes > 1).any():
             raise Unsupported(
@@ -238,18 +238,22 @@ class Job:
                 hint="choose PQ2_0 or Q2_0",
             )
         if self.target.name == "I2_S":
-            scales = self._one_each(ternary.scales.reshape(1, -1), used.reshape(1, -1), "tensor")
+            scales = self._one_each(
+                ternary.scales.reshape(1, -1), n_nonzero.reshape(1, -1), "tensor"
+            )
             return Ternary(ternary.codes, scales)
         if layout is None:  # IQ2_BN
-            return Ternary(ternary.codes, self._one_each(ternary.scales, used, "row"))
+            return Ternary(ternary.codes, self._one_each(ternary.scales, n_nonzero, "row"))
         # All other types store a float16 scale for each block.
         blocks = ternary.codes.shape[1] // self.target.block_size
         rows, groups = ternary.scales.shape
         if groups > blocks:  # several scales of the source fall into one block
             shape = (rows * blocks, groups // blocks)
-            scales = self._one_each(ternary.scales.reshape(shape), used.reshape(shape), "block")
+            scales = self._one_each(
+                ternary.scales.reshape(shape), n_nonzero.reshape(shape), "block"
+            )
             ternary = Ternary(ternary.codes, scales.reshape(rows, blocks))
-            used = _count_nonzero(ternary)
+            n_nonzero = _count_nonzero(ternary)
         if reason := layout.refusal(ternary):
             raise Unsupported(f"{self.weight.name} has {reason}", hint="choose PQ2_0 or Q2_0")
         with np.errstate(over="ignore"):
@@ -260,7 +264,8 @@ class Job:
                 f"the float16 of {self.target.name}",
                 hint="choose I2_S",
             )
-        differs = (halves != ternary.scales) & (used > 0)  # a scale of zeros alone does not count
+        # A scale of zeros alone does not count.
+        differs = (halves != ternary.scales) & (n_nonzero > 0)
         if differs.any() and not self.allow_lossy:
             at = np.unravel_index(int(differs.argmax()), differs.shape)
             raise Unsupported(
@@ -341,15 +346,15 @@ def job(
 
 def _target(weight: Weight, request: ConvertOptions, *, keeps: bool) -> QuantType:
     """New type of the matrix *weight*; with *keeps*, its own type if it need not change."""
-    own = _RENAMED.get(weight.quant, weight.quant)
+    own_type = _RENAMED.get(weight.quant, weight.quant)
     quant = types.by_name(request.type)
-    if own.name == "MXFP4" and request.type != "F32":  # smaller than any other, and exact
-        return own
+    if own_type.name == "MXFP4" and request.type != "F32":  # smaller than any other, and exact
+        return own_type
     if request.type in TERNARY:
         in_block = weight.name.startswith("blk.") and weight.name.endswith(".weight")
         if in_block or (request.type in SCALED_BLOCKS and _seems_ternary(weight, quant)):
             return quant
-        return own if keeps else types.by_name("F16")
+        return own_type if keeps else types.by_name("F16")
     return types.by_name("F16") if weight.shape[-1] % quant.block_size else quant
 
 

@@ -119,22 +119,22 @@ def compare_again(evidence: Evidence, again: Evidence) -> Finding:
     values = to_json(evidence)
     others = to_json(again)
     del values["created"], others["created"]
-    different = list(_differences(values, others, ""))
+    differences = list(_differences(values, others, ""))
     if evidence.model.sha256 != again.model.sha256:
         text = (
             f"the file has SHA-256 {again.model.sha256[:16]}..., "
             f"the report's {evidence.model.sha256[:16]}..."
         )
         return Finding("failed", "replay", text, "name the model of the report, too")
-    of_makers = [difference for difference in different if difference.startswith(_MAKERS)]
+    of_makers = [difference for difference in differences if difference.startswith(_MAKERS)]
     if of_makers:
         listed = "; ".join(of_makers[:_SHOWN])
         text = f"not made: another engine or machine made the report: {listed}"
         hint = "use the engines and the machine of the report"
         return Finding("skipped", "replay", text, hint)
-    if different:
-        ending = "" if len(different) <= _SHOWN else f"; and {len(different) - _SHOWN:,} more"
-        return Finding("failed", "replay", "; ".join(different[:_SHOWN]) + ending)
+    if differences:
+        ending = "" if len(differences) <= _SHOWN else f"; and {len(differences) - _SHOWN:,} more"
+        return Finding("failed", "replay", "; ".join(differences[:_SHOWN]) + ending)
     text = f"all {len(evidence.rows):,} positions and everything else computed again, and equal"
     return Finding("ok", "replay", text)
 

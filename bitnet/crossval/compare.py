@@ -237,7 +237,7 @@ def tokenizer_parity(
     decoded = theirs.decoded or (None,) * len(texts)
     if not len(theirs.tokenized) == len(decoded) == len(texts):
         return TokenizerParity(len(texts), 0)
-    different: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []
+    mismatches: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []
     decoded_alike: list[tuple[int, ...]] = []
     decoded_otherwise: list[tuple[int, ...]] = []
     for (text, special), their_ids, their_text in zip(
@@ -245,7 +245,7 @@ def tokenizer_parity(
     ):
         ids = tuple(tokenizer.encode(text, add_special=special))
         if ids != their_ids:
-            different.append((text, ids, their_ids))
+            mismatches.append((text, ids, their_ids))
             continue
         if their_text is None or tokenizer.model == "wordpiece":
             continue
@@ -256,10 +256,10 @@ def tokenizer_parity(
             decoded_alike.append(ids)
         else:
             decoded_otherwise.append(ids)
-    first_text, first_ids, their_first_ids = different[0] if different else (None, (), ())
+    first_text, first_ids, their_first_ids = mismatches[0] if mismatches else (None, (), ())
     return TokenizerParity(
         total=len(texts),
-        equal=len(texts) - len(different),
+        equal=len(texts) - len(mismatches),
         text=first_text,
         ours=first_ids,
         theirs=their_first_ids,

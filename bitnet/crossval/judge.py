@@ -305,20 +305,20 @@ def _answers(evidence: Evidence) -> Finding:
         sides = ["ours", "reference", "float64"]
     else:
         sides = ["ours", "reference"]
-    wrong = [
+    faults = [
         f"{side}: {'; '.join(evidence.faults.get(side, ('no answer',)))}"
         for side in sides
         if evidence.faults.get(side) != ()
     ]
     if not rows and not plan.tokenizer_only:
-        wrong.append("no position was compared")
+        faults.append("no position was compared")
     elif len(rows) != evidence.positions:
-        wrong.append(f"{len(rows):,} positions were compared, planned were {evidence.positions:,}")
+        faults.append(f"{len(rows):,} positions were compared, planned were {evidence.positions:,}")
     if len(evidence.greedy) != evidence.continuations:
         count = f"{len(evidence.greedy)} continuations were compared"
-        wrong.append(f"{count}, planned were {evidence.continuations}")
+        faults.append(f"{count}, planned were {evidence.continuations}")
     text = f"{len(rows):,} positions and {plan.texts:,} texts, whole from {', '.join(sides)}"
-    return Finding.from_check("answers", not wrong, "; ".join(wrong) or text)
+    return Finding.from_check("answers", not faults, "; ".join(faults) or text)
 
 
 def _tokenizer(evidence: Evidence) -> Finding:

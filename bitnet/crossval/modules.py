@@ -77,12 +77,12 @@ def keys_of(
     keys.setdefault(_LAST_NORM, ("output in", 1.0))
     if config.streams is not None:
         keys[_MERGED] = "output_norm in", 1.0
-    named = {LOGITS: LOGITS, **_of_blocks(config)}
+    unscaled = {LOGITS: LOGITS, **_of_blocks(config)}
     # The first block must read the embeddings of the tokens, and nothing else.
     is_changed = any(name in checkpoint.weights for name in _ON_EMBEDDINGS)
     if not (is_changed or config.embedding_norm or config.cycles):
-        named[EMBEDDINGS] = EMBEDDINGS
-    return keys | {name: (key, 1.0) for name, key in named.items()}
+        unscaled[EMBEDDINGS] = EMBEDDINGS
+    return keys | {name: (key, 1.0) for name, key in unscaled.items()}
 
 
 def _of_blocks(config: ModelConfig) -> dict[str, str]:
@@ -116,7 +116,7 @@ def _in_order_of_calls(
     """
     calls: Counter[str] = Counter()
     latest: dict[str, Register] = {}  # by key, the register with the output of its last run
-    ordered: dict[str, tuple[str, float]] = {}
+    numbered: dict[str, tuple[str, float]] = {}
     for step in program.instructions:
         if not isinstance(step, Mark):
             # A register that is written again holds the output of another run.
@@ -127,8 +127,8 @@ def _in_order_of_calls(
             if latest.get(key) != step.register:
                 calls[key] += 1
                 latest[key] = step.register
-            ordered[step.name] = key_of_call(key, calls[key] - 1), factor
-    return ordered
+            numbered[step.name] = key_of_call(key, calls[key] - 1), factor
+    return numbered
 
 
 def _inputs(program: Program, tensors: Container[str]) -> dict[str, str]:

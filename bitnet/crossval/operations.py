@@ -106,17 +106,17 @@ def missing_operations(
     behind a block, which llama.cpp does not name in ModernBERT. Their error shows in the next
     value, which the float64 pass then computes from its own value of the absent one.
     """
-    compared = {step.name for step in steps}
-    missing: list[str] = []
-    for group, following in zip(planned, (*planned[1:], ()), strict=True):
-        absent = [name for name in group if name not in compared]
+    compared_names = {step.name for step in steps}
+    missing_names: list[str] = []
+    for group, next_group in zip(planned, (*planned[1:], ()), strict=True):
+        absent_names = [name for name in group if name not in compared_names]
         if all_of_them:
-            missing += absent
+            missing_names += absent_names
             continue
-        is_shown = group[0].startswith(_BLOCK) and bool(compared.intersection(following[:1]))
-        if len(absent) == len(group) and absent != ["embed"] and not is_shown:
-            missing.append(" or ".join(absent))
-    return tuple(Operation(name, "sum", NOT_GIVEN, 0.0, 0.0) for name in missing)
+        is_shown = group[0].startswith(_BLOCK) and bool(compared_names.intersection(next_group[:1]))
+        if len(absent_names) == len(group) and absent_names != ["embed"] and not is_shown:
+            missing_names.append(" or ".join(absent_names))
+    return tuple(Operation(name, "sum", NOT_GIVEN, 0.0, 0.0) for name in missing_names)
 
 
 def describe(engine: str, steps: Sequence[Operation], layers: int) -> tuple[bool, str]:
@@ -126,25 +126,27 @@ def describe(engine: str, steps: Sequence[Operation], layers: int) -> tuple[bool
     that sum, was compared.
     """
     real_steps = [step for step in steps if step.error != NOT_GIVEN]
-    wrong = next((step for step in real_steps if not step.is_near), None)
-    if wrong is not None and wrong.error == NOT_FINITE:
-        return False, f"{wrong.name} of {engine}, or in float64 on the same inputs, is not finite"
-    if wrong is not None:
-        bound = BOUNDS[wrong.kind]
+    faulty = next((step for step in real_steps if not step.is_near), None)
+    if faulty is not None and faulty.error == NOT_FINITE:
+        return False, f"{faulty.name} of {engine}, or in float64 on the same inputs, is not finite"
+    if faulty is not None:
+        bound = BOUNDS[faulty.kind]
         return False, (
-            f"{wrong.name} of {engine} differs from float64 on the same inputs: relative error "
-            f"{wrong.error:.1e} (at most {bound.error:.0e} for {wrong.kind}), gain "
-            f"{wrong.gain:+.1e} (at most {bound.gain:.0e}), mean residual {wrong.mean:.1e} "
+            f"{faulty.name} of {engine} differs from float64 on the same inputs: relative error "
+            f"{faulty.error:.1e} (at most {bound.error:.0e} for {faulty.kind}), gain "
+            f"{faulty.gain:+.1e} (at most {bound.gain:.0e}), mean residual {faulty.mean:.1e} "
             f"(at most {bound.mean:.0e})"
         )
-    compared = {step.name for step in real_steps}
+    compared_names = {step.name for step in real_steps}
     not_given = (step.name for step in steps if step.error == NOT_GIVEN)
     # Up to the first one that is not shown: a report may state any number of layers.
     not_shown = (
-        f"{_BLOCK}{layer}" for layer in range(layers) if not _is_shown(layer, layers, compared)
+        f"{_BLOCK}{layer}"
+        for layer in range(layers)
+        if not _is_shown(layer, layers, compared_names)
     )
     absent = chain(not_given, not_shown)
-    missing = next((name for name in absent if name not in compared), None)
+    missing = next((name for name in absent if name not in compared_names), None)
     if missing is not None:
         return False, f"{engine} gave {len(real_steps)} intermediates, and no {missing}"
     worst = {step.kind: step.error for step in sorted(steps, key=lambda step: step.error)}
@@ -163,19 +165,19 @@ def our_intermediates(model: Model, ids: Sequence[int]) -> dict[str, NDArray[Any
     # Of the first ids only what fills the caches is needed, and is put before the other rows.
     stop = _count_cached(model, ids)
     cache = KVCache(model.config, len(ids))
-    before: dict[str, NDArray[Any]] = {}
+    earlier_rows: dict[str, NDArray[Any]] = {}
     if stop:
-        whole = list_cached(model.program, last=True)
-        before = {
+        cached_names = list_cached(model.program, last=True)
+        earlier_rows = {
             name: np.array(values)
             for name, values in model.trace(ids[:stop], cache, head=False)
-            if name in whole
+            if name in cached_names
         }
     arrays: dict[str, NDArray[Any]] = {}
     for name, values in model.trace(ids[stop:], cache):
         rows = np.array(values)
-        if name in before:
-            rows = np.concatenate([before[name], rows])
+        if name in earlier_rows:
+            rows = np.concatenate([earlier_rows[name], rows])
         arrays[name] = rows
     return arrays
 

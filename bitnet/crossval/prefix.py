@@ -87,13 +87,13 @@ def list_cached(program: Program, *, last: bool) -> tuple[str, ...]:
             before = set() if last else sources.get(step.register, set())
             sources[step.register] = before | {step.name}
             continue
-        read: set[str] = set()
+        names_read: set[str] = set()
         for register in _cache_inputs(step):
-            read |= sources.get(register, set())
+            names_read |= sources.get(register, set())
         if isinstance(step, (Attend, *_WITH_STATE)):
-            cached |= dict.fromkeys(sorted(read))
+            cached |= dict.fromkeys(sorted(names_read))
         for register in results(step):
-            sources[register] = read if isinstance(step, _REPEATED) else set()
+            sources[register] = names_read if isinstance(step, _REPEATED) else set()
     return tuple(cached)
 
 

@@ -55,11 +55,11 @@ def recordable(trace: Trace, tokenizer: Tokenizer) -> Trace:
     the reference decoded the ids of every prompt.
     """
     prompts = tuple(prompt for prompt in trace.prompts if not prompt.error)
-    whole = tuple(tuple(tokenizer.encode(prompt.prompt)) for prompt in prompts)
+    ids_of_texts = tuple(tuple(tokenizer.encode(prompt.prompt)) for prompt in prompts)
     texts = dict(zip(trace.tokenized or (), trace.decoded or (), strict=False))
-    is_complete = all(ids in texts for ids in whole)
-    decoded = tuple(texts[ids] for ids in whole) if is_complete else None
-    return replace(trace, prompts=prompts, tokenized=whole, decoded=decoded)
+    is_complete = all(ids in texts for ids in ids_of_texts)
+    decoded = tuple(texts[ids] for ids in ids_of_texts) if is_complete else None
+    return replace(trace, prompts=prompts, tokenized=ids_of_texts, decoded=decoded)
 
 
 def changes_of(today: Trace, recorded: Trace) -> tuple[str, ...]:

@@ -87,12 +87,14 @@ def answer(request: dict[str, Any], tensors: Path) -> dict[str, Any]:
     prompts = [Prompt(text, tuple(ids), *rest) for text, ids, *rest in request["prompts"]]
     if "whole" in request:
         ids = prompts.pop().ids
-        whole = tuple(request["whole"])
+        whole_names = tuple(request["whole"])
         stop = max(len(ids) - ROWS, 0) if request["causal"] else 0
         if isinstance(engine, Llama):
-            arrays = _intermediates(engine, ids, whole, stop=stop)
+            arrays = _intermediates(engine, ids, whole_names, stop=stop)
         else:
-            arrays = engine.intermediates(ids, family=request["family"], whole=whole, stop=stop)
+            arrays = engine.intermediates(
+                ids, family=request["family"], whole=whole_names, stop=stop
+            )
         _write_tensors(tensors, arrays)
 
     # Ids of the texts, and its texts of these ids.
@@ -123,7 +125,7 @@ def _intermediates(
     id, the others for the ids from *stop* on.
     """
     parts: dict[str, list[NDArray[np.float32]]] = {}
-    seen: dict[str, NDArray[np.float32]] = {}
+    latest: dict[str, NDArray[np.float32]] = {}
     is_last = False
 
     def watch(node: Node, values: NDArray[np.float32]) -> None:
@@ -132,20 +134,20 @@ def _intermediates(
         is_wanted = is_last or node.name.startswith(whole) or node.weight in whole
         if is_state and is_wanted:
             key = node._replace(name=_LATER.sub("-", node.name)).key
-            seen.pop(key, None)  # what comes last is a later state
-            seen[key] = values
+            latest.pop(key, None)  # what comes last is a later state
+            latest[key] = values
 
     # Batches up to *stop*, and all behind it as the last part.
     cuts = [*range(0, stop, engine.batch or len(ids) or 1), stop, len(ids)]
     with engine.context(max(len(ids), 1), watch=watch) as forward:
         for start, end in pairwise(cuts):
             is_last = start == stop
-            seen.clear()
+            latest.clear()
             if start < end:
                 logits = forward(ids[start:end], all_positions=is_last)
                 if engine.head is not None:  # the graph has no node with these logits
-                    seen[_LOGITS] = logits
-            for key, values in seen.items():
+                    latest[_LOGITS] = logits
+            for key, values in latest.items():
                 if not values.size % (end - start):
                     parts.setdefault(key, []).append(values.reshape(end - start, -1))
     return {key: np.concatenate(rows) for key, rows in parts.items()}

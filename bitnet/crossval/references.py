@@ -339,10 +339,10 @@ def choose(
             return LlamaCpp()  # whose answer says that it does not compute the model
         installed = (engine for engine in candidates if engine.is_installed())
         return next(installed, candidates[0])
-    chosen = REFERENCES[name]()
-    if not supports(chosen):
+    reference = REFERENCES[name]()
+    if not supports(reference):
         raise UsageError(
             f"{name} cannot be asked about {checkpoint.path.name}",
             hint=f"choose one that reads it: --against {references_for(checkpoint)[0].name}",
         )
-    return chosen
+    return reference

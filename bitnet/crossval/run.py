@@ -289,7 +289,7 @@ def _compare_operations(
     checkpoint = question.checkpoint
     ids = answer.ids
     exact = float64.model(checkpoint)
-    planned = list_planned(exact.program)
+    planned_names = list_planned(exact.program)
     problems: dict[str, str] = {}
 
     traced = our_intermediates(graph, ids)
@@ -299,7 +299,7 @@ def _compare_operations(
     steps = check_operations(
         exact, checkpoint, ids, traced, arithmetic=arithmetic, half_cache=False
     )
-    missing = missing_operations(steps, planned, all_of_them=True)
+    missing = missing_operations(steps, planned_names, all_of_them=True)
     operations = {"bitnet": (*steps, *missing)}
 
     one_pass = replace(question, prompts=(Prompt(answer.prompt, ids),), texts=())
@@ -309,7 +309,7 @@ def _compare_operations(
         problems["reference"] = f"no intermediates: {error.message}"
         return operations, problems
     if theirs is not None:
-        missing = missing_operations(theirs, planned, all_of_them=False)
+        missing = missing_operations(theirs, planned_names, all_of_them=False)
         operations[reference.name] = (*theirs, *missing)
     return operations, problems
 

@@ -131,11 +131,11 @@ def positions_from(logits: NDArray[np.floating[Any]], *, count: int = KEPT) -> l
             continue
         highest = row.max()
         lse = highest + np.log(np.exp(row - highest).sum())
-        kept = min(count, len(row))
-        least = np.partition(row, len(row) - kept)[len(row) - kept]
+        stored_count = min(count, len(row))
+        least = np.partition(row, len(row) - stored_count)[len(row) - stored_count]
         # Equal logits: the lower id first, as in argmax; those of higher ids are left out.
         above = np.flatnonzero(row > least)
-        largest = np.concatenate([above, np.flatnonzero(row == least)[: kept - len(above)]])
+        largest = np.concatenate([above, np.flatnonzero(row == least)[: stored_count - len(above)]])
         best = largest[np.lexsort((largest, -row[largest]))]
         positions.append(Position(tuple(map(int, best)), tuple(map(float, row[best])), float(lse)))
     return positions

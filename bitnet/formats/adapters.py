@@ -216,15 +216,15 @@ def _of_folder(path: Path) -> Adapter:
     pairs: dict[str, Pair] = {}
     if factors or not matrices:  # without both, the error is that it has no tensors
         pairs = _pairs(path, factors, _FOLDER_NAME, partial(_scale, path, config))
-    named = {f"{name}.weight": pair for name, pair in pairs.items()}
-    for name in magnitudes.keys() - named.keys():
+    named_pairs = {f"{name}.weight": pair for name, pair in pairs.items()}
+    for name in magnitudes.keys() - named_pairs.keys():
         raise InvalidFormat(f"{path.name}: {name} has magnitudes and no factors", hint=_AGAIN)
-    if config.get("use_dora") and magnitudes.keys() != named.keys():
+    if config.get("use_dora") and magnitudes.keys() != named_pairs.keys():
         raise InvalidFormat(
             f"{path.name}: {ADAPTER} says use_dora, and not all factors have magnitudes",
             hint=_AGAIN,
         )
-    return Adapter(path, named, "", is_gguf=False, magnitudes=magnitudes, matrices=matrices)
+    return Adapter(path, named_pairs, "", is_gguf=False, magnitudes=magnitudes, matrices=matrices)
 
 
 def _tasks_of(path: Path) -> list[str]:
@@ -260,11 +260,11 @@ def _of_task(path: Path, task: str, tasks: Sequence[str]) -> Adapter:
                 f"expected factors of {len(tasks)} tasks",
                 hint=_AGAIN,
             )
-        own = registry.dequantize(tensor)[number]
+        values = registry.dequantize(tensor)[number]
         part = match["part"].lower()
         if match["matrix"].endswith(_TABLES):
             part = {"a": "b", "b": "a"}[part]
-        factors[f"{match['matrix']}.lora_{part}"] = own
+        factors[f"{match['matrix']}.lora_{part}"] = values
     peft_keys = {"r": config.get("lora_rank", 4), "lora_alpha": config.get("lora_alpha", 1)}
     pairs = _pairs(path, factors, _FILE_NAME, partial(_scale, path, peft_keys))
     return Adapter(

@@ -71,16 +71,16 @@ def classifier_keys(
 
 def _labels(config: Config, count: int, model: str) -> list[str]:
     """Names of the *count* labels, in the order of their scores."""
-    named = config.get("id2label")
-    if named is None:
+    names = config.get("id2label")
+    if names is None:
         return [f"LABEL_{label}" for label in range(count)]
-    labels = named.values() if isinstance(named, dict) else [None]
+    labels = names.values() if isinstance(names, dict) else [None]
     if not all(isinstance(label, str | int | float) for label in labels):
         raise InvalidFormat(
-            f"{model}: id2label in config.json is {named!r:.80}, expected labels by their numbers",
+            f"{model}: id2label in config.json is {names!r:.80}, expected labels by their numbers",
             hint=COMPARE,
         )
-    by_number = {key: str(label) for key, label in named.items()}
+    by_number = {key: str(label) for key, label in names.items()}
     if by_number.keys() != {str(label) for label in range(count)}:
         raise InvalidFormat(
             f"{model}: config.json names {len(by_number)} labels, the classifier scores {count}",

@@ -210,31 +210,31 @@ class GGUF:
 
     def tensor_bytes(self, name: str) -> memoryview:
         """Bytes of tensor *name* as stored in the file, without a copy."""
-        info = self.tensors.get(name)
-        if info is None:
+        tensor = self.tensors.get(name)
+        if tensor is None:
             raise NotFound(f"{self.path.name} has no tensor {name!r}")
-        view = self.file_view(info.part)
-        end = info.offset + info.size_bytes
+        view = self.file_view(tensor.part)
+        end = tensor.offset + tensor.size_bytes
         if end > len(view):
-            label, size = list(self.part_sizes.items())[info.part]
+            label, size = list(self.part_sizes.items())[tensor.part]
             ends = f"the file ends at {size:,}"
             hint = _REFETCH
             if end <= size:
                 ends = f"only the first {len(view):,} are here"
                 hint = ""
             raise InvalidFormat(
-                f"{label}: tensor {printable(name)} needs bytes {info.offset:,}..{end:,}, {ends}",
+                f"{label}: tensor {printable(name)} needs bytes {tensor.offset:,}..{end:,}, {ends}",
                 hint=hint,
             )
-        return view[info.offset : end]
+        return view[tensor.offset : end]
 
     def weight(self, name: str, rounds_input: bool = True) -> Weight:
         """Tensor *name*, a view into the mapped file; *rounds_input* is the field of the result."""
         import numpy as np
 
-        info = self.tensors[name]
+        tensor = self.tensors[name]
         data = np.frombuffer(self.tensor_bytes(name), dtype=np.uint8)
-        return Weight(name, info.shape, info.type, data, rounds_input=rounds_input)
+        return Weight(name, tensor.shape, tensor.type, data, rounds_input=rounds_input)
 
     def check_layout(self) -> None:
         """Check that every tensor lies inside its file, aligned and apart from all others."""

@@ -65,11 +65,11 @@ def _layout(gguf: GGUF) -> Iterator[Finding]:
         )
     for kind, fault in layout_faults(gguf.tensors.values(), gguf.part_sizes, gguf.alignment):
         yield Finding("failed", kind, fault)
-    for name, info in gguf.tensors.items():
+    for name, tensor in gguf.tensors.items():
         if len(name.encode()) > _MAX_TENSOR_NAME:
             yield Finding("warning", "long-name", f"tensor name {name!r} is longer than 63 bytes")
-        if not info.type.known:
-            text = f"tensor {name} has type id {info.type.ggml_id}, which {gguf.dialect} "
+        if not tensor.type.known:
+            text = f"tensor {name} has type id {tensor.type.ggml_id}, which {gguf.dialect} "
             yield Finding("failed", "unknown-encoding", f"{text}does not know")
 
 
@@ -165,12 +165,12 @@ def code_counts(gguf: GGUF, *, full: bool = False) -> Iterator[TernaryCounts]:
     Unless all weights are counted (*full*), a sample from each tensor's start reads at most 256
     KiB of it.
     """
-    for info in gguf.tensors.values():
-        name = info.type.name
+    for tensor in gguf.tensors.values():
+        name = tensor.type.name
         scale = None
         double = False
         base_four = (4, 4)  # a byte has four digits in base 4
-        view = np.asarray(gguf.tensor_bytes(info.name)) if info.type.is_ternary else _NOTHING
+        view = np.asarray(gguf.tensor_bytes(tensor.name)) if tensor.type.is_ternary else _NOTHING
         # A part of a block has codes: its offset, its number of bytes, (base, digits) of a byte.
         if name in SCALED_BLOCKS:
             layout = SCALED_BLOCKS[name]
@@ -187,7 +187,7 @@ def code_counts(gguf: GGUF, *, full: bool = False) -> Iterator[TernaryCounts]:
             # A row is its f32 scale and 16 bytes per 64 weights. _R4 has the scales of four rows
             # and then their interleaved codes, whose order does not matter here.
             rows = 4 if name == "IQ2_BN_R4" else 1
-            block_bytes = rows * (4 + info.shape[-1] // 4)
+            block_bytes = rows * (4 + tensor.shape[-1] // 4)
             parts = [(rows * 4, block_bytes - rows * 4, base_four)]
         else:
             continue
@@ -197,7 +197,7 @@ def code_counts(gguf: GGUF, *, full: bool = False) -> Iterator[TernaryCounts]:
         minus, zero, plus, last = counts.tolist()
         twice, invalid = (last, 0) if double else (0, last)
         complete = len(sample) == len(blocks)
-        yield TernaryCounts(info.name, minus, zero, plus, invalid, scale, complete, twice)
+        yield TernaryCounts(tensor.name, minus, zero, plus, invalid, scale, complete, twice)
 
 
 def _count(packed: NDArray[np.uint8], base: int, digits: int) -> NDArray[np.int64]:

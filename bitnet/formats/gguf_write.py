@@ -118,16 +118,16 @@ def write_copy(
         index = _index(gguf)
         types = {key.name.decode(): VALUE_TYPES[key.type][0] for key in index.keys}
         parsed = [parse_change(text, gguf.metadata, types) for text in changes]
-        changed = {change.key: change.encode() for change in parsed}
-        if not changed:
+        new_values = {change.key: change.encode() for change in parsed}
+        if not new_values:
             raise UsageError(
                 "nothing to change", hint="name a change: --set-pre NAME or --set KEY=VALUE"
             )
-        if len(changed) < len(parsed):
+        if len(new_values) < len(parsed):
             keys = [change.key for change in parsed]
             twice = next(key for key in keys if keys.count(key) > 1)
             raise UsageError(f"{twice} is set twice")
-        values = raw_values(gguf) | changed
+        values = raw_values(gguf) | new_values
         header = _header(values, index.tensors, version=gguf.version, alignment=gguf.alignment)
         data = view[gguf.data_offset :]
         chunks = (data[at : at + _CHUNK_BYTES] for at in range(0, len(data), _CHUNK_BYTES))
@@ -165,7 +165,7 @@ def _verify(path: Path, header: bytes, values: Mapping[str, bytes], source: GGUF
 
 def _directory(gguf: GGUF) -> list[tuple[str, tuple[int, ...], QuantType]]:
     """Name, shape and type of each tensor of *gguf*, in file order."""
-    return [(info.name, info.shape, info.type) for info in gguf.tensors.values()]
+    return [(tensor.name, tensor.shape, tensor.type) for tensor in gguf.tensors.values()]
 
 
 def _index(gguf: GGUF) -> Index:

@@ -60,15 +60,15 @@ def candidates_below(folder: Path) -> Iterator[Path]:
     def fail(error: OSError) -> None:
         raise from_os_error(error, error.filename or folder) from error
 
-    seen: set[Path] = set()
+    visited: set[Path] = set()
     models: set[Path] = set()  # folders with weights
     for folder_path, folders, files in os.walk(folder, onerror=fail, followlinks=True):
         here = Path(folder_path)
         folders.sort()
-        if here.resolve() in seen or here.name == ".git":
+        if here.resolve() in visited or here.name == ".git":
             folders.clear()
             continue
-        seen.add(here.resolve())
+        visited.add(here.resolve())
         if any(name.endswith((".safetensors", safetensors.INDEX)) for name in files):
             models.add(here)
             yield here

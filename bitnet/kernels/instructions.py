@@ -313,17 +313,19 @@ class Attend:
         ]
         sinks = on.weights[self.sinks] if self.sinks else None
         distances = on.weights[self.distances] if self.distances else None
-        mixed = []
+        results = []
         for (rows, cache), segment in zip(on.rows(), on.segments, strict=True):
             if rows_to_cache:
-                seen = cache.append(self.cache, *(register[rows] for register in rows_to_cache))
+                keys_and_values = cache.append(
+                    self.cache, *(register[rows] for register in rows_to_cache)
+                )
             elif segment.rows:
-                seen = cache.view(self.cache, len(segment.tokens))
+                keys_and_values = cache.view(self.cache, len(segment.tokens))
             else:
                 continue
-            mixed.append(self.attend(q[rows], *seen, sinks, distances))
+            results.append(self.attend(q[rows], *keys_and_values, sinks, distances))
         # Without outputs there are no queries: q has no rows, and neither has the result.
-        on.registers[self.out] = np.concatenate(mixed) if mixed else on.registers[self.q]
+        on.registers[self.out] = np.concatenate(results) if results else on.registers[self.q]
 
     def attend(
         self,

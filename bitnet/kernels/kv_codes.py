@@ -89,15 +89,15 @@ def encode_bytes(x: Array) -> Vectors:
     A step is NaN where the largest magnitude after the rotation was above 1e14 or not a number.
     """
     with np.errstate(all="ignore"):
-        turned = rotate(np.asarray(x, dtype=np.float32))
-        size = np.abs(turned).max(axis=-1)
+        rotated = rotate(np.asarray(x, dtype=np.float32))
+        size = np.abs(rotated).max(axis=-1)
         finite = size <= _LARGEST_BYTES
         zero = ~finite | (size < _SMALLEST)
         # Steps are rounded up to floats whose lower 16 bits are zero: no code is above 127.
         bits = np.where(zero, np.float32(0), size / np.float32(127)).view(np.uint32)
         steps = ((bits + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)).view(np.float32)
         scale = np.where(zero, np.float32(0), np.float32(1) / steps)
-        scaled = np.where(zero[..., None], np.float32(0), turned * scale[..., None])
+        scaled = np.where(zero[..., None], np.float32(0), rotated * scale[..., None])
     return Vectors(np.rint(scaled).astype(np.int16), np.where(finite, steps, np.float32("nan")))
 
 

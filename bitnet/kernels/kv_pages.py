@@ -71,12 +71,12 @@ class Pages:
 
     def most_pages(self, positions: int, step: int) -> int:
         """Pages that a sequence of *positions*, run *step* at a time, takes at most."""
-        whole = pages_for(positions)
+        all_pages = pages_for(positions)
         if not self.window:
-            return whole
+            return all_pages
         # One more where a window begins within a page, and a spare one.
         needed_at_once = pages_for(self.window - 1 + step) + 2
-        return min(whole, needed_at_once + KEPT * (pages_for(self.window + SLACK) + 1))
+        return min(all_pages, needed_at_once + KEPT * (pages_for(self.window + SLACK) + 1))
 
     def make_room(self, length: int, stop: int, rereadable: Iterable[range]) -> None:
         """Make positions *length* to *stop* writable; the first *length* ones are stored.
@@ -104,12 +104,12 @@ class Pages:
         """The longest prefix of at most *length* positions that can be continued."""
         if not self.window:
             return length
-        while missing := [
+        while missing_pages := [
             page_number
             for page_number in range(self.first_page(length), pages_for(length))
             if self.pages[page_number] is None
         ]:
-            length = missing[-1] * PAGE
+            length = missing_pages[-1] * PAGE
         return length
 
     def cut(self, length: int) -> None:

@@ -263,18 +263,18 @@ class ExpertLinear:
 
     def run(self, on: Pass) -> None:
         x = on.registers[self.x]
-        used = self.experts.width
-        chosen = on.registers[self.experts].astype(np.intp).reshape(-1)  # (T * used,)
-        parts = x.reshape(-1, x.shape[1] // used) if self.apart else np.repeat(x, used, axis=0)
+        n_used = self.experts.width
+        experts = on.registers[self.experts].astype(np.intp).reshape(-1)  # (T * n_used,)
+        parts = x.reshape(-1, x.shape[1] // n_used) if self.apart else np.repeat(x, n_used, axis=0)
         for out, weight, bias in zip(self.outs, self.weights, self.biases, strict=True):
             matrices = on.weights[weight]
-            rows = out.width // used
+            rows = out.width // n_used
             biases = (
                 on.weights[bias].reshape(len(matrices), rows) if bias else [None] * len(matrices)
             )
-            y = np.empty((len(chosen), rows), dtype=x.dtype)
-            for expert in np.unique(chosen):
-                uses = chosen == expert
+            y = np.empty((len(experts), rows), dtype=x.dtype)
+            for expert in np.unique(experts):
+                uses = experts == expert
                 y[uses] = on.ops.linear(parts[uses], matrices[expert], biases[expert])
             on.registers[out] = y.reshape(len(x), out.width)
 
@@ -372,16 +372,16 @@ def _shares_of_near(logits: Array, experts: NDArray[np.intp], nearness: float) -
     Only logits near the best one count: their distance, divided by the larger of the best logit and
     their own magnitude, is at most *nearness* (SparseMixer, arXiv:2409.12136).
     """
-    left = logits.copy()
+    remaining = logits.copy()
     weights = np.empty(experts.shape, dtype=logits.dtype)
-    for column, chosen in enumerate(experts.T):
-        best = np.take_along_axis(logits, chosen[:, None], axis=1)  # (T, 1)
+    for column, next_experts in enumerate(experts.T):
+        best = np.take_along_axis(logits, next_experts[:, None], axis=1)  # (T, 1)
         size = np.maximum(np.abs(logits), best)
         with np.errstate(divide="ignore", invalid="ignore"):
-            is_far = (best - left) / size > nearness
-        shares = np.exp(left - best)
+            is_far = (best - remaining) / size > nearness
+        shares = np.exp(remaining - best)
         weights[:, column] = 1 / np.where(is_far, 0, shares).sum(axis=1)
-        np.put_along_axis(left, chosen[:, None], -np.inf, axis=1)
+        np.put_along_axis(remaining, next_experts[:, None], -np.inf, axis=1)
     return weights
 
 

@@ -67,12 +67,12 @@ def _self_test(module: ModuleType) -> None:
     If some disagree, the module uses those of a slower instruction set; log which and why.
     """
     level = module.kernel_level()
-    if wrong := module.kernel_self_test():
+    if wrong_kernels := module.kernel_self_test():
         logger.warning(
             "kernels for %s give wrong results on this machine, so %s is used (slower): %s",
             level,
             module.kernel_level(),
-            ", ".join(wrong),
+            ", ".join(wrong_kernels),
         )
 
 

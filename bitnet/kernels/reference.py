@@ -143,11 +143,11 @@ def _product(x: Array, weight: Array) -> Array:
         return x @ weight.T
     rows = max(1, _PIECE // inputs)
     count = outputs // rows
-    whole = count * rows
+    in_pieces = count * rows
     out = np.empty((len(x), outputs), dtype=weight.dtype)
-    pieces = np.matmul(weight[:whole].reshape(count, rows, inputs), x.T)  # (count, rows, T)
-    out[:, :whole] = pieces.reshape(whole, len(x)).T
-    out[:, whole:] = x @ weight[whole:].T
+    pieces = np.matmul(weight[:in_pieces].reshape(count, rows, inputs), x.T)  # (count, rows, T)
+    out[:, :in_pieces] = pieces.reshape(in_pieces, len(x)).T
+    out[:, in_pieces:] = x @ weight[in_pieces:].T
     return out
 
 

@@ -251,14 +251,14 @@ def examine(gguf: GGUF, *, full: bool = False) -> Inspection:
         metadata={key: _first_of(value) for key, value in gguf.metadata.items()},
         tensors=[
             {
-                "name": info.name,
-                "shape": list(info.shape),
-                "type": info.type.name,
-                "offset": info.offset,
-                "size_bytes": info.size_bytes,
-                "part": info.part,
+                "name": tensor.name,
+                "shape": list(tensor.shape),
+                "type": tensor.type.name,
+                "offset": tensor.offset,
+                "size_bytes": tensor.size_bytes,
+                "part": tensor.part,
             }
-            for info in gguf.tensors.values()
+            for tensor in gguf.tensors.values()
         ],
         encodings=_encodings(gguf),
         vocabulary=vocabulary(gguf),
@@ -297,13 +297,14 @@ def describe_basis(metadata: Mapping[str, Any]) -> str:
 def _encodings(gguf: GGUF) -> list[dict[str, Any]]:
     """Per quantization type: number of tensors, weights and bytes; the largest first."""
     rows: dict[str, dict[str, Any]] = {}
-    for info in gguf.tensors.values():
+    for tensor in gguf.tensors.values():
         row = rows.setdefault(
-            info.type.name, {"type": info.type.name, "tensors": 0, "weights": 0, "size_bytes": 0}
+            tensor.type.name,
+            {"type": tensor.type.name, "tensors": 0, "weights": 0, "size_bytes": 0},
         )
         row["tensors"] += 1
-        row["weights"] += math.prod(info.shape)
-        row["size_bytes"] += info.size_bytes
+        row["weights"] += math.prod(tensor.shape)
+        row["size_bytes"] += tensor.size_bytes
     return sorted(rows.values(), key=lambda row: -row["size_bytes"])
 
 
@@ -319,15 +320,15 @@ def vocabulary(gguf: GGUF) -> VocabularySize:
     keys = ["tokenizer.ggml.vocab_size", "llama.vocab_size"]
     if gguf.architecture not in ("", "llama"):
         keys.insert(1, f"{gguf.architecture}.vocab_size")
-    stated = {key: _number(gguf.metadata, key) for key in keys}
+    stated_sizes = {key: _number(gguf.metadata, key) for key in keys}
     tokens = gguf.metadata.get("tokenizer.ggml.tokens")
     if isinstance(tokens, Array):
-        return VocabularySize(len(tokens), stated, "tokenizer.ggml.tokens")
+        return VocabularySize(len(tokens), stated_sizes, "tokenizer.ggml.tokens")
     embedding = gguf.tensors.get("token_embd.weight")
     if embedding is not None and embedding.shape:
-        return VocabularySize(embedding.shape[0], stated, "token_embd.weight")
-    size = next((value for value in stated.values() if value is not None), None)
-    return VocabularySize(size, stated, "")
+        return VocabularySize(embedding.shape[0], stated_sizes, "token_embd.weight")
+    size = next((value for value in stated_sizes.values() if value is not None), None)
+    return VocabularySize(size, stated_sizes, "")
 
 
 def _identify_vocabulary(metadata: Mapping[str, Any]) -> KnownVocabulary | None:
@@ -382,7 +383,7 @@ def _tokenizer(metadata: Mapping[str, Any], match: KnownVocabulary | None) -> di
 
 def memory(gguf: GGUF) -> Memory:
     """Memory for running the model, from its header alone."""
-    weights = sum(info.size_bytes for info in gguf.tensors.values())
+    weights = sum(tensor.size_bytes for tensor in gguf.tensors.values())
     config = config_of_header(gguf)
     if config is None:
         return Memory(weights, _number(gguf.metadata, f"{gguf.architecture}.context_length"))
@@ -408,9 +409,9 @@ def config_of_header(gguf: GGUF) -> ModelConfig | None:
     """Configuration from the header alone, ``None`` if the model would be refused."""
     # Matrices only, since the header has no bytes: vectors such as RoPE's factors would be read.
     weights = {
-        info.name: Weight(info.name, info.shape, info.type, np.empty(0, np.uint8))
-        for info in gguf.tensors.values()
-        if len(info.shape) == 2
+        tensor.name: Weight(tensor.name, tensor.shape, tensor.type, np.empty(0, np.uint8))
+        for tensor in gguf.tensors.values()
+        if len(tensor.shape) == 2
     }
     keys = effective_keys(gguf.metadata, gguf.architecture)
     rope_style: RopeStyle = "half"  # not in the header; sizes do not depend on it

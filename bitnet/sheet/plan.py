@@ -242,30 +242,30 @@ def plan_model(
 
 
 def _plan_gguf(gguf: GGUF, machine: Resources, *, licence: str = "", **facts: Any) -> ModelPlan:
-    stated = gguf.metadata.get("general.license")
+    stated_licence = gguf.metadata.get("general.license")
     empty = np.empty(0, np.uint8)
-    used = gguf.metadata.get(f"{gguf.architecture}.expert_used_count")
+    experts_used = gguf.metadata.get(f"{gguf.architecture}.expert_used_count")
 
-    template = isinstance(gguf.metadata.get("tokenizer.chat_template"), str)
+    has_template = isinstance(gguf.metadata.get("tokenizer.chat_template"), str)
 
     def describe() -> tuple[str, bool]:
         spec = spec_from_gguf(gguf)
-        return f"embedded, complete: {spec.model}, {len(spec.tokens):,} tokens", template
+        return f"embedded, complete: {spec.model}, {len(spec.tokens):,} tokens", has_template
 
     plan = _plan(
         [Weight(tensor.name, tensor.shape, tensor.type, empty) for tensor in gguf.tensors.values()],
         config_of_header(gguf),
-        used if isinstance(used, int) else 0,
+        experts_used if isinstance(experts_used, int) else 0,
         describe,
         _format_findings(gguf),
-        licence=licence or (stated if isinstance(stated, str) else ""),
+        licence=licence or (stated_licence if isinstance(stated_licence, str) else ""),
         architecture=gguf.architecture,
         basis=describe_basis(gguf.metadata),
         machine=machine,
         **facts,
     )
     # A damaged tokenizer does not hide the template beside it.
-    return replace(plan, vocab_size=vocabulary(gguf).size, chat_template=template)
+    return replace(plan, vocab_size=vocabulary(gguf).size, chat_template=has_template)
 
 
 def _plan(
@@ -406,7 +406,7 @@ def _format_findings(gguf: GGUF) -> Iterator[Finding]:
         yield Finding.of("architecture", refused)
     if not gguf.tensors:
         yield Finding("failed", "weights", "it has none, only metadata")
-    kinds = {info.type for info in gguf.tensors.values()}
+    kinds = {tensor.type for tensor in gguf.tensors.values()}
     unreadable = sorted(kind.name for kind in kinds if not _decodable(kind))
     if unreadable:
         yield Finding("failed", "encodings", f"no decoder for {', '.join(unreadable)}")
