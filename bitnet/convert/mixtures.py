@@ -263,7 +263,7 @@ Importance = Mapping[str, NDArray[np.float32]]  # a weight for each input of a m
 
 
 def importance_of(importance: Importance, weight: Weight) -> NDArray[np.float32] | None:
-    """Weights of the inputs of *weight*, ``(columns,)`` or ``(experts, columns)``."""
+    """Weights of the inputs of *weight*, ``(columns,)`` or ``(experts, columns)``; None: none."""
     values = importance.get(weight.name)
     if values is None:
         return None

@@ -195,7 +195,7 @@ def _divergence_over(log_ps: Mapping[int, float], log_qs: Mapping[int, float]) -
 
 
 def nearness(exact: Position | None, engine: Position) -> tuple[float | None, float | None]:
-    """KL from *exact* to *engine*, and the slope of the engine's log-probabilities over the exact.
+    """KL from *exact* to *engine*, and the slope of *engine*'s log-probabilities over *exact*'s.
 
     Both are None without finite logits. The slope is also None where fewer than three tokens are
     stored on both sides, or the exact log-probabilities are equal.
@@ -228,7 +228,7 @@ def _nll(position: Position | None, following: int | None) -> float | None:
 def tokenizer_parity(
     tokenizer: Tokenizer, theirs: Trace, texts: Sequence[tuple[str, bool]]
 ) -> TokenizerParity | None:
-    """*tokenizer* compared with the reference's on *texts*, ``None`` if the reference has none.
+    """*tokenizer* compared with the reference's on *texts*; None without one of these two.
 
     If the reference left out a text, all of them count as read differently.
     """

@@ -59,7 +59,8 @@ APART = 1.5
 WORST = 30.0
 
 # Largest gap, in logits, between the two best tokens that an engine of this arithmetic reversed
-# relative to exact arithmetic: 0.317 in llama.cpp. Two engines can deviate in opposite directions.
+# relative to exact arithmetic: 0.317 in llama.cpp. Two engines can deviate in opposite directions,
+# so that theirs add up.
 FLIPPED: dict[Arithmetic, float] = {"int8": 0.32, "float": 0.01, "float32": 1e-3}
 
 # Largest accepted deviation from 1 of the mean slope of log-probabilities over those of the float64

@@ -140,7 +140,8 @@ class Llama:
             file: the library's own file, for the report.
             threads: compute threads.
             weights: load the weights too; without them it can only tokenize.
-            tokenize_with_model: some forks tokenize with the model, others with its vocabulary.
+            tokenize_with_model: ``llama_tokenize`` takes the model, as in some forks, and not its
+                vocabulary.
             batch: positions to compute at a time; 0: all.
             half_cache: store keys and values as float16, else as float32.
             head: ``(vocabulary, width)``, for a model without an output layer: its logits are the
@@ -217,7 +218,7 @@ class Llama:
             yield partial(self._append, handle, [])
         finally:
             self._c.llama_free(handle)
-            del callback  # until here, because the context calls it
+            del callback  # it must live until here: the context calls it
 
     def _context_params(self, size: int, watch: Callable[..., None] | None) -> tuple[Params, Any]:
         """Parameters of a context, and the callback in them, which must live as long as it."""

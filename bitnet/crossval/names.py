@@ -139,7 +139,7 @@ def _sources_behind(
     scales: Mapping[str, float],
     tensors: Container[str],
 ) -> Iterator[tuple[Register, WeightSource]]:
-    """Registers that *step* changes, each with its source; *sources* are those before."""
+    """Registers that *step* changes, each with its source; *sources* are those before *step*."""
     if isinstance(step, Linear):
         for out, weight, bias in zip(step.outs, step.weights, step.biases, strict=True):
             factor = f"{weight.removesuffix('weight')}scale"

@@ -162,7 +162,8 @@ def _is_shown(layer: int, layers: int, compared: Container[str]) -> bool:
 
 def our_intermediates(model: Model, ids: Sequence[int]) -> dict[str, NDArray[Any]]:
     """Intermediates of *model* for *ids*; the last is its ``result_output``, the logits."""
-    # Of the first ids only what fills the caches is needed, and is put before the other rows.
+    # The first ids only fill the caches: of their rows, the cached values are kept, and put before
+    # the other rows.
     stop = _count_cached(model, ids)
     cache = KVCache(model.config, len(ids))
     earlier_rows: dict[str, NDArray[Any]] = {}

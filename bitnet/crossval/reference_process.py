@@ -204,9 +204,9 @@ def _bitnet_cpp(path: str, threads: int, weights: bool, *, headless: bool, libra
     product = getattr(c, "ggml_vec_dot_i2_i8_s", None)
     if product is None:
         raise EngineFailed(f"{library} has no products of I2_S: it is not of bitnet.cpp")
+    file = _file_of(product) or Path(library)
     # It keeps the results of a product on the stack, for all positions of a batch: so batches must
     # be small.
-    file = _file_of(product) or Path(library)
     return Llama(c, path, file, threads=threads, weights=weights, batch=64)
 
 

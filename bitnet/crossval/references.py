@@ -160,7 +160,8 @@ class _SeparateProcess(Reference):
 class LlamaCpp(_SeparateProcess):
     """llama.cpp from the wheel ``xllamacpp``.
 
-    Its graph for BitNet is that of an earlier model than 2B-4T, with another activation.
+    Its graph for BitNet is that of an earlier model than 2B-4T, with another activation, so it is
+    not asked about BitNet.
     """
 
     name = "llama.cpp"

@@ -49,12 +49,12 @@ _MAGNITUDE = re.compile(r"base_model\.model\.(?P<matrix>.+)\.lora_magnitude_vect
 # A whole matrix, or that below the factors of an embedding, which PEFT saves beside them.
 _WHOLE = re.compile(r"base_model\.model\.(?P<matrix>.+?)(\.base_layer)?\.weight")
 
-# Keys of adapter_config.json that say nothing about the computation.
+# Keys of adapter_config.json that say nothing about the computation, or that are read.
 _NEUTRAL = frozenset(
     {"auto_mapping", "base_model_name_or_path", "inference_mode", "lora_dropout", "revision"}
     | {"peft_version", "target_modules", "exclude_modules", "layers_to_transform"}
     | {"layers_pattern", "task_type", "runtime_config", "megatron_core", "qalora_group_size"}
-    | {"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora"}
+    | {"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora"}  # _scale reads them
     | {"use_dora", "modules_to_save"}  # their tensors say the same
     | {"fan_in_fan_out"}  # factors are the same for a model that stores matrices by columns
 )

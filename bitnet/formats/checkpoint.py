@@ -307,7 +307,7 @@ class Checkpoint(Keys):
     weights: Mapping[str, Weight]  # by GGUF name, in file order
     gguf: GGUF | None = None  # the open file, if the container is GGUF
     opened_s: float = 0.0  # seconds it took to open
-    # keys ignored on request, with their values
+    # keys that were ignored, on request or because llama.cpp ignores them, with their values
     ignored: Mapping[str, Any] = field(default_factory=dict)
     # tokens of a text to embed that its settings keep; ``None``: they have no limit
     text_limit: int | None = None

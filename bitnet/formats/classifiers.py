@@ -43,7 +43,7 @@ def classifier_keys(
 
     Keys of *config* to *ignore* count as absent.
     """
-    # config_json.describe lists the ignored keys of the model.
+    # The ignored keys are reported by config_json.describe.
     config, _ignored = split_ignored(config, ignore.names)
     model = files.root.name
     missing = [module for module, gguf, _ in family.classifier if f"{gguf}.weight" not in weights]

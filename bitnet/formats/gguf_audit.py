@@ -171,7 +171,7 @@ def code_counts(gguf: GGUF, *, full: bool = False) -> Iterator[TernaryCounts]:
         double = False
         base_four = (4, 4)  # a byte has four digits in base 4
         view = np.asarray(gguf.tensor_bytes(tensor.name)) if tensor.type.is_ternary else _NOTHING
-        # A part of a block has codes: its offset, its number of bytes, (base, digits) of a byte.
+        # Of each part of a block that has codes: offset, number of bytes, (base, digits) of a byte.
         if name in SCALED_BLOCKS:
             layout = SCALED_BLOCKS[name]
             block_bytes = layout.size

@@ -119,7 +119,7 @@ def unpack_gptq(
     config: Mapping[str, Any],
     model: str,
 ) -> dict[str, Weight]:
-    """*tensors* with matrices in the type of their scales in the place of GPTQ's tensors."""
+    """*tensors* with plain matrices, in the type of their scales, in place of GPTQ's tensors."""
     check(quantization, _GPTQ_RULES, model=model, below=BELOW)
     bits = _bits_of(quantization, _BITS_OF_GPTQ, model)
     stated_format = quantization.get("checkpoint_format") or quantization.get("format") or "gptq"
@@ -142,7 +142,7 @@ def unpack_awq(
     config: Mapping[str, Any],
     model: str,
 ) -> dict[str, Weight]:
-    """*tensors* with matrices in the type of their scales in the place of AWQ's tensors."""
+    """*tensors* with plain matrices, in the type of their scales, in place of AWQ's tensors."""
     check(quantization, _AWQ_RULES, model=model, below=BELOW)
     form = _Form(
         model,
@@ -162,7 +162,7 @@ def _unpack(
     form: _Form,
     matrix: Callable[[str, Mapping[str, Weight], _Form], Weight],
 ) -> dict[str, Weight]:
-    """*tensors*, the parts of each quantized matrix as one."""
+    """*tensors* with one tensor, made by *matrix*, for the parts of each quantized matrix."""
     unpacked = {}
     is_quantized = False
     for name, tensor in tensors.items():
@@ -413,6 +413,6 @@ def _has_dynamic_bits(quantization: Mapping[str, Any], model: str) -> bool:
 
 
 def _stores_inputs_first(config: Mapping[str, Any]) -> bool:
-    """True for the classes of transformers whose layers are ``Conv1D``."""
+    """True for the classes of transformers whose layers are ``Conv1D``: ``(inputs, outputs)``."""
     family = of_model_type(str(config.get("model_type")))
     return family is not None and family.orders is transpose_products

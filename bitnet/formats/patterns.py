@@ -8,10 +8,10 @@ from bitnet.base.errors import InvalidFormat
 
 
 def compile_pattern(pattern: str, key: str, *, hint: str) -> re.Pattern[str]:
-    """The expression *pattern* of the *key*, which the error names together with the *hint*."""
+    """Compile *pattern*, a value of *key* in a file; an error names *key* and has the *hint*."""
     try:
         return re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
-        # A repetition may be too large, and groups may be in one another too often.
+        # A repetition may be too large, and groups may be nested too deeply.
         problem = f"{key} is not a regular expression: {error}"
         raise InvalidFormat(problem, hint=hint) from error

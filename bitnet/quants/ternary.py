@@ -112,7 +112,7 @@ def pow2_fields(packed: NDArray[np.uint8], shifts: NDArray[np.uint8]) -> NDArray
 
 
 def _pack_fields(codes: NDArray[np.int8], shifts: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Bytes of *codes*, whose second-last axis has the fields of a byte; as ``pow2_fields``."""
+    """Bytes of *codes*, whose second-last axis has the fields of a byte, as in ``pow2_fields``."""
     fields = (codes + np.int8(1)).astype(np.uint8)
     packed: NDArray[np.uint8] = np.bitwise_or.reduce(fields << shifts, axis=-2)
     return packed
