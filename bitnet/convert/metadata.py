@@ -94,6 +94,7 @@ def _encode_one(label: str, value: Any) -> bytes:
 
 
 def _keys_of_folder(checkpoint: Checkpoint) -> dict[str, Any]:
+    """GGUF keys of the model in a folder, with those that llama.cpp needs besides ours."""
     family = of_gguf(checkpoint.architecture)
     effective = effective_keys(checkpoint.metadata, checkpoint.architecture)
     if family is not None and (zero := find_zero(effective, family)):

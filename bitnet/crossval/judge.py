@@ -281,6 +281,7 @@ def kind_of(row: Row, tie: float) -> Kind:
 
 
 def _model(evidence: Evidence) -> Finding:
+    """Check that the model's file is the known one, or the one that a recording ran."""
     model = evidence.model
     recorded = evidence.plan.recorded_sha256
     if model.problem:
@@ -346,6 +347,7 @@ def _tokenizer(evidence: Evidence) -> Finding:
 
 
 def _compute_path(evidence: Evidence) -> Finding:
+    """Check that kernels of a real backend computed our side, with a real tokenizer."""
     path = evidence.compute_path
     kernels = evidence.kernels
     products = sum(calls for name, calls in kernels.items() if name.startswith("linear/"))
@@ -407,6 +409,7 @@ def _reference(evidence: Evidence) -> Finding:
 
 
 def _logits(evidence: Evidence) -> Finding:
+    """Check that our logits are as close to the reference's as the arithmetic of both allows."""
     ours = evidence.ours.arithmetic
     theirs = evidence.reference.arithmetic
     rows = rows_to_judge(evidence)
@@ -441,6 +444,7 @@ def _top1(evidence: Evidence) -> Finding:
 
 
 def _exact(evidence: Evidence) -> Finding:
+    """Check that our logits are as close to float64 as our arithmetic allows."""
     ours = evidence.ours.arithmetic
     theirs = evidence.reference.arithmetic
     rows = rows_to_judge(evidence)

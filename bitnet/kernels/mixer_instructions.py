@@ -116,6 +116,7 @@ class DeltaRule:
         return np.concatenate([vectors] * repeats, axis=1)
 
     def _decays(self, on: Pass, heads: int) -> Array:
+        """Factors on the rows of the matrices, ``(T, H, 1)`` or ``(T, H, key_dim)``."""
         step = on.registers[self.alpha] + on.weights[self.dt]
         step = equal_parts(step, heads)
         a = on.weights[self.a][:, None]
