@@ -128,14 +128,14 @@ def _streams(checkpoint: Checkpoint, config: ModelConfig, streams: Streams) -> _
         yield _LLAMA_CPP, f"{deviation}, here {config.final_softcap:g}"
     networks = [mixer for mixer in mixers if isinstance(mixer, FeedForward)]
     for layer, network in enumerate(networks):
-        if not _is_cut_as_in_llama_cpp(layer, network):
+        if not _lowers_gates_as_llama_cpp(layer, network):
             deviation = f"lowers gates in the first {_SPARSE_LAYERS} layers of {kind} models by "
             deviation += f"{_DEVIATIONS} standard deviations of all numbers but one, whatever the "
             yield _LLAMA_CPP, f"{deviation}file says"
             break
 
 
-def _is_cut_as_in_llama_cpp(layer: int, network: FeedForward) -> bool:
+def _lowers_gates_as_llama_cpp(layer: int, network: FeedForward) -> bool:
     """True if llama.cpp lowers the gates of *network* as the model does, to about four digits."""
     if layer >= _SPARSE_LAYERS or network.cutoff is None:
         return layer >= _SPARSE_LAYERS and network.cutoff is None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import TokenizerNotFound, Unsupported
 from bitnet.convert.convert_options import MIXTURES
 from bitnet.families.family import find_zero, of_gguf
-from bitnet.formats.containers import INPUTS, effective_keys
+from bitnet.formats.containers import ROUNDED_INPUTS, effective_keys
 from bitnet.formats.gguf_write import encode_value, raw_values
 from bitnet.quants import registry
 from bitnet.tokenizer.export import gguf_keys
@@ -56,7 +56,7 @@ def metadata(checkpoint: Checkpoint, request: ConvertOptions) -> dict[str, bytes
     }
     # Encodings of BitNet's own imply that products round their inputs; others need a key.
     if request.type in registry.OF_ANY_MODEL and checkpoint.rounds_inputs:
-        key, per_token = INPUTS
+        key, per_token = ROUNDED_INPUTS
         overrides[key] = per_token
     gguf = checkpoint.gguf
     if gguf is None:

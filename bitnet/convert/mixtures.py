@@ -94,10 +94,10 @@ _DOWN: Mapping[str, _Rule] = {
     "Q4_K_S": lambda tensor: "Q5_K" if tensor.is_early else None,
     "Q4_K_M": lambda tensor: "Q6_K" if tensor.is_sensitive else None,
     "Q5_K_M": lambda tensor: "Q6_K" if tensor.is_sensitive else None,
-    "IQ4_NL": lambda tensor: "Q5_K" if tensor.is_early and not tensor.weighted else None,
-    "IQ4_XS": lambda tensor: "Q5_K" if tensor.is_early and not tensor.weighted else None,
-    "Q4_0": lambda tensor: "Q4_1" if tensor.is_early and tensor.weighted else None,
-    "Q5_0": lambda tensor: "Q5_1" if tensor.is_early and tensor.weighted else None,
+    "IQ4_NL": lambda tensor: "Q5_K" if tensor.is_early and not tensor.has_importance else None,
+    "IQ4_XS": lambda tensor: "Q5_K" if tensor.is_early and not tensor.has_importance else None,
+    "Q4_0": lambda tensor: "Q4_1" if tensor.is_early and tensor.has_importance else None,
+    "Q5_0": lambda tensor: "Q5_1" if tensor.is_early and tensor.has_importance else None,
 }
 # Falcon's, where they are others.
 _FALCON_DOWN: Mapping[str, _Rule | None] = {
@@ -127,7 +127,7 @@ class _TensorPosition:
     layer: int  # its number among the tensors of its role; with experts, that of its block
     layers: int  # the number of these tensors, or of the blocks, each as often as it runs
     sharing: int  # query heads per key head in the first block
-    weighted: bool  # there is an importance matrix
+    has_importance: bool  # there is an importance matrix
 
     @property
     def is_early(self) -> bool:
@@ -173,7 +173,7 @@ class _Assignment:
     def __init__(self, checkpoint: Checkpoint, request: ConvertOptions) -> None:
         self.mixture = request.type
         self.default = MIXTURES[request.type].type
-        self.weighted = bool(request.imatrix)
+        self.has_importance = bool(request.imatrix)
         self.weights = checkpoint.weights
         self.architecture = checkpoint.architecture
         self.blocks = checkpoint.integer("block_count")
@@ -238,7 +238,10 @@ class _Assignment:
         """Name of the type that *rules* give the tensor *name*, which is then counted."""
         by_block = role == "down" and self.experts > 1
         tensor = _TensorPosition(
-            _block(name) if by_block else self.counts[role], layers, self.sharing, self.weighted
+            _block(name) if by_block else self.counts[role],
+            layers,
+            self.sharing,
+            self.has_importance,
         )
         self.counts[role] += 1
         rule = rules.get(self.mixture)

@@ -276,20 +276,21 @@ class Job:
         return Ternary(ternary.codes, halves)
 
     def _one_each(
-        self, scales: NDArray[np.float32], used: NDArray[np.int64], whole: str
+        self, scales: NDArray[np.float32], n_nonzero: NDArray[np.int64], owner: str
     ) -> NDArray[np.float32]:
         """The one scale of each row of *scales*, shape ``(rows, 1)``.
 
-        Scales that multiply only zeros do not count; where all do, it is 1.
+        *n_nonzero* has the number of nonzero weights of each. Scales that multiply only zeros do
+        not count; where all do, it is 1. *owner* is what has one scale in the new type.
         """
-        is_used = used > 0
+        is_used = n_nonzero > 0
         low = np.where(is_used, scales, np.inf).min(axis=1, keepdims=True)
         several = low < np.where(is_used, scales, -np.inf).max(axis=1, keepdims=True)
         if several.any():
             at = int(several.argmax())
             raise Unsupported(
                 f"{self.weight.name} has {len(np.unique(scales[at][is_used[at]])):,} different "
-                f"scales, {self.target.name} holds one per {whole}",
+                f"scales, {self.target.name} holds one per {owner}",
                 hint="choose TQ2_0 or F16",
             )
         single: NDArray[np.float32] = np.where(np.isinf(low), 1, low).astype(np.float32)

@@ -125,21 +125,21 @@ def compare(
 
 
 def _compare_position(
-    position: tuple[int, int],
+    indices: tuple[int, int],
     ours: Position,
     theirs: Position,
     *,
     exact: Position | None,
     following: int | None,
 ) -> Row:
-    """The row of *position*: index of a prompt, and of a token in it.
+    """The row of the position with these *indices*: of its prompt, and of its token in that.
 
     *following* is the next token of the prompt; None at its end.
     """
     ours_kl, ours_scale = nearness(exact, ours)
     theirs_kl, theirs_scale = nearness(exact, theirs)
     return Row(
-        *position,
+        *indices,
         ours=_likeliest(ours),
         theirs=_likeliest(theirs),
         gap=theirs.gap if ours.is_finite and theirs.is_finite else None,

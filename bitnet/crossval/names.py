@@ -169,7 +169,7 @@ class Names:
     sources: Mapping[str, WeightSource]  # of the values that a weight gives, by our name
     head: str = ""  # weight whose product is the logits, where these may lack a name
 
-    def whole(self, names: Iterable[str]) -> list[str]:
+    def list_selectors(self, names: Iterable[str]) -> list[str]:
         """Prefixes of node names, and names of weights, that select the nodes of *names*.
 
         *names* are ours. A request has them as ``whole``.
@@ -284,7 +284,7 @@ def _follows(operation: str, then: str) -> bool:
 
 
 def names_for(
-    config: ModelConfig, program: Program, tensors: Container[str], more: Mapping[str, str]
+    config: ModelConfig, program: Program, tensors: Container[str], fork_names: Mapping[str, str]
 ) -> Names:
     """Names in llama.cpp's graph of a model of *config*.
 
@@ -292,9 +292,9 @@ def names_for(
         config: the model.
         program: its pass.
         tensors: names of its tensors.
-        more: names in the graphs of a fork of llama.cpp, which override those of llama.cpp.
+        fork_names: names in the graphs of a fork of llama.cpp, which override llama.cpp's.
     """
-    names = {**_EVERYWHERE, **dict(_of_networks(config)), **more}
+    names = {**_EVERYWHERE, **dict(_of_networks(config)), **fork_names}
     if config.text_rows:
         # Our ``embed`` is the embedding of the token alone, our ``inpL`` also has those of text and
         # position.

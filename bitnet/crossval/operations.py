@@ -202,8 +202,8 @@ def check_operations(
     stop = _count_cached(exact, ids)
     cache = KVCache(exact.config, len(ids), dtype=np.float64)
     cache.reach = len(ids)
-    stored = partial(_round_to_cache, half=half_cache)
-    if stop and not fill_caches(exact, cache, ids[:stop], theirs, stored=stored):
+    round_stored = partial(_round_to_cache, half=half_cache)
+    if stop and not fill_caches(exact, cache, ids[:stop], theirs, round_stored=round_stored):
         return ()
     attention: Kind = "attention"
     if arithmetic == "float32":

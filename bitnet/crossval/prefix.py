@@ -110,7 +110,7 @@ def fill_caches(
     ids: Sequence[int],
     theirs: Mapping[str, NDArray[Any]],
     *,
-    stored: Callable[[NDArray[Any]], NDArray[np.float64]],
+    round_stored: Callable[[NDArray[Any]], NDArray[np.float64]],
 ) -> bool:
     """Fill *cache* with *ids*, from the rows of an engine; False if it does not give enough.
 
@@ -119,7 +119,7 @@ def fill_caches(
         cache: an empty one of that model.
         ids: the earlier positions.
         theirs: intermediates of the engine by name, whose first rows are of *ids*.
-        stored: rounds keys or values as the engine's cache does.
+        round_stored: rounds keys or values as the engine's cache does.
     """
     segment = Segment(ids, cache, "all")
     current = Pass(exact.program, exact.weights, exact.ops, [segment])
@@ -137,7 +137,7 @@ def fill_caches(
                     return False
                 keys = current.heads(step.k, step.kind.head_dim)
                 values = current.heads(step.v, step.kind.head_dim)
-                cache.append(step.cache, stored(keys), stored(values))
+                cache.append(step.cache, round_stored(keys), round_stored(values))
             current.registers.pop(step.out, None)
         elif isinstance(step, _REPEATED) and current.registers.keys() >= set(inputs(step)):
             exact.ops.run(step, current)

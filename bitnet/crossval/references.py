@@ -184,7 +184,7 @@ class LlamaCpp(_SeparateProcess):
     def intermediates(self, question: Question, exact: Model) -> Mapping[str, NDArray[Any]] | None:
         tensors = question.checkpoint.weights
         names = names_for(exact.config, exact.program, tensors, self.names)
-        whole = names.whole(list_cached(exact.program, last=False))
+        whole = names.list_selectors(list_cached(exact.program, last=False))
         return names.translate(self._ask(question, whole=whole)[1])
 
 

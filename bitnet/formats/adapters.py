@@ -176,7 +176,9 @@ def _of_file(path: Path) -> Adapter:
                     hint="write one with llama.cpp's convert_lora_to_gguf.py",
                 )
         if keys.get("adapter.alora.invocation_tokens"):
-            raise _refusal(path, "adapter.alora.invocation_tokens", "it begins with a token")
+            raise _refusal(
+                path, "adapter.alora.invocation_tokens", "it acts only behind certain tokens"
+            )
         alpha = _number(path, "adapter.lora.alpha", keys.get("adapter.lora.alpha", 0.0))
         factors = {name: registry.dequantize(file.weight(name)) for name in file.tensors}
         architecture = file.architecture

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 I2SLayout = Literal["x86", "arm"]
 #: Key and only value by which ``convert`` marks BitNet models, which round the inputs of their
 #: ternary layers. It is needed where neither architecture nor encoding is BitNet's alone.
-INPUTS = ("quantize.activations", "int8 per token")
+ROUNDED_INPUTS = ("quantize.activations", "int8 per token")
 
 
 def open_gguf(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
@@ -96,9 +96,9 @@ def _rounds_inputs(gguf: GGUF, metadata: Mapping[str, Any], family: Family | Non
     """True if the model was trained with inputs of ternary layers rounded to int8 per token.
 
     Any of these shows it: the architecture, norms before every projection, a quantization type that
-    only BitNet models have, or the key :data:`INPUTS`.
+    only BitNet models have, or the key :data:`ROUNDED_INPUTS`.
     """
-    key, per_token = INPUTS
+    key, per_token = ROUNDED_INPUTS
     if metadata.get(key, per_token) != per_token:
         raise Unsupported(
             f"{gguf.path.name}: {key} is {metadata[key]!r}, expected {per_token!r}",

@@ -297,12 +297,12 @@ def _parts_of(
 
 
 def _groups_of_inputs(
-    stem: str, tensor: Weight | None, inputs: int, groups: int, form: _Form
+    stem: str, g_idx: Weight | None, inputs: int, groups: int, form: _Form
 ) -> NDArray[np.intp]:
-    """The group of each input of the layer *stem*: stated by *tensor*, or else neighbours."""
+    """The group of each input of the layer *stem*: stated by *g_idx*, or else neighbours."""
     size = min(_size_of_groups(form, inputs), inputs)  # any stated size may be larger
     neighbours = np.arange(inputs) // size
-    if tensor is None:
+    if g_idx is None:
         if -(-inputs // size) != groups:
             raise InvalidFormat(
                 f"{form.model}: {stem} has {groups:,} groups, expected {-(-inputs // size):,} of "
@@ -310,10 +310,10 @@ def _groups_of_inputs(
                 hint=COMPARE,
             )
         return neighbours
-    group_of_input = read_integers(tensor, form.model).astype(np.intp)
+    group_of_input = read_integers(g_idx, form.model).astype(np.intp)
     if group_of_input.min() < 0 or group_of_input.max() >= groups:
         raise InvalidFormat(
-            f"{form.model}: {tensor.name} names the groups {group_of_input.min():,} to "
+            f"{form.model}: {g_idx.name} names the groups {group_of_input.min():,} to "
             f"{group_of_input.max():,}, there are {groups:,}",
             hint=COMPARE,
         )
@@ -324,7 +324,7 @@ def _groups_of_inputs(
     # without desc_act; gptqmodel always follows it.
     if not is_plain and (not form.any_group or not group_of_input.any()):
         raise Unsupported(
-            f"{form.model}: {tensor.name} gives inputs other groups than their neighbours', and "
+            f"{form.model}: {g_idx.name} gives inputs other groups than their neighbours', and "
             f"{BELOW}desc_act says otherwise: its libraries read this differently",
             hint=HINT,
         )

@@ -371,7 +371,7 @@ def _weight(
     name: str,
     tensors: Mapping[str, Weight],
     description: Description,
-    bits: BitLinear | None,
+    bit_linear: BitLinear | None,
     module: str,
 ) -> Weight:
     """The weight *name*, made from its tensor; *module* is the tensor's name in the folder."""
@@ -395,14 +395,21 @@ def _weight(
         # The checkpoint stores the factor minus one; GGUF stores the factor.
         return _floats(name, registry.dequantize(weight) + np.float32(1))
     is_matrix = name.startswith("blk.") and len(weight.shape) == 2
-    if is_matrix and bits is not None and bits.converts(module.removesuffix(".weight")):
+    if is_matrix and bit_linear is not None and bit_linear.converts(module.removesuffix(".weight")):
         scale = tensors.get(f"{name.removesuffix('weight')}scale")
-        return bits.weight(name, weight, scale)
+        return bit_linear.weight(name, weight, scale)
     # AutoBitLinear multiplies the bias, too, by the scale of its packed weights.
-    if name.endswith(".bias") and bits is not None and bits.multiplies and not bits.online:
+    if (
+        name.endswith(".bias")
+        and bit_linear is not None
+        and bit_linear.multiplies
+        and not bit_linear.online
+    ):
         scale = tensors.get(f"{name.removesuffix('bias')}scale")
         if scale is not None:
-            return _floats(name, registry.dequantize(weight) * np.float32(bits.factor(name, scale)))
+            return _floats(
+                name, registry.dequantize(weight) * np.float32(bit_linear.factor(name, scale))
+            )
     if weight.quant.name == "U8" and is_matrix:
         raise Unsupported(
             f"{own_name}: packed weights, and quantization_config does not say that they are "

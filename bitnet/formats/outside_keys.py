@@ -22,7 +22,7 @@ _GGML = "tokenizer.ggml."
 PREFIXES = ("general.", "tokenizer.", "split.", "adapter.", "xielu.")
 
 # With any value of such a key llama.cpp computes products with fewer bits.
-_COMPUTES = Rule("products in llama.cpp with fewer bits", ())
+_FEWER_BITS = Rule("products in llama.cpp with fewer bits", ())
 
 
 _PATTERNS = (
@@ -55,7 +55,7 @@ RULES: dict[str, Rule] = {
         "xtc_threshold mirostat mirostat_tau mirostat_eta",
         read("default of an answer"),
     ),
-    **_under("general.tensor_extra.", "name prec_a4", _COMPUTES),
+    **_under("general.tensor_extra.", "name prec_a4", _FEWER_BITS),
     **_under(
         _GGML,
         "model pre tokens token_type scores merges bos_token_id eos_token_id eot_token_id "
@@ -110,7 +110,7 @@ def find_not_followed(metadata: Mapping[str, Any]) -> list[str]:
 def check_outside_keys(metadata: Mapping[str, Any], model: str) -> None:
     """Refuse a *model* with a key by which llama.cpp computes other logits."""
     for key, value in metadata.items():
-        if RULES.get(key) is _COMPUTES:
+        if RULES.get(key) is _FEWER_BITS:
             printable = value if isinstance(value, str | int | float) else list(value)
             why = "products with fewer bits, as llama.cpp computes them then, are not computed"
             raise refusal(key, printable, why, model=model)

@@ -22,7 +22,7 @@ from published_bitnets import (
 from bitnet.base import native
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.convert.convert_options import ConvertOptions
-from bitnet.formats.containers import INPUTS, open_checkpoint
+from bitnet.formats.containers import ROUNDED_INPUTS, open_checkpoint
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
@@ -100,7 +100,7 @@ def test_a_key_tells_bitnets_of_other_architectures_from_other_models(tmp_path):
     folder = published(tmp_path / "model", "Llama3-8B-1.58")
     file = tmp_path / "model.gguf"
     convert(folder, file, ConvertOptions("TQ2_0", no_tokenizer=True))
-    key, per_token = INPUTS
+    key, per_token = ROUNDED_INPUTS
     assert open_checkpoint(file).metadata[key] == per_token
     assert apart(logits(file, ignore_keys=[key]), logits(folder)) > 1e-4
     again = tmp_path / "again.gguf"
