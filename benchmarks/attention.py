@@ -2,9 +2,10 @@
 
     python benchmarks/attention.py [--level avx2] [--threads 1]
 
-GMAC/s of 512 queries behind a cache, and one token's time behind 4,032 positions beside a plain sum
-over as many bytes. "of" is the limit of the products alone (limits.py). Processor time of runs in
-turns, the lower decile, so that other work on the machine shows as little as possible.
+Prefill: GMAC/s of one core with 512 queries after positions in a cache; "of" precedes the limit of
+the multiply-adds alone (limits.py). Decode: milliseconds of one token's attention after 4,032
+positions, and in brackets those of a plain sum over as many bytes. Calls take turns; each time is
+the lower decile of their processor times, which other work on the machine affects least.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MODELS = {"smollm2": (9, 3, 64, 30), "ternary": (20, 5, 128, 30), "gemma3": (4, 
 
 
 def lower_deciles(works, turns):
-    """Lower decile of the processor time of each of *works* in seconds; they take turns."""
+    """Lower decile of the processor seconds of each of *works*, which take turns."""
     times = [[] for _ in works]
     for _ in range(turns):
         for work, seconds in zip(works, times, strict=True):
@@ -48,7 +49,7 @@ def aligned(array):
 
 
 def random_pages(rng, count, kv_heads, head_dim, kv_type):
-    """*count* pages of one layer."""
+    """*count* pages of one layer with random keys and values in the form *kv_type*."""
     pages = np.zeros((count, 2, kv_heads, page_words(head_dim, kv_type)), dtype=np.int16)
     for page in pages:
         keys, values = rng.standard_normal((2, PAGE, kv_heads, head_dim)).astype(np.float32)
@@ -57,7 +58,7 @@ def random_pages(rng, count, kv_heads, head_dim, kv_type):
 
 
 def show_prefill(module, rng):
-    """GMAC/s of many queries, of each form."""
+    """Print GMAC/s of QUERIES queries for each form of keys and values."""
     for head_dim, heads, kv_heads, cached in SHAPES:
         q = rng.standard_normal((QUERIES, heads, head_dim)).astype(np.float32)
         out = np.empty_like(q)
@@ -66,6 +67,7 @@ def show_prefill(module, rng):
             pages = random_pages(rng, (cached + QUERIES) // PAGE, kv_heads, head_dim, form)
             arguments = (q, pages, cached, head_dim**-0.5, 0, 0.0, out)
             works.append(lambda arguments=arguments: module.attention(*arguments))
+        # Keys and values: query i attends to the cached positions and to i + 1 new ones.
         products = 2 * QUERIES * heads * head_dim * (cached + (QUERIES + 1) / 2)
         rates = [products / seconds / 1e9 for seconds in lower_deciles(works, 11)]
         limits = [limit(module.kernel_level(), table) for table in (OF_WORDS, OF_BYTES)]
@@ -74,13 +76,14 @@ def show_prefill(module, rng):
 
 
 def show_decode(module, rng, name):
-    """Milliseconds of a token's attention in all layers, of each form, beside reading the bytes."""
+    """Print a token's attention in all layers for each form, and a sum over the same bytes."""
     heads, kv_heads, head_dim, layers = MODELS[name]
     q = rng.standard_normal((1, heads, head_dim)).astype(np.float32)
     out = np.empty_like(q)
     works = []
     for form in FORMS:
         layer = random_pages(rng, DEPTH // PAGE, kv_heads, head_dim, form)
+        # Pages of their own for each layer, so that decode reads them from memory.
         every = aligned(np.broadcast_to(layer, (layers, *layer.shape)))
 
         def decode(every=every):
@@ -100,15 +103,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--level")
     parser.add_argument("--threads", type=int, default=1)
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     module = native.module()
     if module is None:
         raise SystemExit("the compiled module is not installed")
-    if chosen.level and not module.set_kernel_level(chosen.level):
+    if options.level and not module.set_kernel_level(options.level):
         raise SystemExit(f"--level: one of {', '.join(module.kernel_levels())}")
-    module.set_threads(chosen.threads)
+    module.set_threads(options.threads)
     rng = np.random.default_rng(1)
-    print(f"{module.kernel_level()}, {chosen.threads} threads")
+    print(f"{module.kernel_level()}, {options.threads} threads")
     show_prefill(module, rng)
     for name in MODELS:
         show_decode(module, rng, name)

@@ -34,8 +34,9 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace) -> dict[str, object]:
-    """Every version's rates and their medians over those of the first version."""
+    """Results as JSON values: medians of each version's rates, and their ratios to the first's."""
     tests = options.tests.split(",")
+    # Positions of the longest test, with a margin.
     context = max(sum(map(int, test[2:].split("@"))) + 64 for test in tests)
     engines: dict[str, Engine] = {}
     with killed_at_last(engines):
@@ -71,26 +72,26 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
 
 
 def names_of(folders: list[Path]) -> dict[str, Path]:
-    """Absolute paths of *folders* by the name of each: its last part, or more where two share it.
+    """Absolute paths of *folders* by name: the last part, or the whole path where two share it.
 
-    The same folder twice, which shows how far two measurements differ, has a number.
+    A folder that is given twice, to show how far two measurements differ, gets numbered names.
     """
     paths = [folder.absolute() for folder in folders]
-    named: dict[str, Path] = {}
+    path_by_name: dict[str, Path] = {}
     for path in paths:
         is_shared = any(other != path and other.name == path.name for other in paths)
         name = str(path) if is_shared else path.name
         count = paths.count(path)
         if count > 1:
-            name += f" #{1 + sum(other == path for other in named.values())}"
-        named[name] = path
-    return named
+            name += f" #{1 + sum(other == path for other in path_by_name.values())}"
+        path_by_name[name] = path
+    return path_by_name
 
 
 def measure_rates(
     engines: dict[str, Engine], tests: list[str], options: argparse.Namespace
 ) -> dict[str, dict[str, list[float]]]:
-    """Tokens per second of each of *engines* by test, in every turn but the first."""
+    """Tokens per second of each of *engines* by test, for every turn but the first (warm-up)."""
     rates: dict[str, dict[str, list[float]]] = {
         name: {test: [] for test in tests} for name in engines
     }

@@ -25,7 +25,8 @@ LOG = "COMPILE_TIME_LOG"  # variable with the path of a file, to which compilers
 def compile_unit(command: list[str]) -> int:
     """Run the compiler *command*, log its processor time, and return its exit code."""
     code = subprocess.run(command, check=False).returncode
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)  # this process had no other child
+    # CMake joins the sources of a group in a file that ends with .cxx.
     source = next((word for word in command if word.endswith((".cpp", ".cxx"))), "")
     entry = {"unit": Path(source).name, "cpu_s": usage.ru_utime + usage.ru_stime}
     with open(os.environ[LOG], "a", encoding="utf-8") as log:
@@ -37,6 +38,7 @@ def build(python: Path) -> dict[str, object]:
     """Seconds of a build by *python*, and the processor seconds of its units, longest first."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
+        # CMake puts this program before each command of the compiler.
         launcher = f"{sys.executable};{Path(__file__).absolute()};--unit"
         command = [
             *(str(python), "-m", "pip", "install", "--no-build-isolation", "--no-deps"),
@@ -55,7 +57,7 @@ def build(python: Path) -> dict[str, object]:
 
 
 def main() -> int:
-    """Print the times as one JSON object."""
+    """Print the times as one JSON object, or run a compiler if CMake calls this as its launcher."""
     if sys.argv[1:2] == ["--unit"]:
         return compile_unit(sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

@@ -1,6 +1,6 @@
 """Copy a GGUF file with a longer context in its metadata, to measure speed after long prompts.
 
-Most small models were trained for short contexts. Speed does not depend on that.
+Most small models were trained for short contexts; speed does not depend on what they learned.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def with_context(model: Path, context: int | None) -> Iterator[Path]:
         key = f"{architecture}.context_length"
         old = gguf.metadata[key]
     content = bytearray(model.read_bytes())
-    at = content.index(key.encode()) + len(key) + 4  # the value follows the number of its type
+    # The key is followed by four bytes, the number of the value's type, and then by the value.
+    at = content.index(key.encode()) + len(key) + 4
     if content[at : at + 4] != struct.pack("<I", old):
         raise SystemExit(f"{model}: {key} is not where it was expected")
     struct.pack_into("<I", content, at, context)

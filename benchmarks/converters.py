@@ -29,7 +29,7 @@ from bitnet.formats.containers import open_checkpoint
 
 
 def python(script, package, *words):
-    """Run *script* with *words*; the folder *package* has its version of the package ``gguf``."""
+    """Run *script* with *words*, and with the package ``gguf`` in the folder *package*."""
     path = os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")])
     words = [str(word) for word in (sys.executable, script, *words)]
     subprocess.run(words, check=True, capture_output=True, env=os.environ | {"PYTHONPATH": path})

@@ -87,7 +87,7 @@ PROGRAMS = {
 
 
 def run_program(program, hub, folder):
-    """Wall and processor seconds of *program* in a process of its own, without its imports."""
+    """Wall and processor seconds of *program* in a process of its own; imports do not count."""
     target = Path(folder) / "target"
     command = [sys.executable, __file__, "--only", program, "--hub", hub, "--folder", str(target)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -97,7 +97,10 @@ def run_program(program, hub, folder):
 
 
 def measure(size, rounds, rules, programs):
-    """Best seconds and best processor seconds of each program."""
+    """Least wall seconds and least processor seconds of each of *programs* in all *rounds*.
+
+    *size* is that of the file in bytes; *rules* are fields of the hub's rules, for JSON.
+    """
     seconds = {name: [] for name in programs}
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "source"
@@ -157,24 +160,26 @@ def measure_store(size_mb):
         with contextlib.suppress(NetworkError):
             fetch_source(source, project("three", "another cache"))
         hub.forget()
-        rest = seconds("three", "another cache")
+        rest_s = seconds("three", "another cache")
         return {
             "transfer": round(sent / size, 3),
             "disk": round(disk / size, 3),
             "second_project_ms": round(second_project * 1000, 1),
             "second_use_ms": round(second_use * 1000, 1),
             "whole_s": round(whole, 2),
-            "rest_after_86_percent_s": round(rest, 2),
+            "rest_after_86_percent_s": round(rest_s, 2),
             "rest_transfer": round(hub.sent("cdn") / size, 3),
         }
 
 
 def _clocks():
+    """Wall time, and processor time of this process and its ended children, in seconds."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.perf_counter(), time.process_time() + used.ru_utime + used.ru_stime
 
 
 def _since(begun):
+    """Wall and processor seconds since :func:`_clocks` returned *begun*."""
     return tuple(after - before for before, after in zip(begun, _clocks(), strict=True))
 
 
@@ -210,14 +215,15 @@ def main():
     if arguments.only:
         arguments.folder.mkdir()
         folder = arguments.folder
-        place = folder if arguments.only == "huggingface_hub" else folder / "file"
-        print(*PROGRAMS[arguments.only](arguments.hub, place))
+        # huggingface_hub takes a folder, the others the path of the file.
+        target = folder if arguments.only == "huggingface_hub" else folder / "file"
+        print(*PROGRAMS[arguments.only](arguments.hub, target))
         return
     report(arguments)
 
 
 def report(arguments):
-    """Run both cases and print the results."""
+    """Measure the unlimited and the rate-limited hub, and print the results."""
     latency = {"latency_s": arguments.latency_ms / 1000}
     limit = {"where": "cdn", "rate": arguments.rate_mb * 1e6}
     available = [name for name in PROGRAMS if name != "huggingface_hub" or _has_huggingface_hub()]
@@ -228,13 +234,13 @@ def report(arguments):
     results = {}
     for case, (size_mb, rounds, rules) in cases.items():
         best = measure(size_mb * 1_000_000, rounds, rules, available)
-        base = best["curl"][0]
+        curl_s = best["curl"][0]
         results[case] = {}
         print(f"\n{case}, {size_mb} MB: MB/s, ratio to curl, processor s per GB", file=sys.stderr)
         for name, (seconds, cpu) in best.items():
             figures = {
                 "mb_per_s": round(size_mb / seconds, 1),
-                "ratio_to_curl": round(base / seconds, 2),
+                "ratio_to_curl": round(curl_s / seconds, 2),
                 "cpu_s_per_gb": round(cpu / size_mb * 1000, 2),
             }
             results[case][name] = figures

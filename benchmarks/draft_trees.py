@@ -30,46 +30,48 @@ TEXTS = 6  # of each kind
 
 
 class Branches(Sampler):
-    """Drafts for one position of the text that begin with different tokens."""
+    """A sampler that can draft several continuations, which begin with different tokens."""
 
     def drafts(self, ids, count):
-        """Up to *count* drafts, the best match first."""
+        """Up to *count* drafts after *ids*, the whole text so far; the best match first."""
         first = self.draft(ids, MOST)
         if not first:
             return []
-        chosen = {first[0]: first}
+        draft_by_token = {first[0]: first}
         ends = self._ends.get(tuple(ids[-SHORTEST_MATCH:]), [])[-MOST_MATCHES:]
         for end in sorted(ends, key=lambda end: (-_agreement(ids, end), -end)):
-            if len(chosen) < count and ids[end] not in chosen:
-                chosen[ids[end]] = ids[end : end + len(first)]
-        return list(chosen.values())
+            if len(draft_by_token) < count and ids[end] not in draft_by_token:
+                draft_by_token[ids[end]] = ids[end : end + len(first)]
+        return list(draft_by_token.values())
 
 
 def passes(prompt, answer, count):
     """Number of passes that *answer* takes after *prompt* with *count* branches."""
-    lookup = Branches(Request(lookup=MOST))
+    sampler = Branches(Request(lookup=MOST))
     done = 0
-    number = 0
+    n_passes = 0
     while done < len(answer):
         text = prompt + answer[:done]
         left = answer[done:]
-        drafts = lookup.drafts(text, count)
+        drafts = sampler.drafts(text, count)
         accepted = 0
         for draft in drafts:
-            agree = 0
-            while agree < min(len(draft), len(left) - 1) and draft[agree] == left[agree]:
-                agree += 1
-            accepted = max(accepted, agree)
+            n_equal = 0
+            # One token of the answer must be left for the pass itself, which always yields one.
+            while n_equal < min(len(draft), len(left) - 1) and draft[n_equal] == left[n_equal]:
+                n_equal += 1
+            accepted = max(accepted, n_equal)
         done += accepted + 1
-        number += 1
+        n_passes += 1
         if drafts:
-            lookup.report(len(prompt) + done, drafted=len(drafts[0]), accepted=accepted)
-    return number
+            sampler.report(len(prompt) + done, drafted=len(drafts[0]), accepted=accepted)
+    return n_passes
 
 
 def beginnings(prose):
-    """Each kind of text with its texts, of which only the first tokens are used."""
+    """Yield each kind of text with TEXTS texts, of which prompts are the first tokens."""
     sources = sorted((ROOT / "bitnet").rglob("*.py"), key=lambda path: -path.stat().st_size)
+    # Without their beginnings, mostly docstrings and imports.
     yield "code", [path.read_text(encoding="utf-8")[2000:] for path in sources[:TEXTS]]
     results = sorted((ROOT / "benchmarks/results").glob("*.md"), key=lambda p: -p.stat().st_size)
     tables = [path.read_text(encoding="utf-8") for path in results[:TEXTS]]

@@ -5,9 +5,9 @@
 
 Synthetic models (synthetic.py) of the shapes of BitNet-embedding-0.6B and -270M are written into
 WORK. Ours runs the model as it is published: I2_S with a norm before each product. bitnet.cpp, the
-build in BITNET_CPP_DIR, may lack this architecture. It reads a LLaMA with the same products in
-I2_S, without these norms and those of queries and keys, which is less work than ours. llama.cpp
-reads the same backbone in F16, without the norms before the products. All run in turns.
+build in BITNET_CPP_DIR, may lack this architecture, so it gets a LLaMA with the same products in
+I2_S, but without these norms and those of queries and keys: less work than ours. llama.cpp gets the
+same backbone in F16, without the norms before the products. All run in turns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LLAMA_CPP = "llama.cpp F16"
 
 
 def synthetic_model(work, vocabulary, name, kind, architecture=None):
-    """Path of a synthetic model, which is written unless it exists."""
+    """Path of a model of the shape *name* in the encoding *kind*, which is written if missing."""
     shape = synthetic.SHAPES[name]
     shape = replace(shape, architecture=architecture or shape.architecture)
     path = work / f"{name}.{shape.architecture}.{kind}.gguf"
@@ -65,7 +65,7 @@ def contestants(name, options):
 
 
 def table(results, tests):
-    """Medians in Markdown, and ours over each peer."""
+    """Markdown with the medians of tokens per second, and the ratios of ours to each peer."""
     lines = [f"| model | threads | engine | {' | '.join(f'{test} tok/s' for test in tests)} |"]
     lines.append("|---" * (3 + len(tests)) + "|")
     for (model, threads), by_label in results.items():

@@ -52,13 +52,17 @@ def words():
 
 
 def make_texts(folder):
-    """Texts of each test, by its name; each text has the number of tokens that the name says."""
+    """Texts by name of the test.
+
+    A number as name is the number of tokens of its texts; those of "mixed" have 4 to 256. A text
+    may have fewer if no word completes it.
+    """
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    every = words()
+    every_word = words()
     at = 0
 
     def text_of(count):
@@ -66,7 +70,7 @@ def make_texts(folder):
         words_of_text = []
         length = 0
         while length < count:
-            words_of_text.append(every[at % len(every)])
+            words_of_text.append(every_word[at % len(every_word)])
             at += 1
             length = len(tokenizer.encode(" ".join(words_of_text)).ids)
             if length > count:  # the last word has too many tokens: try one of a single token
@@ -78,8 +82,9 @@ def make_texts(folder):
         return " ".join(words_of_text)
 
     tests = {name: [text_of(int(name)) for _ in range(n)] for name, n in LENGTHS.items()}
-    drawn = np.random.default_rng(0).lognormal(3.4, 0.8, MIXED)
-    tests["mixed"] = [text_of(int(length)) for length in drawn.clip(4, 256)]
+    # Half of the lengths are below exp(3.4), about 30 tokens.
+    lengths = np.random.default_rng(0).lognormal(3.4, 0.8, MIXED)
+    tests["mixed"] = [text_of(int(length)) for length in lengths.clip(4, 256)]
     return tests
 
 
@@ -133,15 +138,16 @@ class OnnxRuntime:
         order = sorted(range(len(texts)), key=lambda at: -len(texts[at]))
         rows = np.empty((len(texts), 384), np.float32)
         for start in range(0, len(texts), BATCH):
-            places = order[start : start + BATCH]
-            encodings = self.tokenizer.encode_batch([texts[at] for at in places])
+            numbers = order[start : start + BATCH]
+            encodings = self.tokenizer.encode_batch([texts[at] for at in numbers])
             ids = np.array([encoding.ids for encoding in encodings], np.int64)
             mask = np.array([encoding.attention_mask for encoding in encodings], np.int64)
             types = np.zeros_like(ids)
             inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
             (states,) = self.session.run(None, inputs)
+            # Mean pooling; the length of the vector, and so the number of tokens, cancels out.
             sums = (states * mask[..., None]).sum(axis=1)
-            rows[places] = sums / np.linalg.norm(sums, axis=1, keepdims=True)
+            rows[numbers] = sums / np.linalg.norm(sums, axis=1, keepdims=True)
         return rows
 
 
@@ -222,7 +228,11 @@ KINDS = {"bitnet": Ours, "torch": SentenceTransformers, "onnx": OnnxRuntime, "ll
 
 
 def child(kind, path, threads, source):
-    """Read names of tests from stdin, and print the seconds and the first vectors of each."""
+    """Read names of tests from stdin, and write the seconds and the first vectors of each.
+
+    *kind* is a key of KINDS, *path* what its class takes: a path, or several with separators.
+    *source* is a JSON file with the texts of each test.
+    """
     tests = json.loads(Path(source).read_text())
     engine = KINDS[kind](path, threads)
     for line in sys.stdin:
@@ -273,8 +283,8 @@ def export_onnx(folder, target):
 
 def contestants(options):
     """Kind and path of every engine that is available, by its label."""
-    pair = (OURS_F32, "bitnet", options.folder), (OURS_Q8, "bitnet", options.q8)
-    entries = {label: (kind, str(path)) for label, kind, path in pair}
+    ours = (OURS_F32, "bitnet", options.folder), (OURS_Q8, "bitnet", options.q8)
+    entries = {label: (kind, str(path)) for label, kind, path in ours}
     entries[TORCH] = ("torch", str(options.folder))
     if options.onnx and importlib.util.find_spec("onnxruntime"):
         file = export_onnx(options.folder, options.onnx)
@@ -287,7 +297,7 @@ def contestants(options):
 
 
 class Engine:
-    """A process with an engine, stopped while others run: idle threads of some spin."""
+    """A process with an engine, paused (SIGSTOP) while others run: idle threads of some spin."""
 
     def __init__(self, kind, path, threads, source):
         command = [sys.executable, __file__, "--child", kind, path, str(threads), str(source)]
@@ -322,9 +332,10 @@ class Engine:
 
 
 def measure(paths, tests, options, work):
-    """Texts per second of every engine by test and turn, and its disturbed measurements.
+    """Texts per second of every engine by test and turn, and its number of disturbed measurements.
 
-    The first turn does not count. The results so far are written after each turn.
+    *paths* has the kind and path of each engine by label, *work* is the file of the texts. The
+    first turn does not count. The results so far are written to --json after each turn.
     """
     engines = {}
     with killed_at_last(engines):
@@ -359,7 +370,10 @@ def measure_speeds(engines, tests, options):
 
 
 def check(vectors):
-    """Stop if an engine's vectors differ from those of sentence-transformers."""
+    """Exit if an engine's vectors differ from those of sentence-transformers.
+
+    *vectors* has the first vectors of each test by label.
+    """
     for name, expected in vectors[TORCH].items():
         for label, by_test in vectors.items():
             rows = by_test[name]
@@ -370,7 +384,7 @@ def check(vectors):
 
 
 def table(speeds, busy, tests):
-    """Medians as a Markdown table, with the measurements that other processes disturbed."""
+    """Medians as a Markdown table, with the number of measurements that others disturbed."""
     names = [*tests]
     heads = [f"{name} tokens" if name in LENGTHS else name for name in names]
     lines = [

@@ -43,7 +43,7 @@ def random_head(path, rows, columns):
 
 
 def states(weight):
-    """One unsure and one sure hidden state."""
+    """One unsure and one sure hidden state by these names, each ``(1, columns)``."""
     rows, columns = weight.shape
     noise = np.random.default_rng(1).standard_normal((1, columns)).astype(np.float32)
     row = weight.data.view(np.float16).reshape(rows, columns)[rows // 2].astype(np.float32)
@@ -74,7 +74,7 @@ def main():
 
 
 def compare(weight, thread_counts):
-    """Print the rows of the table."""
+    """Print the size of the copy, and a table for each number of threads and instruction set."""
     ops = NativeOps()
     in_rows = prepare_matrix(ops.module, weight, in_rows=True)
     tiles = ops.prepare(weight)
@@ -86,13 +86,16 @@ def compare(weight, thread_counts):
     print("|---|---:|---|---:|---:|---:|---:|")
     for threads in thread_counts:
         ops.module.set_threads(threads)
-        for level in ops.module.kernel_levels()[1:]:
+        for level in ops.module.kernel_levels()[1:]:  # without the scalar kernels
             ops.module.set_kernel_level(level)
             report(f"| {level} | {threads}", ops, copy, tiles, in_rows, states(weight))
 
 
 def report(begin, ops, copy, tiles, in_rows, hidden):
-    """Rows of the table for one setting."""
+    """Print the rows of the table for one setting, each after the cells *begin*.
+
+    *tiles* and *in_rows* are the head in two layouts, *hidden* the states of :func:`states`.
+    """
     x = hidden["sure"]
     for name, matrix in (("full, interleaved", tiles), ("full, in rows", in_rows)):
         ms = best_ms(lambda matrix=matrix: ops.linear(x, matrix))

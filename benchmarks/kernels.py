@@ -32,7 +32,7 @@ def best_s(work, repetitions, clock=time.perf_counter):
 
 
 def decode_gb_s(module, kind, rows, columns, row_bytes):
-    """Bytes of weights per second with one activation row, each matrix read from memory."""
+    """GB/s of weights with one activation row, each matrix read from memory."""
     count = max(1, DECODE_BYTES // (rows * row_bytes))
     matrices = np.full((count, rows * row_bytes), 0x11, dtype=np.uint8)
     x = np.random.default_rng(0).standard_normal((1, columns)).astype(np.float32)
@@ -73,10 +73,10 @@ def main():
     # An encoding that is repacked at load counts in the form that the fast kernels read, NAME_R16.
     fast = [name for name in types if f"{name}_R16" not in types]
     print(f"level {module.kernel_level()}, {options.rows} x {options.columns}")
-    columns = f"{'type':8} {'threads':>7} {'decode GB/s':>12} {'of read':>8}"
-    print(f"{columns} {'prefill GMAC/s':>15} {'of limit':>9}")
+    heading = f"{'type':8} {'threads':>7} {'decode GB/s':>12} {'of read':>8}"
+    print(f"{heading} {'prefill GMAC/s':>15} {'of limit':>9}")
     memory = np.ones(DECODE_BYTES, dtype=np.uint8)
-    most = limit(module.kernel_level(), OF_BYTES)
+    peak = limit(module.kernel_level(), OF_BYTES)
     for threads in (int(n) for n in options.threads.split(",")):
         module.set_threads(threads)
         read = len(memory) / best_s(lambda: module.sum_bytes(memory), 5) / 1e9
@@ -89,7 +89,7 @@ def main():
             decode = decode_gb_s(module, kind, options.rows, options.columns, size)
             prefill = prefill_gmac_s(module, kind, options.rows, options.columns, size)
             rates = f"{decode:12.1f} {decode / read:8.0%}"
-            print(f"{name:8} {threads:7} {rates} {prefill:15.1f} {prefill / most / threads:9.0%}")
+            print(f"{name:8} {threads:7} {rates} {prefill:15.1f} {prefill / peak / threads:9.0%}")
 
 
 if __name__ == "__main__":

@@ -34,9 +34,10 @@ def load(folder):
 
 
 def gmac_s(module, levels, name, rows, columns, tokens):
-    """Billions of multiply-adds per CPU second of each level."""
+    """Billions of multiply-adds per processor second of the encoding *name* at each of *levels*."""
     kind = module.kernel_types().index(name)
     columns -= columns % (20 if name == "TERNARY_DENSE" else 256)  # whole blocks
+    # Interleaved layouts have whole tiles of 16 rows.
     size = (rows + 15) // 16 * 16 * module.row_bytes(kind, columns)
     matrix = np.full(size, 0x11, dtype=np.uint8)
     x = np.random.default_rng(0).standard_normal((tokens, columns)).astype(np.float32)

@@ -20,7 +20,8 @@ SUMS = 12  # registers that are added to in turn
 # Inline assembly escapes "%", "{" and "}". "$" stands for operand 0, the counter of the loop.
 ESCAPED = str.maketrans({"%": "%%", "{": "%{", "}": "%}", "$": "%0"})
 LOOPS = 1_000_000
-# Instructions that add a product of registers 13 and 14 to register {0}, and their multiply-adds.
+# Instructions that add a product of registers 13 and 14 to register {0}, and the number of
+# multiply-adds that they do; register 15 holds an intermediate product.
 PRODUCTS = {
     "vpdpbusd of 512 bits": ("vpdpbusd %zmm13, %zmm14, %zmm{0}", 64),
     "vpdpwssd of 512 bits": ("vpdpwssd %zmm13, %zmm14, %zmm{0}", 32),
@@ -32,6 +33,7 @@ PRODUCTS = {
     ),
     "vpmaddwd, vpaddd": ("vpmaddwd %ymm13, %ymm14, %ymm15; vpaddd %ymm15, %ymm{0}, %ymm{0}", 16),
 }
+# What the processor must have, as Linux names it, where that is not "avx2".
 NEEDS = {"vpdpbusd of 512 bits": "avx512_vnni", "vpdpwssd of 512 bits": "avx512_vnni"} | {
     "vpdpbusd of 256 bits": "avx_vnni",
     "vpdpbusd of 256 bits, EVEX": "avx512_vnni",
@@ -50,7 +52,10 @@ OF_WORDS = {  # the same for 16-bit codes
 
 
 def source():
-    """C source of a function for each of PRODUCTS: ``run0``, ``run1`` and so on."""
+    """C source of a function for each of PRODUCTS: ``run0``, ``run1`` and so on.
+
+    Each takes the number of times that its loop runs.
+    """
     xmms = ", ".join(f'"xmm{i}"' for i in range(16))
     functions = []
     for number, (product, _) in enumerate(PRODUCTS.values()):
@@ -95,7 +100,10 @@ def gmac_s(name):
 
 
 def limit(level, table):
-    """GMAC/s of one core for *level*, by OF_BYTES or OF_WORDS; NaN where it cannot be measured."""
+    """GMAC/s of one core for *level*; NaN where it cannot be measured.
+
+    *table* is OF_BYTES or OF_WORDS.
+    """
     rates = (gmac_s(name) for name in table.get(level, ()))
     return next((rate for rate in rates if rate), float("nan"))
 

@@ -40,7 +40,11 @@ several numbers of turns has the fewest.
 
 
 def ratios(rows):
-    """Ours over the best peer for each test that both have, by model and threads."""
+    """Yield the rows of each model and number of threads, and ours over the best peer by test.
+
+    A ratio needs a rate of both. Peers that are lossy, such as with a head of four bits, do not
+    count.
+    """
     for model, threads in dict.fromkeys((row["model"], row["threads"]) for row in rows):
         group = [row for row in rows if (row["model"], row["threads"]) == (model, threads)]
         ours = next(row for row in group if row["engine"] == OURS)
@@ -77,14 +81,20 @@ def page(machines):
 
 
 def turns_of(row):
-    """Number of times that each test of *row* was measured, where that was recorded."""
+    """Cell of the number of turns of *row*, empty if that was not recorded.
+
+    In brackets it has the number of disturbed measurements, if any.
+    """
     if "turns" not in row:
         return ""
     return f"{row['turns']} ({row['busy']})" if row["busy"] else str(row["turns"])
 
 
 def merge_rows(rows):
-    """*rows* with those of the same model, number of threads and engine merged into one."""
+    """*rows* with those of the same model, number of threads and engine merged into one.
+
+    A merged row has the smallest number of turns, and the sum of the disturbed measurements.
+    """
     by_name = {}
     for row in rows:
         name = row["model"], row["threads"], row["engine"]
@@ -156,8 +166,8 @@ def main():
     if options.check:
         return int(TABLE.read_text(encoding="utf-8") != page(machines))
     # One row on each line.
-    rows = json.dumps(machines, indent=1).replace("\n    ", " ").replace("\n   }", " }")
-    RECORDS.write_text(rows + "\n", encoding="utf-8")
+    text = json.dumps(machines, indent=1).replace("\n    ", " ").replace("\n   }", " }")
+    RECORDS.write_text(text + "\n", encoding="utf-8")
     TABLE.write_text(page(machines), encoding="utf-8")
     return 0
 

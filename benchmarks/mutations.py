@@ -68,7 +68,10 @@ def load(path):
 
 
 def write(model, ids, folder):
-    """*model* as a file in *folder*."""
+    """Path of *model*, written as a GGUF file to *folder*.
+
+    *ids* has the number of each encoding in GGUF files, by its name.
+    """
     keys = dict(model.keys)
     keys |= {key: model.values[name] for name, key in keys_of_values(model.architecture).items()}
     keys |= {
@@ -84,20 +87,20 @@ def write(model, ids, folder):
 
 
 def write_damaged(model, ids, folder):
-    """Name of every damage, and the path of a file with it."""
+    """Yield the name of every damage, and the path of a file with it; each replaces the last."""
     for name, damage in DAMAGES.items():
-        changed = copy.copy(model)
-        changed.tensors = {
+        damaged = copy.copy(model)
+        damaged.tensors = {
             key: Stored(tensor.shape, tensor.encoding, tensor.raw)
             for key, tensor in model.tensors.items()
         }
-        for key, tensor in changed.tensors.items():  # damages write only to these
+        for key, tensor in damaged.tensors.items():  # damages write only to these
             if key.startswith(("blk.2.", "blk.3.")) or not key.startswith("blk."):
                 tensor.raw = tensor.raw.copy()
         for part in ("values", "tokens", "merges", "types"):
-            setattr(changed, part, copy.copy(getattr(model, part)))
-        damage(changed)
-        yield name, write(changed, ids, folder)
+            setattr(damaged, part, copy.copy(getattr(model, part)))
+        damage(damaged)
+        yield name, write(damaged, ids, folder)
     for name, damage in FILE_DAMAGES.items():
         path = write(model, ids, folder)
         path.write_bytes(damage(path.read_bytes()))

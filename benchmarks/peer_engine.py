@@ -55,7 +55,7 @@ def hash_of(text):
 
 
 class Params(ctypes.Structure):
-    """A parameter struct of unknown layout; the callee reads its own part of it."""
+    """A parameter struct of unknown layout, larger than any; the callee reads the part it knows."""
 
     _fields_ = (("raw", ctypes.c_ubyte * 1024),)
 
@@ -85,12 +85,13 @@ class Llama:
         c.llama_backend_init()
         model = c.llama_model_load_from_file(path.encode(), c.llama_model_default_params())
         params = c.llama_context_default_params()
+        # Defaults of n_ctx, n_batch and n_ubatch, which follow each other.
         at = bytes(params.raw).find(struct.pack("<3I", 512, 2048, 512))
         if not model or at < 0:
             raise SystemExit("the engine does not load the model, or is laid out in an unknown way")
         struct.pack_into("<3I", params.raw, at, context, BATCH, BATCH)
         if kv_type == "q8":
-            types = struct.pack("<2Q2I", 0, 0, F16, F16)  # behind two empty pointers
+            types = struct.pack("<2Q2I", 0, 0, F16, F16)  # after two null pointers
             at = bytes(params.raw).find(types)
             if at < 0:
                 raise SystemExit("the types of keys and values are in an unknown place")
@@ -206,15 +207,15 @@ class Bitnet:
             self.engine.forget()
         self.turn += 1
         if kind == "pp":
-            # New ids in each turn, so that not more than *depth* of them are in the cache.
-            begins, _ = self.generate(prompt(depth) + prompt(count, self.turn * bool(depth)), 1)
-            return begins[-1] - begins[0]
+            # After a cached prompt, ids differ from turn to turn: none of them may be cached.
+            times, _ = self.generate(prompt(depth) + prompt(count, self.turn * bool(depth)), 1)
+            return times[-1] - times[0]
         ids = [*prompt(depth), FIRST_ID] if depth else prompt(1)
-        begins, _ = self.generate(ids, count + bool(depth))
-        return begins[-1] - begins[1 if depth else 0]
+        times, _ = self.generate(ids, count + bool(depth))
+        return times[-1] - times[1 if depth else 0]
 
     def generate(self, ids, count):
-        """Times before and after each of *count* tokens behind *ids*, and the tokens."""
+        """Times before the first and after each of *count* tokens behind *ids*, and the tokens."""
         from bitnet.runtime.request import Request
 
         pieces = self.engine.generate(ids, Request(count, lookup=0))
@@ -313,13 +314,16 @@ class MistralRs:
 
 
 def words(count, turn=0):
-    """A text of *count* tokens, which differs from *turn* to *turn*."""
+    """A text of *count* tokens, which differs from *turn* to *turn*.
+
+    In turn t, the words of the n-th ten are shifted by t * n places in WORDS.
+    """
     size = len(WORDS)
     return "".join(f" {WORDS[(i * i + turn * (i // size + 1)) % size]}" for i in range(count))
 
 
 def library_of(engine):
-    """Path of the shared library that a peer's package installs."""
+    """Path of the shared library of the peer *engine*: itself, or what its package installs."""
     if "/" in engine:
         return engine
     if engine == "llama.cpp":
@@ -332,13 +336,16 @@ def library_of(engine):
 
 
 def peak_mb():
-    """Peak resident memory of this process."""
+    """Peak resident memory of this process in MB."""
     with open("/proc/self/status", encoding="ascii") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
 
 
 def raise_stack():
-    """Start this program again with a stack of :data:`STACK` bytes, which new threads get, too."""
+    """Start this program again with a stack of :data:`STACK` bytes, unless it has that already.
+
+    New threads get a stack of this size, too.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
     infinite = resource.RLIM_INFINITY
     if soft != infinite and soft < STACK and (hard == infinite or hard >= STACK):
@@ -355,29 +362,29 @@ def main():
     threads = int(sys.argv[3])
     context = int(sys.argv[4])
     kv_type = sys.argv[5] if len(sys.argv) > 5 else ""
-    answers = os.fdopen(os.dup(1), "w")
+    replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print to stdout
     start = time.perf_counter()
     if engine.startswith("bitnet"):
         _, level, head, own_type = (engine + ":::").split(":")[:4]
         kv_type = kv_type or own_type
-        running = Bitnet(path, threads, context, level=level, head=head, kv_type=kv_type)
+        runner = Bitnet(path, threads, context, level=level, head=head, kv_type=kv_type)
     elif engine == "OpenVINO GenAI":
-        running = OpenVINO(path, threads, kv_type)
+        runner = OpenVINO(path, threads, kv_type)
     elif engine == "mistral.rs":
-        running = MistralRs(path, threads)
+        runner = MistralRs(path, threads)
     else:
-        running = Llama(library_of(engine), path, threads, context, kv_type or "f16")
+        runner = Llama(library_of(engine), path, threads, context, kv_type or "f16")
     reply = {"load_s": time.perf_counter() - start}
     while True:
-        print(json.dumps(reply), file=answers, flush=True)
+        print(json.dumps(reply), file=replies, flush=True)
         test = sys.stdin.readline().split()
         if not test:
             break
         count, _, depth = test[1].partition("@")
-        reply = {"seconds": running.run(test[0], int(count), int(depth or 0))}
-    print(json.dumps({"peak_mb": peak_mb()}), file=answers, flush=True)
-    answers.close()
+        reply = {"seconds": runner.run(test[0], int(count), int(depth or 0))}
+    print(json.dumps({"peak_mb": peak_mb()}), file=replies, flush=True)
+    replies.close()
     os._exit(0)  # some libraries crash in their own cleaning up
 
 

@@ -49,7 +49,10 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, file: Path, folder: Path) -> dict[str, float | int | str]:
-    """Seconds to the first token; all but those of the cold prompt are medians."""
+    """Results for the model at *file*, with the prompt stored in *folder*, by their JSON keys.
+
+    All seconds but ``cold_s`` are medians.
+    """
     prompts = PromptFolder(folder, limit_bytes=1e12)
 
     def load() -> LanguageModel:
@@ -59,13 +62,14 @@ def measure(options: argparse.Namespace, file: Path, folder: Path) -> dict[str, 
     others = Others()
     with load() as model:
         rng = np.random.default_rng(1)
+        # Ordinary tokens: special ones have the first ids or the last ones.
         ids = rng.integers(10, model.config.vocab_size - 1000, options.tokens).tolist()
         first_token(model, ids[:100][::-1])  # warm-up: starts the threads, and reads the weights
-        cold_s, cold = first_token(model, ids)
+        cold_s, cold_token = first_token(model, ids)
         memory = [first_token(model, ids) for _ in range(options.turns)]
-    (path,) = folder.rglob("*.kv")
-    size = path.stat().st_size
-    tokens = {cold, *(token for _, token in memory)}
+    (prompt_file,) = folder.rglob("*.kv")
+    size = prompt_file.stat().st_size
+    tokens = {cold_token, *(token for _, token in memory)}
     result: dict[str, float | int | str] = {
         "model": options.model.name,
         "tokens": options.tokens,
@@ -80,9 +84,10 @@ def measure(options: argparse.Namespace, file: Path, folder: Path) -> dict[str, 
         read_s: list[float] = []
         for _ in range(options.turns):
             drop_caches(dropped)
-            read_s.append(read(path))
+            read_s.append(read(prompt_file))
             with load() as model:
-                model.engine.logits(ids[:2])
+                model.engine.logits(ids[:2])  # warm-up, as above
+                # Again, since the reading put the prompt's file into the page cache.
                 drop_caches(dropped)
                 passed_s, token = first_token(model, ids)
             disk_s.append(passed_s)

@@ -28,7 +28,7 @@ from bitnet.formats.gguf import GGUF
 
 
 def even(path):
-    """An importance matrix of ones for every matrix of the file at *path*."""
+    """Importance of ones, by name, for every matrix of the GGUF file at *path*."""
     with GGUF.open(path) as file:
         return {
             # A matrix of experts has weights for each expert.
@@ -47,22 +47,22 @@ def compare_types(library, folder):
         output = folder / "output.gguf"
         write(source, checkpoint)
         lines = []
-        for mixture, own in grid():
-            weights = even(source) if own else None
+        for mixture, options in grid():
+            weights = even(source) if options else None
             output.unlink(missing_ok=True)
             number = MIXTURES[mixture].file_type
             assert quantize_file(library, source, output, number, importance=weights)
             with GGUF.open(output) as file:
                 theirs = [f"{key} {file.tensors[key].type.name}" for key in sorted(file.tensors)]
-            for line, ours in zip(theirs, our_types(name, mixture, own), strict=True):
+            for line, ours in zip(theirs, our_types(name, mixture, options), strict=True):
                 if line != ours:
-                    print(f"{name}, {mixture} {own}: {line}, ours {ours}")
+                    print(f"{name}, {mixture} {options}: {line}, ours {ours}")
             lines += theirs
         print(f'    "{name}": "{digest(lines)}",')
 
 
 def compare_files(library, source, folder):
-    """Compare both for the file *source* and every mixture."""
+    """Quantize the file *source* to every mixture with both, and print a line for each."""
     for mixture in MIXTURES:
         if mixture == "Q2_K_S":  # it needs an importance matrix
             continue

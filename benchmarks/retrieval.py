@@ -32,6 +32,7 @@ def sections():
         for part in parts:
             heading, _, body = part.partition("\n")
             body = " ".join(body.split())
+            # Tables, which begin with "|", are left out.
             if len(body) >= SHORTEST and not body.startswith("|"):
                 queries.append(f"{title.partition(chr(10))[0]}: {heading}")
                 documents.append(body)
@@ -39,7 +40,10 @@ def sections():
 
 
 def places(queries, documents):
-    """Rank of the right document for each query, from 1."""
+    """Rank, from 1, of the right document for each query, which has the same row number.
+
+    Both are vectors of length one, ``(N, dim)``.
+    """
     scores = queries @ documents.T
     right = np.diag(scores)[:, None]
     return 1 + (scores > right).sum(axis=1)
@@ -62,11 +66,11 @@ def main():
     for path in options.models:
         with bitnet.load(path) as model:
             model.text_limit = TOKENS
-            both = model.embed([*queries, *documents])
-        reference = both if reference is None else reference
-        at = places(both[: len(queries)], both[len(queries) :])
-        cosine = (both * reference).sum(axis=1).min()
-        row = f"{(at == 1).mean():.3f} | {(at <= 10).mean():.3f} | {(1 / at).mean():.4f}"
+            vectors = model.embed([*queries, *documents])
+        reference = vectors if reference is None else reference
+        ranks = places(vectors[: len(queries)], vectors[len(queries) :])
+        cosine = (vectors * reference).sum(axis=1).min()
+        row = f"{(ranks == 1).mean():.3f} | {(ranks <= 10).mean():.3f} | {(1 / ranks).mean():.4f}"
         lines.append(f"| {path.name} | {row} | {cosine:.5f} |")
     text = "\n".join(lines) + "\n"
     if options.table:

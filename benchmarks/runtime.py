@@ -43,13 +43,14 @@ from peers import library
 from bitnet.base import native
 from bitnet.bench import describe_machine
 
+# Peers, and the module whose import shows that a peer is installed.
 ENGINES = {
     "llama.cpp": "xllamacpp",
     "ik_llama.cpp": "ik_llama_cpp",
     "OpenVINO GenAI": "openvino_genai",
     "mistral.rs": "mistralrs",
 }
-ONE_KV_TYPE = ("mistral.rs",)
+ONE_KV_TYPE = ("mistral.rs",)  # peers whose form of keys and values cannot be chosen
 KV_TYPES = ("f16", "q8")
 WORKER = Path(__file__).with_name("peer_engine.py")
 INFER = [sys.executable, "-m", "bitnet", "infer", "--prompt", "Hello", "--max-tokens", "1"]
@@ -87,7 +88,7 @@ class Engine:
     def seconds(self, test, tries=1):
         """Seconds of a *test* such as ``pp128``, measured up to *tries* times if others disturb it.
 
-        Otherwise the process is stopped (SIGSTOP): idle threads of some engines spin.
+        Between measurements the process is paused (SIGSTOP): idle threads of some engines spin.
         """
         self.process.send_signal(signal.SIGCONT)
         try:
@@ -121,7 +122,7 @@ class Engine:
 def killed_at_last(engines):
     """A block after which every process of *engines*, a dictionary, has ended, whatever happens.
 
-    A stopped process would stay, with its model in memory.
+    A paused process would not end by itself, and keep its model in memory.
     """
     try:
         yield
@@ -132,7 +133,7 @@ def killed_at_last(engines):
 
 
 def kill(process):
-    """End *process* at once, also a stopped one; without effect if it has ended."""
+    """Kill *process*, also a paused one; without effect if it has ended."""
     process.kill()
     process.wait()
     process.stdout.close()
@@ -197,21 +198,21 @@ def start_engine(name, entry, model, threads, context):
 
 
 def measure(model, threads, engines, options):
-    """Rates, load times and peaks of every engine with one number of threads."""
+    """Results by engine with one number of threads: rates, load time, peak memory and ``busy``."""
     tests = options.tests.split(",")
     context = max(1024, *(sum(map(int, test[2:].split("@"))) + 64 for test in tests))
-    begun = {}
-    with killed_at_last(begun):
+    engine_by_name = {}
+    with killed_at_last(engine_by_name):
         for name, entry in engines.items():
-            begun[name] = start_engine(name, entry, model, threads, context)
-        running = {name: engine for name, engine in begun.items() if engine}
+            engine_by_name[name] = start_engine(name, entry, model, threads, context)
+        running = {name: engine for name, engine in engine_by_name.items() if engine}
         rates = measure_rates(running, tests, options)
         return {
             name: {
                 "rates": {test: per_turn for test, per_turn in rates[name].items() if per_turn},
-                "load_s": begun[name].load_s,
-                "busy": begun[name].busy,
-                "peak_mb": begun[name].stop() if name in running else 0.0,
+                "load_s": engine_by_name[name].load_s,
+                "busy": engine_by_name[name].busy,
+                "peak_mb": engine_by_name[name].stop() if name in running else 0.0,
             }
             for name in rates
             if any(rates[name].values())
@@ -261,15 +262,18 @@ def run_or_leave(running, name, test, tries):
 
 
 def in_turns(tests, turns):
-    """Each of *tests* in each turn, with the number of the turn; those of one depth take turns."""
+    """Yield each of *tests* with the number of the turn, 0 to *turns*; turn 0 is the warm-up.
+
+    Tests of one depth that follow each other take turns.
+    """
     for _, group in groupby(tests, key=lambda test: test.partition("@")[2]):
-        same = list(group)
+        of_one_depth = list(group)
         for turn in range(turns + 1):
-            yield from ((test, turn) for test in same)
+            yield from ((test, turn) for test in of_one_depth)
 
 
 def start_s(model):
-    """Median seconds of a whole command that generates one token, with files in the page cache."""
+    """Median seconds of three commands that generate one token, after a first one as warm-up."""
     times = []
     for _ in range(4):
         begin = time.perf_counter()

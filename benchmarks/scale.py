@@ -69,8 +69,8 @@ class Shape:
         """Positions that a layer reads after *context* positions, the mean over all layers."""
         if not self.window:
             return context
-        local = min(context, self.window) * (self.layers - self.full_layers)
-        return (local + context * self.full_layers) / self.layers
+        in_windows = min(context, self.window) * (self.layers - self.full_layers)
+        return (in_windows + context * self.full_layers) / self.layers
 
     @property
     def kv_bytes(self) -> float:
@@ -126,18 +126,18 @@ MEASURED = (
 
 def bandwidth(machine: Machine, threads: int) -> float:
     """Bytes per second that *threads* read together."""
-    used = min(machine.sockets, ceil(threads / machine.cores))
-    whole = min(threads * machine.core_bytes, used * machine.socket_bytes)
-    return whole * (REMOTE if used > 1 else 1.0)
+    used_sockets = min(machine.sockets, ceil(threads / machine.cores))
+    total = min(threads * machine.core_bytes, used_sockets * machine.socket_bytes)
+    return total * (REMOTE if used_sockets > 1 else 1.0)
 
 
 def share(units: int, threads: int) -> float:
-    """Share of the time of *threads* in which they work, with *units* of work of equal size."""
+    """Share of their time that *threads* work, if they share *units* of work of equal size."""
     return units / threads / ceil(units / threads)
 
 
 def meetings_s(shape: Shape, threads: int) -> float:
-    """Seconds that the barriers of a pass take."""
+    """Seconds that the barriers of a pass take; two threads need STAGE_S for each."""
     return shape.layers * STAGES * STAGE_S * log2(2 * threads) / 2
 
 
@@ -161,7 +161,7 @@ def prefill_s(shape: Shape, machine: Machine, threads: int, tokens: int) -> floa
     matrices = tokens * shape.products / (rate * shape.efficiency)
     pairs = tokens * shape.positions(tokens / 2)
     attention = pairs * shape.attention_products / (rate / 2 * ATTENTION)
-    passes = ceil(tokens / 256)
+    passes = ceil(tokens / 256)  # the scheduler's PREFILL_CHUNK
     return matrices + attention + passes * (meetings_s(shape, threads) + PASS_S)
 
 
@@ -179,7 +179,7 @@ def row(*cells: object) -> str:
 
 
 def check_table() -> list[str]:
-    """Measured rates, and those of the cost model."""
+    """Table of the measured rates, and those of the cost model."""
     lines = [row("model", "machine", "threads", "test", "measured", "computed", "ratio")]
     lines.append("|---|---|---|---|---|---|---|")
     for shape, machine, threads, test, rate in MEASURED:
@@ -190,7 +190,7 @@ def check_table() -> list[str]:
 
 
 def growth_table() -> list[str]:
-    """Rates of the ternary shape by machine and threads."""
+    """Tokens per second of the ternary shape by machine and threads."""
     names = (
         "machine",
         "threads",
@@ -222,11 +222,11 @@ def replica_table() -> list[str]:
             threads = cores // replicas
             batch = 32 // replicas
             # Replicas on one socket share its bandwidth; each socket has its own.
-            own = machine.sockets if replicas >= machine.sockets else 1
+            n_sockets = machine.sockets if replicas >= machine.sockets else 1
             part = replace(
                 machine,
                 sockets=machine.sockets if replicas < machine.sockets else 1,
-                socket_bytes=machine.socket_bytes * own / replicas,
+                socket_bytes=machine.socket_bytes * n_sockets / replicas,
             )
             pass_s = decode_s(TERNARY, part, threads, 512, batch)
             total = replicas * batch / pass_s

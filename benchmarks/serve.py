@@ -119,7 +119,7 @@ class Server:
 def start_servers(options, work):
     """Our server and, if it is available, llama.cpp's, both loaded and paused."""
     port = free_port()
-    other = free_port()
+    peer_port = free_port()
     context = CONTEXT + options.mixed
     ours = [
         sys.executable, "-m", "bitnet", "serve", "--model", options.model, "--port", port,
@@ -130,15 +130,16 @@ def start_servers(options, work):
     built = program(options.peers, "llama.cpp") if options.peers else None
     if built:
         peer = [
-            built, "-m", options.model, "--host", "127.0.0.1", "--port", other, "-t",
+            built, "-m", options.model, "--host", "127.0.0.1", "--port", peer_port, "-t",
             options.threads, "-c", context * SLOTS, "-np", SLOTS,
         ]  # fmt: skip
     elif options.peer_python:
         peer = [
-            options.peer_python, PEER, options.model, other, options.threads, context, SLOTS,
+            options.peer_python, PEER, options.model, peer_port, options.threads, context, SLOTS,
         ]  # fmt: skip
     if built or options.peer_python:
-        servers.append(Server("llama.cpp", [str(word) for word in peer], other, work))
+        servers.append(Server("llama.cpp", [str(word) for word in peer], peer_port, work))
+    # The peer may be missing.
     for server, path in zip(servers, ("/health/ready", "/health"), strict=False):
         server.wait(path)
         server.pause()
@@ -153,7 +154,7 @@ def free_port():
 
 
 async def ask(port, prompt, max_tokens):
-    """Stream one completion.
+    """The :class:`Reply` to *prompt*, streamed.
 
     Raises:
         ValueError: the status is not 200, or the stream breaks off.
@@ -197,12 +198,12 @@ async def ask(port, prompt, max_tokens):
 
 
 async def events(reader):
-    """The JSON of each server-sent event of a chunked body, up to ``[DONE]``."""
-    left = b""
+    """Yield the JSON of each server-sent event of a chunked body, up to ``[DONE]``."""
+    unfinished = b""
     while size := int(await reader.readline(), 16):
-        left += (await reader.readexactly(size + 2))[:-2]
-        *whole, left = left.split(b"\n\n")
-        for event in whole:
+        unfinished += (await reader.readexactly(size + 2))[:-2]
+        *finished, unfinished = unfinished.split(b"\n\n")
+        for event in finished:
             if event == b"data: [DONE]":
                 return
             if event.startswith(b"data: "):
@@ -222,11 +223,11 @@ async def load_of(port, clients, prompts, max_tokens, each=None, lost=None):
         lost: list that gets the errors of requests without a reply; by default the first one ends
             the load.
     """
-    left = iter(prompts)
+    left_prompts = iter(prompts)  # shared: each client takes the next one
     replies = []
 
     async def client():
-        for prompt in left:
+        for prompt in left_prompts:
             try:
                 replies.append(await ask(port, prompt, max_tokens))
             except (OSError, ValueError, EOFError) as error:
@@ -242,7 +243,10 @@ async def load_of(port, clients, prompts, max_tokens, each=None, lost=None):
 
 
 def under_load(server, options, expected):
-    """Results of many clients: every answer is compared, and memory is read *SAMPLES* times."""
+    """Results of many clients: every answer is compared, and memory is read about SAMPLES times.
+
+    *expected* is the text that the model generates alone for each prompt.
+    """
     count = options.clients * options.requests
     prompts = list(itertools.islice(itertools.cycle(PROMPTS), count))
     memory = []
@@ -255,9 +259,9 @@ def under_load(server, options, expected):
 
     server.awake()
     begin = time.perf_counter()
-    load = load_of(server.port, options.clients, prompts, options.load_tokens, look, lost)
-    replies = asyncio.run(load)
-    passed = time.perf_counter() - begin
+    coroutine = load_of(server.port, options.clients, prompts, options.load_tokens, look, lost)
+    replies = asyncio.run(coroutine)
+    elapsed_s = time.perf_counter() - begin
     server.pause()
     wrong = [reply for reply in replies if reply.text != expected[reply.prompt]]
     for reply in wrong[:3]:
@@ -271,8 +275,8 @@ def under_load(server, options, expected):
         "requests": len(replies),
         "lost": len(lost),
         "wrong": len(wrong),
-        "seconds": passed,
-        "tokens_per_s": sum(reply.tokens for reply in replies) / passed,
+        "seconds": elapsed_s,
+        "tokens_per_s": sum(reply.tokens for reply in replies) / elapsed_s,
         "first_token_s": quantiles([reply.first_s for reply in replies]),
         "answer_s": quantiles([reply.total_s for reply in replies]),
         "rss_mb": memory,
@@ -290,13 +294,13 @@ def timed_load(server, clients, prompts, options):
     server.awake()
     begin = time.perf_counter()
     replies = asyncio.run(load_of(server.port, clients, prompts, options.max_tokens))
-    passed = time.perf_counter() - begin
+    elapsed_s = time.perf_counter() - begin
     server.pause()
-    return replies, passed
+    return replies, elapsed_s
 
 
 def turns_of(options):
-    """Each turn, its number of clients, and its prompts.
+    """Yield each turn, its number of clients, and its prompts.
 
     A prompt begins with a number that no other has, so that no prefix is found in a cache.
     """
@@ -313,11 +317,11 @@ def rates(servers, options):
     firsts = {server.name: {1: [], SLOTS: []} for server in servers}
     for turn, clients, prompts in turns_of(options):
         for server in servers:
-            replies, passed = timed_load(server, clients, prompts, options)
-            print(f"{turn} {server.name} {clients}: {passed:.1f} s", file=sys.stderr, flush=True)
+            replies, elapsed_s = timed_load(server, clients, prompts, options)
+            print(f"{turn} {server.name} {clients}: {elapsed_s:.1f} s", file=sys.stderr, flush=True)
             if turn:
                 tokens = sum(reply.tokens for reply in replies)
-                speeds[server.name][clients].append(tokens / passed)
+                speeds[server.name][clients].append(tokens / elapsed_s)
                 firsts[server.name][clients] += [reply.first_s for reply in replies]
     return {
         name: {
@@ -340,15 +344,16 @@ def mixed(servers, options):
         count = options.turn_requests * SLOTS
         prompts = []
         for at in range(count):
-            begin = f"{turn}.{at}. "
+            number = f"{turn}.{at}. "
             many = itertools.islice(itertools.cycle(words[at:] + words[:at]), options.mixed)
-            prompts.append(begin + (PROMPTS[at % len(PROMPTS)] if at % 4 else " ".join(many)))
+            prompts.append(number + (PROMPTS[at % len(PROMPTS)] if at % 4 else " ".join(many)))
+        # Characters of the longest short prompt, with room for the number before it.
         longest = max(map(len, PROMPTS)) + 10
         for server in servers:
-            answers, passed = timed_load(server, SLOTS, prompts, options)
-            print(f"{turn} {server.name} mixed: {passed:.1f} s", file=sys.stderr, flush=True)
+            answers, elapsed_s = timed_load(server, SLOTS, prompts, options)
+            print(f"{turn} {server.name} mixed: {elapsed_s:.1f} s", file=sys.stderr, flush=True)
             if turn:
-                seconds[server.name] += passed
+                seconds[server.name] += elapsed_s
                 for reply in answers:
                     kind = "long" if len(reply.prompt) > longest else "short"
                     replies[server.name][kind].append(reply)

@@ -28,6 +28,7 @@ from waiting import free_port, until
 from bitnet.wire.ollama import SHOW
 from bitnet.wire.routes import COMPUTED, ROUTES
 
+# Forms of the bodies, by the title of their schemas in the OpenAPI page.
 FORMS = {form.name: form for form in (*ROUTES.values(), *COMPUTED.values(), SHOW)}
 
 STREAM = {"prompt": "A neighbour", "max_tokens": 200, "stream": True, "ignore_eos": True}
@@ -43,8 +44,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=40)
     options = parser.parse_args()
     port = free_port()
-    words = [sys.executable, "-m", "bitnet", "serve", options.model, "--port", str(port)]
-    worker = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "bitnet", "serve", options.model, "--port", str(port)]
+    worker = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
             until(lambda: _is_ready(client), worker)
@@ -87,6 +88,7 @@ def _gaps(client: httpx.Client, is_over) -> list[float]:
 
 
 def _attack(client, options, statuses, done) -> None:
+    """Send hostile bodies to every route, count the *statuses* of the replies, and set *done*."""
     page = client.get("/openapi.json").json()
     model = {"model": client.get("/v1/models").json()["data"][0]["id"]}
     try:

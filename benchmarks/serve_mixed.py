@@ -39,12 +39,13 @@ CONTEXT = 1024
 TOKENS = 16
 SAMPLES = 20  # of the server's memory
 LETTERS = "abcdefghij"
+# Characters of the tiny model's tokens: those of JSON, and of the texts that are requested.
 WRITABLE = ' \n"{}[]<>_/:,.!-0123456789' + "abcdefghijklmnopqrstuvwxyz" + "IT"
 KINDS = ("alone", "choice", "schema", "tool", "left", "chat", "refused")
 
 
 class Mixed(Exception):
-    """An answer does not belong to its request."""
+    """A reply has an id, a status or a text that its request must not get."""
 
 
 def tiny_model(folder):
@@ -102,7 +103,7 @@ async def refuse_other_status(kind, name, status, reader):
     """Refuse a reply whose *status* is not 200; *reader* has its body.
 
     Raises:
-        Mixed: it is another one, such as 503 if the queue is full.
+        Mixed: the status is not 200, such as 503 if the queue is full.
     """
     if status != 200:
         body = (await reader.read()).decode(errors="replace")
@@ -112,23 +113,26 @@ async def refuse_other_status(kind, name, status, reader):
 async def request(port, kind, name, expected):
     """Make one request of *kind* with the id *name*.
 
+    *expected* is the text that the model generates alone for each prompt.
+
     Raises:
         Mixed: the answer is not the expected one.
     """
+    # The digits of the id as letters, so that most requests have different right answers.
     word = "".join(LETTERS[int(digit)] for digit in name if digit.isdigit())
     completion = {"max_tokens": TOKENS, "temperature": 0}
     chat = {"messages": [{"role": "user", "content": "write it"}], "max_tokens": 4 * TOKENS}
     if kind == "alone":
         prompt = list(expected)[hash(name) % len(expected)]
         body = completion | {"prompt": prompt, "stream": True}
-        wanted = expected[prompt]
+        right_answer = expected[prompt]
         status, reader, writer = await send(port, "/v1/completions", body, name)
         try:
             await refuse_other_status(kind, name, status, reader)
             parts = [event["choices"][0]["text"] async for event in events(reader)]
         finally:
             writer.close()
-        found = "".join(parts)
+        actual = "".join(parts)
     elif kind == "left":
         body = chat | {"stream": True, "ignore_eos": True}
         status, reader, writer = await send(port, "/v1/chat/completions", body, name)
@@ -137,18 +141,18 @@ async def request(port, kind, name, expected):
             await reader.readline()
         finally:
             writer.close()
-        found = wanted = ""
+        actual = right_answer = ""
     elif kind == "refused":
         field = f"no_{word}"
         status, facts = await whole(port, "/v1/completions", {"prompt": "a", field: 1}, name)
-        found = facts["error"]["param"]
-        wanted = field
-        status -= 200  # 400 is right here
+        actual = facts["error"]["param"]
+        right_answer = field
+        status -= 200  # so that 400, which is right here, passes the check below
     else:
         if kind == "choice":
             path = "/v1/completions"
             body = {"prompt": "a", "structured_outputs": {"choice": [word]}}
-            wanted = word
+            right_answer = word
             body |= {"max_tokens": 4 * TOKENS}
         else:
             schema = {
@@ -159,7 +163,7 @@ async def request(port, kind, name, expected):
             }
             form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
             function = {"name": "keep", "parameters": schema}
-            own = {
+            fields_by_kind = {
                 "schema": {"response_format": form},
                 "tool": {
                     "tools": [{"type": "function", "function": function}],
@@ -169,20 +173,20 @@ async def request(port, kind, name, expected):
                 "chat": {"structured_outputs": {"choice": [f"chat {word}"]}},
             }
             path = "/v1/chat/completions"
-            body = chat | own[kind]
-            wanted = f"chat {word}" if kind == "chat" else {"id": word}
+            body = chat | fields_by_kind[kind]
+            right_answer = f"chat {word}" if kind == "chat" else {"id": word}
         status, facts = await whole(port, path, body, name)
         if status == 200:
             first = facts["choices"][0]
             if kind == "tool":
-                found = json.loads(first["message"]["tool_calls"][0]["function"]["arguments"])
+                actual = json.loads(first["message"]["tool_calls"][0]["function"]["arguments"])
             else:
-                found = first["text"] if kind == "choice" else first["message"]["content"]
-                found = json.loads(found) if kind == "schema" else found
+                actual = first["text"] if kind == "choice" else first["message"]["content"]
+                actual = json.loads(actual) if kind == "schema" else actual
     if status != 200:
         raise Mixed(f"{kind} {name}: status {status}, {facts}")
-    if found != wanted:
-        raise Mixed(f"{kind} {name}: {found!r}, expected {wanted!r}")
+    if actual != right_answer:
+        raise Mixed(f"{kind} {name}: {actual!r}, expected {right_answer!r}")
 
 
 async def load_of(server, clients, requests, expected):
@@ -211,7 +215,10 @@ async def load_of(server, clients, requests, expected):
 
 
 def attacks(context):
-    """The most expensive requests that are allowed, by the part of the request."""
+    """The most expensive requests that are allowed, by the part that is expensive.
+
+    None stands for a client that sends nothing.
+    """
     chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
 
     def form(count):
@@ -232,7 +239,7 @@ def attacks(context):
 
 
 def post(port, body):
-    """The status and the message of the answer to *body*."""
+    """The status of the answer to *body*, and its error message, empty without an error."""
     address = f"http://127.0.0.1:{port}/v1/chat/completions"
     message = urllib.request.Request(
         address, json.dumps(body).encode(), {"Content-Type": "application/json"}
@@ -262,7 +269,10 @@ async def watch_streams(port, tokens, over):
 
 
 async def gaps(port, context, times):
-    """Longest time between two events of a stream, by what a client in another process sends."""
+    """Longest time between two events of a stream, by what a client in another process sends.
+
+    *times* is the number of requests of each kind of :func:`attacks`.
+    """
     results = {}
     with ProcessPoolExecutor(1) as pool:
         for name, body in attacks(context).items():

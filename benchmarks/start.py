@@ -72,7 +72,7 @@ def process_times(command: list[str], turns: int) -> dict[str, float]:
 
 
 def cpu_of_children() -> float:
-    """Processor seconds of all processes that ended."""
+    """Processor seconds of all children of this process that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
@@ -111,6 +111,7 @@ def overhead(path: Path, passes: int) -> dict[str, float]:
     graphs: list[TimedGraph] = []
     original = CompiledProgram.__init__
 
+    # Replaced for good: this process measures nothing afterwards.
     def begin(self: Any, *arguments: Any) -> None:
         original(self, *arguments)
         self._graph = TimedGraph(self._graph)

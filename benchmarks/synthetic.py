@@ -55,6 +55,7 @@ def pack_q4_0(ternary):
 
 
 def _behind_scales(ternary, codes):
+    """Bytes of blocks: the scale of *ternary* as float16, then the *codes* of the block."""
     scales = np.full((len(codes), 1), ternary.scales.item(), "<f2").view(np.uint8)
     return np.concatenate([scales, codes], axis=1).reshape(-1)
 
@@ -65,7 +66,8 @@ PACKERS = {
     "Q4_0": pack_q4_0,
     "Q8_0": pack_q8_0,
 }
-LARGEST = 20_000_000  # weights of a matrix; a larger one repeats REPEATED_ROWS random rows
+# Weights of a matrix in scaled blocks; a larger one repeats REPEATED_ROWS random rows.
+LARGEST = 20_000_000
 REPEATED_ROWS = 128
 CHUNK_ROWS = 4096  # rows of the embedding that are in memory at once
 CHAT_TEMPLATE = (
@@ -77,7 +79,7 @@ CHAT_TEMPLATE = (
 def content(tensor, seed):
     """The bytes of *tensor* in pieces; they depend on its name and on *seed*."""
     rng = np.random.default_rng([seed, *tensor.name.encode()])
-    if tensor.name.endswith("ssm_a"):
+    if tensor.name.endswith("ssm_a"):  # negative, so that the state decays
         yield -rng.uniform(0.1, 4, tensor.shape).astype("<f4")
         return
     if tensor.name.endswith("bias") and "ssm" not in tensor.name:
@@ -101,14 +103,15 @@ def content(tensor, seed):
     # Inputs of unit variance give outputs of unit variance: two thirds of the codes are not zero.
     # The scale is a float16, so that every encoding can represent it.
     scale = np.float16((columns * 2 / 3) ** -0.5)
-    rounded = tensor.kind not in (*PACKERS, "F16")
-    if rounded or (tensor.kind in SCALED_BLOCKS and rows * columns > LARGEST):
+    # Other encodings cannot represent ternary weights: they round normal random numbers.
+    is_rounded = tensor.kind not in (*PACKERS, "F16")
+    if is_rounded or (tensor.kind in SCALED_BLOCKS and rows * columns > LARGEST):
         # The same rows are repeated, so that a large model takes only a minute.
         for start in range(0, rows, REPEATED_ROWS):
             yield repeated(tensor.kind, min(REPEATED_ROWS, rows - start), columns, float(scale))
         return
     codes = rng.integers(-1, 2, (rows, columns), dtype=np.int8)
-    if tensor.kind == "Q1_0":
+    if tensor.kind == "Q1_0":  # it has only two codes, without a zero
         codes = np.where(codes < 1, np.int8(-1), codes)
     if tensor.kind == "F16":
         yield codes.astype("<f2") * scale
@@ -118,7 +121,7 @@ def content(tensor, seed):
 
 @lru_cache
 def repeated(kind, rows, columns, scale):
-    """Bytes of random rows of *kind*, where each row is encoded on its own."""
+    """Bytes of random rows of *kind*, in which each row is encoded on its own."""
     rng = np.random.default_rng(columns)
     if kind not in PACKERS:
         values = rng.standard_normal((rows, columns), dtype=np.float32) * np.float32(scale)
@@ -144,7 +147,7 @@ def scalar(key, kind, value):
 
 
 def vocabulary_keys(path):
-    """Header bytes of the arrays of the vocabulary in *path*, and the number of tokens."""
+    """Bytes of the metadata keys with arrays of the vocabulary in *path*, and number of tokens."""
     with GGUF.open(path) as gguf:
         view = gguf.file_view()
         index = gguf_header.index(view, len(view), gguf.path.name)

@@ -29,7 +29,9 @@ class Shape:
     head_dim: int = 128
     embeds: bool = False  # True for an embedding model
     low_bit: bool = False  # True if the embedding has the type of the other matrices
-    period: int = 1  # one layer in this many has (gated) attention, the others are delta nets
+    # One layer in this many has attention. The others are short convolutions in a mixture of
+    # experts, else delta nets, beside which attention is gated.
+    period: int = 1
     key_heads: int = 16  # of a delta net
     value_heads: int = 48  # of a delta net
     state: int = 128  # width of a head of a delta net
@@ -103,7 +105,7 @@ SHAPES = {
     "tiny": Shape(dim=256, ffn=512, heads=4, kv_heads=2, head_dim=64),
     "tiny-embedding": Shape("qwen3", 2, 256, 512, 4, 2, 128, embeds=True),
 }
-EMBEDDINGS = ("qwen3", "gemma3")
+EMBEDDINGS = ("qwen3", "gemma3")  # those of embedding models: they have norms of queries and keys
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,8 @@ def delta_net(kind, shape, block, feed_forward):
 def encoding_of(kind, name, layer):
     """Encoding of the matrix *name* in a file of *kind*; *layer* is -1 outside the blocks.
 
-    In Q4_K_M the attention values and down projections of every second layer have the longer Q6_K.
+    In Q4_K_M the attention values and down projections of every second layer have the longer Q6_K,
+    in TQ2_0 the matrices outside the blocks have Q4_K.
     """
     if kind == "TQ2_0":
         return "TQ2_0" if layer >= 0 else "Q4_K"
@@ -256,7 +259,7 @@ def tensors(kind, shape, *, layers, vocabulary):
     }
     feed_forward = {name: linear[name] for name in ("ffn_gate", "ffn_up", "ffn_down")}
     if shape.period > 1:
-        linear["attn_q"] = (2 * width, dim)
+        linear["attn_q"] = (2 * width, dim)  # queries and their gates
     layer_norms = norms(shape)
     if shape.embeds and kind == "I2_S":
         layer_norms |= {f"{name}_norm_in": size[1] for name, size in linear.items()}
@@ -278,7 +281,7 @@ def tensors(kind, shape, *, layers, vocabulary):
 
 
 def expert_keys(shape, layers):
-    """Keys of a mixture of experts."""
+    """Keys that only a mixture of experts has, below its architecture; empty for a dense model."""
     if not shape.experts:
         return {}
     own = {
@@ -289,6 +292,7 @@ def expert_keys(shape, layers):
     if shape.architecture == "gpt-oss":
         own |= {"attention.sliding_window": 128}
     if shape.architecture == "maple":
+        # True for layers with a window: three of four.
         windows = [(i + 1) % 4 > 0 for i in range(layers)]
         own |= {
             "attention.sliding_window": 512,
@@ -299,7 +303,7 @@ def expert_keys(shape, layers):
         attends = [i % shape.period == shape.period // 2 for i in range(layers)]
         own |= {
             "shortconv.l_cache": 3,
-            "expert_gating_func": 2,
+            "expert_gating_func": 2,  # sigmoid
             "leading_dense_block_count": shape.dense,
             "attention.head_count_kv": [shape.kv_heads * attention for attention in attends],
         }

@@ -49,7 +49,11 @@ WARM_UP = {"pp": "pp32", "tg": "tg8"}
 
 
 def convert(model, kind, head, *, python, work):
-    """Path of *model* in another encoding, which is written unless it exists."""
+    """Path of *model* as ik_llama.cpp converts it, which is written unless it exists.
+
+    *kind* and *head* are its names of the types of the matrices and of the head; *python* is an
+    interpreter that has its package.
+    """
     path = work / f"{model.stem}.{kind}.{head}.gguf"
     if not path.exists():
         where = "import ik_llama_cpp, pathlib; print(pathlib.Path(ik_llama_cpp.__file__).parent)"
@@ -86,7 +90,7 @@ def contestants(options):
 
 
 def measure(entries, threads, tests, turns):
-    """Rates of each test, load time and peak memory by label."""
+    """Rates of each test in tokens per second, load time in seconds and peak memory, by label."""
     running = {}
     with killed_at_last(running):
         for label, entry in entries.items():
@@ -137,7 +141,10 @@ def table(results):
 
 
 def ratios(medians, tests):
-    """Rows with the ratios of ours to the best exact peer, and to the best of all peers."""
+    """Rows with the ratios of ours to the best exact peer, and to the best of all peers.
+
+    *medians* are tokens per second by label and test.
+    """
     others = [label for label in medians if label not in VARIANTS]
     exact = [label for label in others if "lossy" not in label]
     lines = []

@@ -28,11 +28,16 @@ SHAPES = ((2560, 2560), (640, 2560), (6912, 2560), (2560, 6912))
 LAYOUTS = ("TERNARY", "TERNARY_DENSE")
 TOKENS = (1, 2, 4, 8, 16, 128, 512)
 POOL_BYTES = 256 << 20
+# By instruction set, in the roofline.
 COLORS = {"avx2": "#c2410c", "avx_vnni": "#15803d", "avx512_vnni": "#1d4ed8", "amx": "#7e22ce"}
 
 
 def seconds(module, layout, pool, shape, tokens):
-    """Median seconds of a product with a matrix that is not in a cache; large batches: the best."""
+    """Seconds of a product with a matrix of the *pool* that is not in a cache.
+
+    The median of up to 48 products with different matrices; the least of 4 for a batch of more than
+    16 *tokens*, where reading the matrix hardly counts.
+    """
     kind = module.kernel_types().index(layout)
     rows = shape[0]
     columns = -(-shape[1] // COLUMNS[layout]) * COLUMNS[layout]
@@ -58,7 +63,7 @@ def read_rate(module, pool):
 
 
 def measure():
-    """Machine and measurements, as JSON values."""
+    """The machine and the measurements as JSON values."""
     module = native.module()
     pool = module.allocate_weights(POOL_BYTES)
     pool[:] = 0x91
@@ -68,9 +73,10 @@ def measure():
         read = read_rate(module, pool)
         for level in module.kernel_levels()[1:]:
             module.set_kernel_level(level)
-            most = limit(level, OF_BYTES) * threads
+            peak = limit(level, OF_BYTES) * threads
             for shape, tokens, layout in itertools.product(SHAPES, TOKENS, LAYOUTS):
-                took = seconds(module, layout, pool, shape, tokens)
+                # Four bytes of a row have the codes of COLUMNS[layout] weights.
+                elapsed_s = seconds(module, layout, pool, shape, tokens)
                 macs = shape[0] * shape[1] * tokens
                 measurements.append(
                     {
@@ -79,10 +85,10 @@ def measure():
                         "layout": layout,
                         "shape": shape,
                         "tokens": tokens,
-                        "gb_s": macs / tokens / COLUMNS[layout] * 4 / took / 1e9,
-                        "gmac_s": macs / took / 1e9,
+                        "gb_s": macs / tokens / COLUMNS[layout] * 4 / elapsed_s / 1e9,
+                        "gmac_s": macs / elapsed_s / 1e9,
                         "read_gb_s": read / 1e9,
-                        "limit_gmac_s": most,
+                        "limit_gmac_s": peak,
                     }
                 )
     return {"machine": describe_machine(), "measurements": measurements}
@@ -109,23 +115,23 @@ def table(facts):
         "with 128 | with 512 | of limit |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    by = {}
+    rows = {}
     for m in facts["measurements"]:
         key = (m["threads"], m["level"], tuple(m["shape"]), m["layout"])
-        by.setdefault(key, {})[m["tokens"]] = m
-    for (threads, level, shape, layout), at in by.items():
-        rates = " | ".join(f"{at[n]['gmac_s']:.0f}" for n in (1, 8, 128, 512))
-        share = at[1]["gb_s"] / at[1]["read_gb_s"]
-        of_limit = at[512]["gmac_s"] / at[512].get("limit_gmac_s", math.nan)
+        rows.setdefault(key, {})[m["tokens"]] = m
+    for (threads, level, shape, layout), row in rows.items():
+        rates = " | ".join(f"{row[n]['gmac_s']:.0f}" for n in (1, 8, 128, 512))
+        share = row[1]["gb_s"] / row[1]["read_gb_s"]
+        of_limit = row[512]["gmac_s"] / row[512].get("limit_gmac_s", math.nan)
         lines.append(
-            f"| {threads} | {level} | {shape[0]} x {shape[1]} | {layout} | {at[1]['gb_s']:.1f} | "
+            f"| {threads} | {level} | {shape[0]} x {shape[1]} | {layout} | {row[1]['gb_s']:.1f} | "
             f"{share:.0%} | {rates} | {of_limit:.0%} |"
         )
     return "\n".join(lines)
 
 
 def roofline(facts):
-    """The picture, for the shape 6912 x 2560."""
+    """The picture as SVG, for the shape 6912 x 2560."""
     width = 720
     height = 420
     left = 70
@@ -135,7 +141,7 @@ def roofline(facts):
         for m in facts["measurements"]
         if tuple(m["shape"]) == (6912, 2560) and m["layout"] == "TERNARY"
     ]
-    low = 40.0
+    low = 40.0  # GMAC/s at the bottom and at the top of the logarithmic scale
     high = 1000.0
 
     def x(tokens):

@@ -66,8 +66,8 @@ def folder_of(checkpoint, folder):
     tensors = {}
     for name, weight in checkpoint.weights.items():
         words = name.split(".")
-        inner = words[0] == "blk"
-        name = f"model.layers.{words[1]}.{PARTS[words[2]]}" if inner else OUTER[words[0]]
+        is_in_block = words[0] == "blk"
+        name = f"model.layers.{words[1]}.{PARTS[words[2]]}" if is_in_block else OUTER[words[0]]
         if weight.quant.is_ternary:
             ternary = unpack_ternary(weight)
             tensors[f"{name}.weight"] = pack_u8(ternary.codes)
@@ -108,6 +108,7 @@ def write_widened(checkpoint, path):
     for name, weight in checkpoint.weights.items():
         if weight.quant.is_ternary:
             ternary = unpack_ternary(weight)
+            # Twice the rows and columns, the added ones zero.
             codes = np.pad(ternary.codes, [(0, size) for size in weight.shape])
             data = pack_i2_s(Ternary(codes, ternary.scales))
         elif len(weight.shape) == 1:
@@ -136,7 +137,7 @@ def write_widened(checkpoint, path):
 
 
 def ours(checkpoint, question, level):
-    """Our answer by the kernels of *level*, or by NumPy if it is empty."""
+    """Our trace of *question* by the kernels of *level*, or by NumPy if it is empty."""
     os.environ["BITNET_BACKEND"] = "native" if level else "reference"
     if level and not native.module().set_kernel_level(level):
         raise SystemExit(f"this machine has no {level}")
@@ -145,7 +146,7 @@ def ours(checkpoint, question, level):
 
 
 def theirs(reference, checkpoint, question):
-    """The trace of a reference, or the message of its error."""
+    """The trace of *reference*, or the message of its error."""
     try:
         return reference.trace(Question(checkpoint, question.prompts))
     except BitnetError as error:
@@ -176,7 +177,10 @@ def answers(checkpoint, question, work):
 
 
 def table(traces, best, exact):
-    """A row of Markdown for each engine."""
+    """Yield the head of the table, and a row of Markdown for each engine.
+
+    *best* is the trace of our fastest kernels, *exact* that of the float64 pass.
+    """
     yield (
         "| engine | the same likeliest token | mean KL from float64 (largest) | mean KL from ours "
         f"| greedy, {STEPS} tokens |"
@@ -189,11 +193,11 @@ def table(traces, best, exact):
         rows, continuations = compare(trace, exact)
         kl = [row.kl for row in rows]
         agreed = sum(row.agrees for row in rows)
-        near = np.mean([row.kl for row in compare(trace, best)[0]])
-        equal = sum(row.agrees for row in continuations)
+        our_kl = np.mean([row.kl for row in compare(trace, best)[0]])
+        n_equal = sum(row.agrees for row in continuations)
         yield (
-            f"| {label} | {agreed} of {len(kl)} | {np.mean(kl):.1e} ({max(kl):.1e}) | {near:.1e} | "
-            f"{equal} of {len(continuations)} equal |"
+            f"| {label} | {agreed} of {len(kl)} | {np.mean(kl):.1e} ({max(kl):.1e}) | {our_kl:.1e} | "
+            f"{n_equal} of {len(continuations)} equal |"
         )
 
 

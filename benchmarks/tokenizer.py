@@ -80,7 +80,7 @@ print(json.dumps([1e3 * (loaded - start), 1e3 * (ready - start),
 
 
 def measure(code, path, cache):
-    """Output of *code*, as JSON, in a new process with the cache folder *cache*."""
+    """Value that *code* prints as JSON, run on *path* in a new process with the folder *cache*."""
     environment = os.environ | {"BITNET_CACHE_DIR": str(cache)}
     command = [sys.executable, "-c", code, str(path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -88,7 +88,10 @@ def measure(code, path, cache):
 
 
 def row(name, samples):
-    """A line of the table: p50 and p95 of the times, medians of the memory."""
+    """A line of the table: p50 and p95 of the times, medians of the memory.
+
+    A sample has two times in ms, and two sizes in MB.
+    """
     cells = []
     for values in list(zip(*samples, strict=True))[:2]:
         ordered = sorted(values)
@@ -131,7 +134,7 @@ def texts_of(data):
 
 
 def vocabularies(data, more, folder):
-    """``(name, file, packages)`` of every vocabulary."""
+    """Yield ``(name, file, packages)`` of every vocabulary; *more* are the words of --also."""
     yield "LLaMA-3", data / "tokenizers/llama3/tokenizer.json", peers.JSON
     for name, file in EXPORTED.items():
         yield from of_gguf(name, data / "vocab" / file, folder)
@@ -150,7 +153,7 @@ def vocabularies(data, more, folder):
 
 
 def of_gguf(name, gguf, folder):
-    """The entry of the vocabulary in *gguf*, exported to a ``tokenizer.json`` in *folder*.
+    """Yield the entry of the vocabulary in *gguf*, exported to a ``tokenizer.json`` in *folder*.
 
     If this format cannot represent the vocabulary, only this project encodes with it.
     """
@@ -179,9 +182,10 @@ def speed(load, path, text):
 
 
 def median_speeds(packages, path, texts, turns):
-    """Cells of every package by text: two median speeds, and True if its ids are the first one's.
+    """Cells of every package by text: two median speeds, and True if its ids are those expected.
 
-    A package that fails has the error instead of its cells.
+    Expected are those of the first package that works, usually ours. A package that fails has the
+    error instead of its cells.
     """
     measured = {package: {name: [] for name in texts} for package in packages}
     cells = {}
@@ -193,7 +197,7 @@ def median_speeds(packages, path, texts, turns):
                     continue
                 try:
                     *both, ids = speed(load, path, text)
-                except BaseException as error:
+                except BaseException as error:  # a panic of Rust code is not an Exception
                     if isinstance(error, KeyboardInterrupt):
                         raise
                     cells[package] = " ".join(f"{type(error).__name__}: {error}"[:80].split())
@@ -202,14 +206,14 @@ def median_speeds(packages, path, texts, turns):
                 measured[package][name].append((*both, list(ids) == expected))
     for package, by_text in measured.items():
         if package not in cells:
-            cells[package] = {name: median_cell(turns) for name, turns in by_text.items()}
+            cells[package] = {name: median_cell(samples) for name, samples in by_text.items()}
     return cells
 
 
 def median_cell(measured):
     """Median speeds of the two calls, and True if the ids agreed in every turn."""
-    first, again, same = zip(*measured, strict=True)
-    return statistics.median(first), statistics.median(again), all(same)
+    first, second, same = zip(*measured, strict=True)
+    return statistics.median(first), statistics.median(second), all(same)
 
 
 def encoding(data, options):

@@ -32,9 +32,11 @@ def _load_ours(path):
 
 
 def _hugging_face(module, name="Tokenizer", loader="from_file", **options):
+    """Loader of a package with the interface of ``tokenizers``; *options* are those of encoding."""
+
     def load(path):
-        kind = getattr(importlib.import_module(module), name)
-        tokenizer = getattr(kind, loader)(str(path))
+        tokenizer_class = getattr(importlib.import_module(module), name)
+        tokenizer = getattr(tokenizer_class, loader)(str(path))
         return lambda text: ids_of(tokenizer.encode(text, **options))
 
     return load
@@ -57,6 +59,11 @@ def _sentencepiece(path):
 
 
 def _by_name(module, name, get="get_encoding", encode="encode_ordinary"):
+    """Loader of a package that has the vocabulary *name* itself, and needs no file.
+
+    *get* and *encode* are names of its functions.
+    """
+
     def load(_path):
         tokenizer = getattr(importlib.import_module(module), get)(name)
         return getattr(tokenizer, encode)
@@ -65,6 +72,8 @@ def _by_name(module, name, get="get_encoding", encode="encode_ordinary"):
 
 
 def _rs_bpe(name):
+    """Loader of rs-bpe, which has the vocabulary *name* itself."""
+
     def load(_path):
         return getattr(importlib.import_module("rs_bpe").openai, name)().encode
 
@@ -72,15 +81,18 @@ def _rs_bpe(name):
 
 
 def _tiktoken(name, *, as_array=False):
+    """Loader of tiktoken for the rank file of *name*; *as_array*: ids are an array."""
+
     def load(path):
-        core = importlib.import_module("tiktoken").Encoding
+        encoding_class = importlib.import_module("tiktoken").Encoding
         lines = (line.split() for line in Path(path).read_bytes().splitlines() if line)
         ranks = {base64.b64decode(text): int(rank) for text, rank in lines}
         from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
 
+        # cl100k_base splits a text as LLaMA 3 does.
         step = PRE_TOKENIZERS["gpt-4o" if name == "o200k_base" else "llama3"].steps[0]
         pattern = step.options["pattern"]["Regex"]
-        encoding = core(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+        encoding = encoding_class(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
         if as_array:
             return lambda text: encoding.encode_to_numpy(text, disallowed_special=())
         return encoding.encode_ordinary

@@ -51,7 +51,7 @@ def spec_of(path):
 
 
 def recorded(data):
-    """``(file, oracle, parse_special, [(text, ids)])`` for everything that was recorded."""
+    """Yield ``(file, oracle, parse_special, [(text, ids)])`` for everything that was recorded."""
     for path in sorted((data / "vocab").glob("*.gguf")):
         texts = Path(f"{path}.inp").read_bytes().decode().split(SEPARATOR)
         lines = Path(f"{path}.out").read_text().split("\n")
@@ -64,7 +64,10 @@ def recorded(data):
 
 
 def count_right(path, parse_special, cases, backend):
-    """Number of *cases* with the recorded ids, and the engine that ran them."""
+    """Number of *cases* with the recorded ids, and name of the engine that ran them.
+
+    *backend* is the value of BITNET_BACKEND.
+    """
     os.environ["BITNET_BACKEND"] = backend
     tokenizer = Tokenizer.from_spec(spec_of(path))
     right = sum(
@@ -87,19 +90,22 @@ def load_ms(path):
 
 
 def table(data):
-    """The lines of the table."""
+    """Yield the lines of the table.
+
+    A file that the compiled engine does not run has the result of the portable one in its column.
+    """
     yield "| vocabulary | oracle | cases | compiled engine | libraries | load (ms) |"
     yield "|---|---|---:|---:|---:|---:|"
     for path, oracle, parse_special, cases in recorded(data):
-        first, engine = count_right(path, parse_special, cases, "auto")
+        n_right, engine = count_right(path, parse_special, cases, "auto")
         try:
-            second = str(count_right(path, parse_special, cases, "reference")[0])
+            library = str(count_right(path, parse_special, cases, "reference")[0])
         except Unsupported:
-            second = "refused"
-        native = str(first) if engine == "native" else f"{first} (portable)"
+            library = "refused"
+        native = str(n_right) if engine == "native" else f"{n_right} (portable)"
         name = path.relative_to(data)
         yield (
-            f"| `{name}` | {oracle} | {len(cases)} | {native} | {second} | {load_ms(path):.1f} |"
+            f"| `{name}` | {oracle} | {len(cases)} | {native} | {library} | {load_ms(path):.1f} |"
         )
 
 
