@@ -192,11 +192,11 @@ def table(traces, best, exact):
             continue
         rows, continuations = compare(trace, exact)
         kl = [row.kl for row in rows]
-        agreed = sum(row.agrees for row in rows)
+        same = sum(row.agrees for row in rows)
         our_kl = np.mean([row.kl for row in compare(trace, best)[0]])
         n_equal = sum(row.agrees for row in continuations)
         yield (
-            f"| {label} | {agreed} of {len(kl)} | {np.mean(kl):.1e} ({max(kl):.1e}) | {our_kl:.1e} | "
+            f"| {label} | {same} of {len(kl)} | {np.mean(kl):.1e} ({max(kl):.1e}) | {our_kl:.1e} | "
             f"{n_equal} of {len(continuations)} equal |"
         )
 

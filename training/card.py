@@ -55,19 +55,23 @@ society's views of people. The samples below show what to expect."""
 
 
 def card(texts: Path, out: Path, model: Path) -> str:
-    """The card as Markdown."""
+    """The card as Markdown.
+
+    *texts* is the folder of the training texts, *out* the folder of the training, *model* the GGUF
+    file.
+    """
     state = torch.load(out / "checkpoint.pt", weights_only=True)
     tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
-    found = read_texts(texts)
-    parts = [split(text, state["recipe"]["held_out"]) for text in found.values()]
-    seen = prepare([one for one, _ in parts], tokenizer, ends=False)
-    unseen = prepare([other for _, other in parts], tokenizer, ends=True)
-    letters = len("".join("\n\n".join(other) for _, other in parts).encode())
-    with bitnet.load(model) as running:
-        loss = _loss(running, unseen, tokenizer.token_to_id(BEGIN), state["recipe"]["length"])
-        samples = list(_samples(running))
-        context = running.context
-    bits = loss * len(unseen.ids) / math.log(2) / letters
+    texts_by_file = read_texts(texts)
+    parts = [split(text, state["recipe"]["held_out"]) for text in texts_by_file.values()]
+    seen = prepare([trained for trained, _ in parts], tokenizer, ends=False)
+    unseen = prepare([held_out for _, held_out in parts], tokenizer, ends=True)
+    unseen_bytes = len("".join("\n\n".join(held_out) for _, held_out in parts).encode())
+    with bitnet.load(model) as lm:
+        loss = _loss(lm, unseen, tokenizer.token_to_id(BEGIN), state["recipe"]["length"])
+        samples = list(_samples(lm))
+        context = lm.context
+    bits = loss * len(unseen.ids) / math.log(2) / unseen_bytes
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     return "\n".join(
         [
@@ -88,7 +92,7 @@ def card(texts: Path, out: Path, model: Path) -> str:
             "",
             "## Data and licence",
             "",
-            f"Trained on {', '.join(name.partition('.')[0] for name in found)}: novels of "
+            f"Trained on {', '.join(name.partition('.')[0] for name in texts_by_file)}: novels of "
             "Jane Austen, in the public domain, from Project Gutenberg without its header and "
             "licence text. Nothing else, and no other model's output. The weights are given to "
             "the public domain as well (CC0-1.0).",
@@ -125,9 +129,14 @@ def card(texts: Path, out: Path, model: Path) -> str:
 
 
 def _figures(model: Path, state: dict[str, Any], seen: int, last: dict[str, Any]) -> Iterator[str]:
+    """Yield the rows of the first table: the file, its shape and its training.
+
+    *state* is the checkpoint, *seen* the number of tokens to learn from, *last* the last entry of
+    the log.
+    """
     weights = open_checkpoint(model).weights.values()
     count = sum(math.prod(weight.shape) for weight in weights)
-    bits = sum(math.prod(weight.shape) for weight in weights if weight.quant.name == "I2_S")
+    n_ternary = sum(math.prod(weight.shape) for weight in weights if weight.quant.name == "I2_S")
     shape = state["shape"]
     yield "| | |"
     yield "|---|---|"
@@ -138,7 +147,7 @@ def _figures(model: Path, state: dict[str, Any], seen: int, last: dict[str, Any]
         "embedding (float16) = head |"
     )
     yield (
-        f"| size | {count:,} weights, {bits:,} of them ternary: {shape['num_hidden_layers']} "
+        f"| size | {count:,} weights, {n_ternary:,} of them ternary: {shape['num_hidden_layers']} "
         f"layers, {shape['hidden_size']} wide, {shape['num_attention_heads']} heads "
         f"({shape['num_key_value_heads']} for keys and values), "
         f"{shape['intermediate_size']} in the feed-forward network |"
@@ -152,6 +161,7 @@ def _figures(model: Path, state: dict[str, Any], seen: int, last: dict[str, Any]
 
 
 def _length(state: dict[str, Any]) -> str:
+    """A sentence on whether the training can be repeated exactly."""
     if state["recipe"]["steps"]:
         return f"It took {state['step']:,} steps, as told: the run can be repeated bit for bit."
     return (
@@ -161,12 +171,14 @@ def _length(state: dict[str, Any]) -> str:
 
 
 def _curve(lines: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield about ten rows of the log, and the last one."""
     for line in lines[: -1 : max(1, len(lines) // 10)] + lines[-1:]:
         seen = f"{line['step']:,} | {line['tokens']:,} | {line['seconds']:,.0f}"
         yield f"| {seen} | {line['loss']:.3f} | {line['held_out']:.3f} |"
 
 
 def _loss(model: LanguageModel, tokens: Tokens, begin: int, length: int) -> float:
+    """Mean loss of *tokens* in nats per token, in stretches of *length* after a *begin* token."""
     total = 0.0
     for first in range(0, len(tokens.ids), length):
         ids = tokens.ids[first : first + length].astype(np.int64)
@@ -177,29 +189,35 @@ def _loss(model: LanguageModel, tokens: Tokens, begin: int, length: int) -> floa
 
 
 def _frequencies(seen: Tokens, unseen: Tokens) -> float:
+    """Mean loss of *unseen* in nats per token, if tokens are as frequent as in *seen*.
+
+    Each count is one higher, so that a token that was not seen has a probability.
+    """
     counts = np.bincount(seen.ids, minlength=1 + int(max(seen.ids.max(), unseen.ids.max()))) + 1.0
     return float(-np.log(counts / counts.sum())[unseen.ids].mean())
 
 
 def _histogram(model: Path) -> Iterator[str]:
+    """Yield rows with the shares of the ternary weights by kind of matrix, and of all."""
     counts: dict[str, np.ndarray[Any, Any]] = {}
     for name, weight in open_checkpoint(model).weights.items():
         if weight.quant.name == "I2_S":
             codes = registry.unpack_ternary(weight).codes
-            found = np.bincount(codes.reshape(-1) + 1, minlength=3)
+            code_counts = np.bincount(codes.reshape(-1) + 1, minlength=3)
             for kind in (name.split(".")[2], "all"):
-                counts[kind] = counts.get(kind, 0) + found
+                counts[kind] = counts.get(kind, 0) + code_counts
     for kind in sorted(counts, key=lambda kind: (kind == "all", kind)):
         shares = counts[kind] / counts[kind].sum()
         yield f"| {kind} | " + " | ".join(f"{100 * share:.1f} %" for share in shares) + " |"
 
 
 def _samples(model: LanguageModel) -> Iterator[str]:
+    """Yield a sample for each of _PROMPTS as an item of a list in Markdown."""
     for seed, prompt in enumerate(_PROMPTS, 1):
         text = model.generate(prompt, max_tokens=60, temperature=0.8, seed=seed)
-        shown = " ".join(text.split()).replace("*", "\\*").replace("_", "\\_")
+        escaped = " ".join(text.split()).replace("*", "\\*").replace("_", "\\_")
         space = " " if text[:1].isspace() else ""
-        yield f"{seed}. **{prompt}**{space}{shown}"
+        yield f"{seed}. **{prompt}**{space}{escaped}"
 
 
 def main() -> None:
@@ -208,8 +226,8 @@ def main() -> None:
     parser.add_argument("texts", type=Path, help="the folder it was trained on")
     parser.add_argument("out", type=Path, help="folder that training wrote")
     parser.add_argument("model", type=Path, help="the GGUF file")
-    said = parser.parse_args()
-    print(card(said.texts, said.out, said.model))
+    options = parser.parse_args()
+    print(card(options.texts, options.out, options.model))
 
 
 if __name__ == "__main__":

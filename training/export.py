@@ -30,13 +30,14 @@ from training.text import BEGIN, END
 __all__ = ["load", "main", "to_folder", "to_gguf"]
 
 LICENCE = "CC0-1.0"
-_LINEARS = {  # matrices of a block, by what reads the same input
+# Names in the folder of the matrices of a block, by the attribute of Block that holds them.
+_LINEARS = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "o": ("self_attn.o_proj",),
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "down": ("mlp.down_proj",),
 }
-_NORMS = {
+_NORMS = {  # likewise
     "attn_norm": "input_layernorm",
     "attn_sub_norm": "self_attn.attn_sub_norm",
     "ffn_norm": "post_attention_layernorm",
@@ -53,12 +54,12 @@ def load(out: Path) -> TinyBitNet:
 
 
 def to_folder(model: TinyBitNet, tokenizer: Path, folder: Path) -> None:
-    """Write *model* with its *tokenizer* as a folder with packed ternary weights."""
+    """Write *model* with the tokenizer.json *tokenizer* as a folder with packed ternary weights."""
     folder.mkdir(parents=True)
     save_file(_tensors(model), folder / "model.safetensors", metadata={"format": "pt"})
-    read = Tokenizer.from_file(str(tokenizer))
-    begin = read.token_to_id(BEGIN)
-    end = read.token_to_id(END)
+    vocabulary = Tokenizer.from_file(str(tokenizer))
+    begin = vocabulary.token_to_id(BEGIN)
+    end = vocabulary.token_to_id(END)
     shape = model.shape
     config = {
         "architectures": ["BitNetForCausalLM"],
@@ -84,7 +85,7 @@ def to_folder(model: TinyBitNet, tokenizer: Path, folder: Path) -> None:
         "tie_word_embeddings": True,
         "vocab_size": shape.vocab_size,
     }
-    about = {
+    tokenizer_facts = {
         "add_bos_token": True,
         "bos_token": BEGIN,
         "eos_token": END,
@@ -93,7 +94,7 @@ def to_folder(model: TinyBitNet, tokenizer: Path, folder: Path) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast",
     }
     _write(folder / "config.json", config)
-    _write(folder / "tokenizer_config.json", about)
+    _write(folder / "tokenizer_config.json", tokenizer_facts)
     _write(folder / "generation_config.json", {"bos_token_id": begin, "eos_token_id": end})
     (folder / "tokenizer.json").write_bytes(tokenizer.read_bytes())
 
@@ -101,26 +102,27 @@ def to_folder(model: TinyBitNet, tokenizer: Path, folder: Path) -> None:
 def to_gguf(folder: Path, output: Path) -> None:
     """Write the model in *folder* as the I2_S file *output*."""
     plan = plan_conversion(folder, ConvertOptions("I2_S", pre="llama-bpe"))
-    about = {"general.name": output.stem, "general.license": LICENCE}
-    more = {key: encode_value(value) for key, value in about.items()}
-    replace(plan, metadata={**plan.metadata, **more}).write(output)
+    facts = {"general.name": output.stem, "general.license": LICENCE}
+    added_keys = {key: encode_value(value) for key, value in facts.items()}
+    replace(plan, metadata={**plan.metadata, **added_keys}).write(output)
 
 
 def _tensors(model: TinyBitNet) -> dict[str, np.ndarray[Any, Any]]:
-    found = {
+    """Tensors of *model* in their stored form, by their names in the folder."""
+    tensors = {
         "model.embed_tokens.weight": _half(model.embedding),
         "model.norm.weight": _half(model.output_norm),
     }
     for number, block in enumerate(model.blocks):
         prefix = f"model.layers.{number}."
         for ours, name in _NORMS.items():
-            found[f"{prefix}{name}.weight"] = _half(getattr(block, ours))
+            tensors[f"{prefix}{name}.weight"] = _half(getattr(block, ours))
         for ours, names in _LINEARS.items():
             for name, weight in zip(names, getattr(block, ours).weights, strict=True):
                 codes, scale = ternary(weight.detach())
-                found[f"{prefix}{name}.weight"] = pack_u8(codes.numpy().astype(np.int8))
-                found[f"{prefix}{name}.weight_scale"] = _half(scale.reshape(1))
-    return found
+                tensors[f"{prefix}{name}.weight"] = pack_u8(codes.numpy().astype(np.int8))
+                tensors[f"{prefix}{name}.weight_scale"] = _half(scale.reshape(1))
+    return tensors
 
 
 def _half(values: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -136,9 +138,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m training.export", description=__doc__)
     parser.add_argument("out", type=Path, help="folder that training wrote")
     parser.add_argument("model", type=Path, help="folder to write; MODEL.gguf comes beside it")
-    said = parser.parse_args()
-    to_folder(load(said.out), said.out / "tokenizer.json", said.model)
-    to_gguf(said.model, said.model.with_name(f"{said.model.name}.gguf"))
+    options = parser.parse_args()
+    to_folder(load(options.out), options.out / "tokenizer.json", options.model)
+    to_gguf(options.model, options.model.with_name(f"{options.model.name}.gguf"))
 
 
 if __name__ == "__main__":

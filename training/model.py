@@ -44,15 +44,17 @@ def ternary(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Ternary(torch.autograd.Function):
-    """``x @ w.T`` for matrices that read the same *x*, both rounded.
+    """``x @ w.T`` for matrices that read the same *x*, with *x* and the matrices rounded.
 
-    Integers up to 128 and ternary codes are exact in bfloat16.
+    Products are in *dtype*: integers up to 128 and ternary codes are exact in bfloat16. Backward,
+    gradients pass the rounding unchanged.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
         pairs = [ternary(weight) for weight in weights]
-        codes = torch.cat([code.to(dtype) for code, _ in pairs])
+        codes = torch.cat([code.to(dtype) for code, _ in pairs])  # (rows of all matrices, inputs)
+        # One scale per token: the activation of the largest size becomes 127 or -127.
         step = x.abs().amax(-1, keepdim=True).clamp_min_(1e-5).div_(127)
         q = (x / step).round_().clamp_(-128, 127).to(dtype)
         ctx.save_for_backward(q, step, *(scale for _, scale in pairs), codes)
@@ -62,7 +64,7 @@ class _Ternary(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, step, *scales, codes = ctx.saved_tensors
-        grad = torch.cat([part.to(q.dtype) for part in grads], -1).flatten(0, -2)
+        grad = torch.cat([part.to(q.dtype) for part in grads], -1).flatten(0, -2)  # (tokens, rows)
         sizes = [part.shape[-1] for part in grads]
         scaled = torch.cat([c * s for c, s in zip(codes.split(sizes), scales, strict=True)])
         dx = (grad @ scaled.to(q.dtype)).view(q.shape).float()
@@ -94,6 +96,7 @@ class Block(nn.Module):
         dim = shape.hidden_size
         ffn = shape.intermediate_size
         kv = shape.num_key_value_heads * shape.head_dim
+        # As in GPT-2, what is added to the residual stream begins smaller in deeper models.
         small = 0.03 / (2 * shape.num_hidden_layers) ** 0.5
         self.attn_norm = _norm(dim)
         self.attn_sub_norm = _norm(dim)
@@ -107,7 +110,15 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, drop: float, dtype: torch.dtype
     ) -> Tensor:
-        """*x*, shape ``(B, T, hidden)``, after this block."""
+        """*x*, shape ``(B, T, hidden)``, after this block.
+
+        Args:
+            x: residual stream, float32.
+            cos: cosines of the rotations, shape ``(T, head_dim / 2)``.
+            sin: sines, likewise.
+            drop: share of each branch's result that training drops.
+            dtype: of matrix products.
+        """
         x = x + functional.dropout(self.attention(x, cos, sin, dtype), drop, self.training)
         return x + functional.dropout(self.ffn(x, dtype), drop, self.training)
 
@@ -117,8 +128,8 @@ class Block(nn.Module):
         parts = self.qkv(self.norm(x, self.attn_norm), dtype)
         q, k, v = (p.view(batch, length, -1, shape.head_dim).transpose(1, 2) for p in parts)
         q, k = _rotate(q, cos, sin).to(dtype), _rotate(k, cos, sin).to(dtype)
-        same = shape.num_attention_heads // shape.num_key_value_heads
-        k, v = k.repeat_interleave(same, 1), v.to(dtype).repeat_interleave(same, 1)
+        group_size = shape.num_attention_heads // shape.num_key_value_heads
+        k, v = k.repeat_interleave(group_size, 1), v.to(dtype).repeat_interleave(group_size, 1)
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         out = out.transpose(1, 2).reshape(batch, length, dim).float()
         return self.o(self.norm(out, self.attn_sub_norm), dtype)[0]
@@ -143,6 +154,7 @@ class TinyBitNet(nn.Module):
         self.embedding = nn.Parameter(torch.randn(shape.vocab_size, shape.hidden_size) * 0.02)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.num_hidden_layers))
         self.output_norm = _norm(shape.hidden_size)
+        # Rotary positions: pair i of P turns by theta ** (-i / P) radians per position.
         pairs = torch.arange(shape.head_dim // 2, dtype=torch.float64) / (shape.head_dim // 2)
         angles = torch.outer(
             torch.arange(shape.max_position_embeddings, dtype=torch.float64),
@@ -174,5 +186,6 @@ def _norm(size: int) -> nn.Parameter:
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    one, other = x.chunk(2, -1)
-    return torch.cat([one * cos - other * sin, other * cos + one * sin], -1)
+    """Heads rotated by position, each element of the first half with that of the second half."""
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)

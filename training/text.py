@@ -1,4 +1,4 @@
-"""A folder of texts as tokens: paragraphs, the pieces they are cut into, what is held out."""
+"""A folder of texts as tokens: reading, holding out, training a tokenizer, and encoding."""
 
 from __future__ import annotations
 
@@ -59,11 +59,14 @@ def read_texts(folder: Path) -> dict[str, list[str]]:
 
 
 def split(paragraphs: Sequence[str], held_out: float) -> tuple[list[str], list[str]]:
-    """*paragraphs* before, and the share *held_out* of characters at the end of the text."""
-    rest = sum(map(len, paragraphs)) * (1 - held_out)
+    """Split *paragraphs* into those to train on, and those held out at the end of the text.
+
+    *held_out* is the share of characters to hold out; the paragraph at the border is held out too.
+    """
+    remaining = sum(map(len, paragraphs)) * (1 - held_out)
     for n, paragraph in enumerate(paragraphs):
-        rest -= len(paragraph)
-        if rest < 0:
+        remaining -= len(paragraph)
+        if remaining < 0:
             return list(paragraphs[:n]), list(paragraphs[n:])
     return list(paragraphs), []
 
@@ -79,7 +82,7 @@ def train_tokenizer(texts: Sequence[Sequence[str]], size: int) -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=size - 2,
+        vocab_size=size - 2,  # BEGIN and END are added below
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -100,7 +103,7 @@ def train_tokenizer(texts: Sequence[Sequence[str]], size: int) -> Tokenizer:
 
 
 def prepare(texts: Sequence[Sequence[str]], tokenizer: Tokenizer, *, ends: bool) -> Tokens:
-    """*texts* one after the other, each followed by the end token where *ends*."""
+    """Encode *texts*, lists of paragraphs, one after the other; with *ends* END follows each."""
     ids: list[int] = []
     starts: list[int] = []
     for paragraphs in texts:

@@ -1,8 +1,8 @@
 """Train a small BitNet b1.58 on a folder of texts: ``python -m training.train TEXTS OUT``.
 
-Begun again with the same OUT it goes on where the last checkpoint is, bit for bit as if it had not
-stopped where the length is given in steps. With ``--minutes`` the machine decides how many steps
-there are, so two runs differ.
+Started again with the same OUT, it continues from the last checkpoint. If the length is given in
+steps, the result is bit for bit that of a run without a stop. With ``--minutes`` the speed of the
+machine decides how many steps there are, so two runs differ.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Recipe:
     seed: int = 1
 
     def rate(self, progress: float, step: int) -> float:
-        """Factor of the learning rates at *progress*, 0 to 1."""
+        """Factor of the learning rates, 0 to 1, at *step*; *progress* is the finished share."""
         falling = min(1.0, max(0.0, (1 - progress) / self.decay))
         return falling * min(1.0, (step + 1) / self.warmup)
 
@@ -67,8 +67,9 @@ class Recipe:
 def batch_of(tokens: Tokens, begin: int, recipe: Recipe, step: int) -> Tensor:
     """The ids of *step*, shape ``(batch, length + 1)``, each row after a begin token.
 
-    A row begins at a paragraph. An epoch takes every stretch of *length* tokens once, in an order
-    and with an offset of its own, and moves its beginning back to that of the paragraph.
+    Each epoch cuts the text into stretches of *length* tokens, at an offset of its own, and takes
+    each stretch once, in an order of its own. A row begins at the paragraph in which its stretch
+    begins.
     """
     count = max(1, len(tokens.ids) // recipe.length)
     rows = []
@@ -85,9 +86,9 @@ def batch_of(tokens: Tokens, begin: int, recipe: Recipe, step: int) -> Tensor:
 
 @torch.no_grad()
 def held_out_loss(model: TinyBitNet, tokens: Tokens, begin: int, length: int) -> float:
-    """Mean loss in nats per token of *tokens*, in float32, stretch by stretch of *length*.
+    """Mean loss of *tokens* in nats per token, in float32, in stretches of *length* tokens.
 
-    Not a number where there are none.
+    Each stretch follows a *begin* token. NaN if *tokens* is empty.
     """
     if not len(tokens.ids):
         return math.nan
@@ -141,10 +142,10 @@ class Trainer:
         return self.step / recipe.steps if recipe.steps else self.seconds / 60 / recipe.minutes
 
     def load(self) -> None:
-        """Go on from the checkpoint.
+        """Continue from the checkpoint.
 
         Raises:
-            ValueError: it is of another shape.
+            ValueError: its model has another shape.
         """
         state = torch.load(self.out / "checkpoint.pt", weights_only=True)
         if state["shape"] != asdict(self.model.shape):
@@ -156,7 +157,7 @@ class Trainer:
         self.seconds = state["seconds"]
 
     def save(self) -> None:
-        """Write the checkpoint; a run that is stopped meanwhile leaves the one before."""
+        """Write the checkpoint; if this is interrupted, the previous one remains."""
         state = {
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer, _ in self.optimizers],
@@ -169,10 +170,12 @@ class Trainer:
         (self.out / "checkpoint.new").replace(self.out / "checkpoint.pt")
 
     def once(self, dtype: torch.dtype) -> float:
-        """One step; the loss before it."""
+        """Train one step, and return the loss of its batch before the step."""
         recipe = self.recipe
         factor = recipe.rate(self.progress, self.step)
         ids = batch_of(self.seen, self.begin, recipe, self.step)
+        # For dropout: a resumed run draws as one without a stop. The prime separates runs whose
+        # seeds are neighbours.
         torch.manual_seed(recipe.seed * 1_000_003 + self.step)
         logits = self.model(ids[:, :-1], recipe.dropout, dtype)
         loss = cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
@@ -194,10 +197,10 @@ class Trainer:
             dtype: of the products.
         """
         losses: list[float] = []
-        began = time.monotonic() - self.seconds
+        started = time.monotonic() - self.seconds
         while self.progress < 1 and not (stop and self.step >= stop):
             losses.append(self.once(dtype))
-            self.seconds = time.monotonic() - began
+            self.seconds = time.monotonic() - started
             if not math.isfinite(losses[-1]):
                 raise SystemExit(
                     f"step {self.step}: the loss is {losses[-1]}; train with lower rates"
@@ -209,9 +212,9 @@ class Trainer:
             self.note(losses)
 
     def note(self, losses: list[float]) -> None:
-        """Save, and write down where the training is."""
+        """Save the checkpoint, and append the mean of *losses* and other numbers to the log."""
         self.save()
-        found = {
+        entry = {
             "step": self.step,
             "tokens": self.step * self.recipe.batch * self.recipe.length,
             "seconds": round(self.seconds, 1),
@@ -221,7 +224,7 @@ class Trainer:
             ),
             "rate": round(self.recipe.rate(self.progress, self.step), 4),
         }
-        line = json.dumps(found)
+        line = json.dumps(entry)
         with (self.out / "log.jsonl").open("a") as log:
             log.write(line + "\n")
         print(line, flush=True)
@@ -234,29 +237,29 @@ def main() -> None:
     parser.add_argument(
         "out", type=Path, help="folder for the checkpoint, the tokenizer and the log"
     )
-    for kind in (Shape(), Recipe()):
-        for name, value in asdict(kind).items():
+    for defaults in (Shape(), Recipe()):
+        for name, value in asdict(defaults).items():
             option = f"--{name.replace('_', '-')}"
             parser.add_argument(option, type=type(value), default=value, metavar=str(value))
     parser.add_argument("--every", type=int, default=200, help="steps between checkpoints")
     parser.add_argument("--stop", type=int, default=0, help="pause at this step")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--float32", action="store_true", help="slower, not bfloat16 products")
-    said = vars(parser.parse_args())
-    if said["threads"]:
-        torch.set_num_threads(said["threads"])
-    shape = Shape(**{name: said[name] for name in asdict(Shape())})
-    recipe = Recipe(**{name: said[name] for name in asdict(Recipe())})
+    options = vars(parser.parse_args())
+    if options["threads"]:
+        torch.set_num_threads(options["threads"])
+    shape = Shape(**{name: options[name] for name in asdict(Shape())})
+    recipe = Recipe(**{name: options[name] for name in asdict(Recipe())})
     try:
-        trainer = Trainer(said["texts"], said["out"], shape, recipe)
+        trainer = Trainer(options["texts"], options["out"], shape, recipe)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     print(
         f"{len(trainer.seen.ids):,} tokens to learn from, {len(trainer.unseen.ids):,} held out",
         flush=True,
     )
-    dtype = torch.float32 if said["float32"] else torch.bfloat16
-    trainer.run(every=said["every"], stop=said["stop"], dtype=dtype)
+    dtype = torch.float32 if options["float32"] else torch.bfloat16
+    trainer.run(every=options["every"], stop=options["stop"], dtype=dtype)
 
 
 if __name__ == "__main__":
