@@ -154,7 +154,10 @@ def requests() -> str:
 
 
 def _addresses() -> list[list[str]]:
-    """A row for each address that takes a body: its fields by what becomes of them."""
+    """A row for each address that takes a body: names of its fields by what becomes of them.
+
+    They are done, refused, or without effect on an answer.
+    """
     rows = []
     for path, form in (ROUTES | COMPUTED).items():
         refused = [name for name, schema in form.fields.items() if REFUSED in schema]
@@ -165,7 +168,10 @@ def _addresses() -> list[list[str]]:
 
 
 def _ignored_names(fields: Mapping[str, Schema], before: str = "") -> Iterator[str]:
-    """Names of those of *fields*, and of the fields in them, that cannot change an answer."""
+    """Names of those of *fields*, and of the fields in them, that cannot change an answer.
+
+    *before* is the path of the field that has *fields*, with a dot at its end.
+    """
     for name, schema in fields.items():
         if schema.get(IGNORED):
             yield before + name
@@ -185,8 +191,8 @@ def _architectures() -> Iterator[list[str]]:
             yield [f"`{name}`", "", "", "", kind_of(name)]
             continue
         family = of_file or of_folder
-        is_there = family is not None and family.llama_cpp is not None
-        marks = (of_folder is not None, of_file is not None, is_there)
+        is_in_llama_cpp = family is not None and family.llama_cpp is not None
+        marks = (of_folder is not None, of_file is not None, is_in_llama_cpp)
         why = kind_of(name, is_folder=True) if of_folder is None else ""
         yield [f"`{name}`", *("yes" if mark else "" for mark in marks), why]
 
@@ -304,37 +310,37 @@ def sensitivity() -> str:
 def _right_rows(
     rows: Mapping[str, Any], bounds: Mapping[str, Mapping[str, float]]
 ) -> Iterator[list[str]]:
-    """The largest residual of right models of each kind of operation, by measure."""
+    """Yield the largest residual of right models for each kind of operation and each measure."""
     for kind, bound in bounds.items():
         for measure, most in bound.items():
-            found = [
+            residuals = [
                 (*row["right"][kind][measure], title)
                 for title, row in rows.items()
                 if kind in row["right"]
             ]
-            if found:
-                value, where, title = max(found)
+            if residuals:
+                value, where, title = max(residuals)
                 margin = f"{most / value:.1f}" if value else "-"
                 yield [kind, measure, f"{most:.1e}", f"{value:.1e}", margin, f"{title}, {where}"]
 
 
 def _wrong_rows(rows: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Number of failing models of each mistake, by the bits that activations are rounded to."""
+    """Yield a row for each mistake, engine and number of bits to which activations are rounded."""
     classes: dict[tuple[str, str, str], list[Any]] = {}
     for title, row in rows.items():
         engine, _, encoding = title.partition(" ")
-        size = {"F32": "F32", "F16": "16 bits", "BF16": "16 bits"}.get(encoding, "8 bits")
-        for kind, seen in row["wrong"].items():
-            classes.setdefault((kind, engine, size), []).append(seen)
-    for (kind, engine, size), parts in sorted(classes.items()):
+        rounding = {"F32": "F32", "F16": "16 bits", "BF16": "16 bits"}.get(encoding, "8 bits")
+        for kind, counts in row["wrong"].items():
+            classes.setdefault((kind, engine, rounding), []).append(counts)
+    for (kind, engine, rounding), parts in sorted(classes.items()):
         models = sum(part["models"] for part in parts)
         fail = sum(part["fail"] for part in parts)
         times, where = min(part["least"] for part in parts)
-        yield [kind, engine, size, f"{models:,}", f"{fail:,}", f"{times:.2g}", where]
+        yield [kind, engine, rounding, f"{models:,}", f"{fail:,}", f"{times:.2g}", where]
 
 
 def _family_rows(rows: Mapping[str, Any]) -> Iterator[list[str]]:
-    """A row for each family of each engine, over all encodings."""
+    """Yield a row for each family of each engine, over all encodings."""
     families: dict[tuple[str, str], list[Any]] = {}
     for title, row in rows.items():
         engine = title.partition(" ")[0]
@@ -348,6 +354,7 @@ def _family_rows(rows: Mapping[str, Any]) -> Iterator[list[str]]:
 
 
 def _family(family: Family) -> str:
+    """The section of *family* on the page of models."""
     facts = [f"### {family.title}", f"Activation `{family.activation}`."]
     if isinstance(family.decoder, partial):
         facts.append(
@@ -380,25 +387,28 @@ def _family(family: Family) -> str:
 
 
 def _rules(rules: Mapping[str, Rule]) -> str:
+    """A list of the keys that are just read, and a table of those with more to say."""
     plain = [key for key, rule in sorted(rules.items()) if rule.is_read and not rule.note]
-    rest = sorted(rules.keys() - set(plain))
-    rows = [[f"`{key}`", str(rules[key]), rules[key].note] for key in rest]
+    special = sorted(rules.keys() - set(plain))
+    rows = [[f"`{key}`", str(rules[key]), rules[key].note] for key in special]
     table = [_table(["Key", "What becomes of it", "Meaning"], rows)] if rows else []
     return "\n\n".join(([f"Read: {_names(plain)}."] if plain else []) + table)
 
 
 def _names(names: Sequence[str]) -> str:
+    """*names* as code, with commas between them."""
     return ", ".join(f"`{name}`" for name in names)
 
 
 def stale() -> list[str]:
-    """Names of pages that differ from what the code says."""
+    """File names of pages that are missing, or differ from what the code says."""
     wanted = pages()
     present = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.md")}
     return sorted(name for name, text in wanted.items() if present.get(name) != text)
 
 
 def _command(name: str, command: Task) -> str:
+    """The section of *command*, whose task has the name *name*: text, usage, example, options."""
     options = command.options
     words = " ".join(["[--options]", *(o.in_usage() for o in options if o.positional)])
     lines = (command.__doc__ or "").strip().splitlines()
@@ -412,15 +422,17 @@ def _command(name: str, command: Task) -> str:
 
 
 def _group(group: str, names: list[str], collection: Collection) -> str:
+    """A list of the commands in *group*, with links to their sections."""
     commands = (collection[name] for name in names if collection[name].group == group)
     rows = [
-        f"- [`{one.command_words}`](#{one.command_words.replace(' ', '-')}): {summary(one)}"
-        for one in commands
+        f"- [`{task.command_words}`](#{task.command_words.replace(' ', '-')}): {summary(task)}"
+        for task in commands
     ]
     return "\n".join([f"{group}:", "", *rows])
 
 
 def _default(setting: settings.Setting[object]) -> str:
+    """The default of *setting* in words."""
     if setting.default in (None, "", ()):
         return "not set"
     if isinstance(setting.default, bool):
@@ -436,6 +448,7 @@ def _capitalised(text: str) -> str:
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
+    """A table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(
         "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines

@@ -2,10 +2,9 @@
 
     python docs/recording.py [FOLDER]
 
-The moving picture is of a terminal of 80 by 20 characters, whose screens are kept with their
-times; a pause counts as one second at most. The others are what a terminal of 80 by 24 and one of
-120 by 40 show at the end of a command. All are light or dark as the page that shows them is, and
-load nothing.
+The moving picture replays COMMANDS in a terminal of 80 by 20 characters, with pauses cut to one
+second. Two still pictures have the end of the output of a command, in a terminal of 80 by 24 and in
+one of 120 by 40. All are light or dark as the page that contains them, and load nothing.
 """
 
 from __future__ import annotations
@@ -38,18 +37,19 @@ COMMANDS = (
     "bitnet bench bitnet-tiny --tests pp128,tg64",
     "bitnet models",
 )
-# Columns and lines of a terminal, and the command whose end it shows.
+# Size of a terminal in columns and lines, and the command of whose output it shows the end.
 SCREENS = {
     (80, 24): "bitnet verify bitnet-tiny.gguf",
     (120, 40): "bitnet crossval bitnet-tiny.gguf --against float64 --max-positions 64 --greedy 8",
 }
-KEY_S = 0.03
-PAUSE_S = 1.0
-FRAME_S = 0.08
-END_S = 4.0
+KEY_S = 0.03  # between two keys that are typed
+PAUSE_S = 1.0  # the longest pause; longer ones are cut
+FRAME_S = 0.08  # a screen that follows the last one sooner is left out
+END_S = 4.0  # of the last screen, before the picture begins again
+# In pixels: size of a character, and space around the text.
 WIDTH = 8.4
 HEIGHT = 18
-MARGIN = 14  # of a character, and around the text, in pixels
+MARGIN = 14
 STYLE = """
 svg { color-scheme: light dark }
 rect { fill: #ffffff; stroke: #d0d7de }
@@ -65,7 +65,12 @@ text { fill: #1f2328; font: 14px ui-monospace, Menlo, Consolas, monospace; white
 
 
 class Terminal:
-    """A screen that programs write to, and what it showed when."""
+    """A screen to which programs write, with its earlier contents.
+
+    Attributes:
+        frames: seconds from the beginning, and lines as SVG, of each screen that was kept.
+        now: seconds of the picture so far.
+    """
 
     def __init__(self, columns: int = COLUMNS, lines: int = LINES) -> None:
         self.columns = columns
@@ -76,12 +81,15 @@ class Terminal:
         self.now = 0.0
 
     def keep(self, seconds: float) -> None:
-        """Let the screen stand for *seconds*; one that lasts is kept."""
-        shown = self.shown()
+        """Let *seconds* pass, at most PAUSE_S, and keep the screen.
+
+        A screen equal to the last one, or within FRAME_S after it, is not kept.
+        """
+        lines = self.shown()
         if not self.frames or (
-            self.frames[-1][1] != shown and self.now - self.frames[-1][0] >= FRAME_S
+            self.frames[-1][1] != lines and self.now - self.frames[-1][0] >= FRAME_S
         ):
-            self.frames.append((self.now, shown))
+            self.frames.append((self.now, lines))
         self.now += min(seconds, PAUSE_S)
 
     def shown(self) -> tuple[str, ...]:
@@ -89,7 +97,7 @@ class Terminal:
         return tuple(self._row(line) for line in range(self.lines))
 
     def _row(self, line: int) -> str:
-        """The characters of a line as ``tspan`` elements of one kind each."""
+        """A line as SVG, in which bold characters and a prompt at its beginning are ``tspan``."""
         cells = [self.screen.buffer[line][column] for column in range(self.columns)]
         text = "".join(cell.data for cell in cells).rstrip()
         spans = []
@@ -99,8 +107,8 @@ class Terminal:
                 part = escape(text[start:end])
                 spans.append(f'<tspan class="b">{part}</tspan>' if cells[start].bold else part)
                 start = end
-        found = "".join(spans)
-        return found.replace("$ ", '<tspan class="p">$ </tspan>', 1) if text[:2] == "$ " else found
+        row = "".join(spans)
+        return row.replace("$ ", '<tspan class="p">$ </tspan>', 1) if text[:2] == "$ " else row
 
     def type(self, text: str) -> None:
         """Show *text* key by key."""
@@ -116,26 +124,26 @@ class Terminal:
         """
         self.type(f"$ {command}")
         self.stream.feed(b"\r\n")
-        ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", self.lines, self.columns, 0, 0))
+        controller, tty = pty.openpty()
+        fcntl.ioctl(tty, termios.TIOCSWINSZ, struct.pack("4H", self.lines, self.columns, 0, 0))
         program = str(Path(sys.executable).with_name("bitnet"))
         environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(self.columns)}
         process = subprocess.Popen(
             [program, *shlex.split(command)[1:]],
-            stdin=theirs, stdout=theirs, stderr=theirs, env=environment,
+            stdin=tty, stdout=tty, stderr=tty, env=environment,
         )  # fmt: skip
-        os.close(theirs)
+        os.close(tty)
         last = time.perf_counter()
-        while select.select([ours], [], [], 60)[0]:
+        while select.select([controller], [], [], 60)[0]:
             try:
-                written = os.read(ours, 65536)
+                output = os.read(controller, 65536)
             except OSError:  # Linux raises this once the last writer is gone
                 break
             now = time.perf_counter()
             self.keep(now - last)
             last = now
-            self.stream.feed(written)
-        os.close(ours)
+            self.stream.feed(output)
+        os.close(controller)
         if process.wait():
             raise SystemExit(f"{command} ended with {process.returncode}")
         self.keep(FRAME_S)
@@ -143,7 +151,11 @@ class Terminal:
 
 
 def picture(frames: list[tuple[float, tuple[str, ...]]], whole_s: float) -> str:
-    """The frames as SVG; each is visible from its time to that of the next."""
+    """*frames* as an SVG that lasts *whole_s* seconds and begins again.
+
+    Each frame is visible from its time to that of the next. A line that several frames have is
+    stored once.
+    """
     rows = {row: f"r{number}" for number, row in enumerate(dict.fromkeys(
         row for _, frame in frames for row in frame if row
     ))}  # fmt: skip
@@ -177,11 +189,12 @@ def still(terminal: Terminal) -> str:
 
 
 def _place(line: int) -> str:
+    """Attributes with the position of a line, counted from 0: the left end of its baseline."""
     return f'x="{MARGIN}" y="{MARGIN + HEIGHT * (line + 0.8):.1f}"'
 
 
 def _drawn(columns: int, lines: int, style: str, parts: list[str]) -> str:
-    """The window of a terminal with *parts* in it."""
+    """An SVG of the window of a terminal, with the elements *parts* in it."""
     width = columns * WIDTH + 2 * MARGIN
     height = lines * HEIGHT + 2 * MARGIN
     return (
@@ -198,7 +211,7 @@ def main() -> None:
     """Record, and write the pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", type=os.path.abspath, default=FOLDER)
-    into = Path(parser.parse_args().folder)
+    output = Path(parser.parse_args().folder)
     terminal = Terminal()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["BITNET_CACHE_DIR"] = folder  # nothing is here but what the package brings
@@ -210,14 +223,14 @@ def main() -> None:
             screen = Terminal(columns, lines)
             screen.run(command)
             screen.type("$ ")
-            path = into / f"terminal-{columns}x{lines}.svg"
+            path = output / f"terminal-{columns}x{lines}.svg"
             path.write_text(still(screen), encoding="utf-8")
             print(path)
         os.chdir(ROOT)
     terminal.type("$ ")
     terminal.keep(FRAME_S)
     whole_s = terminal.now + END_S
-    path = into / "terminal.svg"
+    path = output / "terminal.svg"
     path.write_text(picture(terminal.frames, whole_s), encoding="utf-8")
     print(f"{path}: {len(terminal.frames)} frames, {whole_s:.1f} s")
 

@@ -39,23 +39,23 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
                 section[name] = _entries(entries)
             else:
                 section[name] = [
-                    {k: _entries(v) for k, v in one.items()} if isinstance(one, dict) else one
-                    for one in entries
+                    {k: _entries(v) for k, v in entry.items()} if isinstance(entry, dict) else entry
+                    for entry in entries
                 ]
     return config
 
 
 def _entries(named: str) -> str | list[str]:
-    """The page *named*, or the pages of the folder *named*."""
+    """The page *named*, or the sorted pages of the folder *named*, which ends with a slash."""
     if not named.endswith("/"):
         return named
-    made = [folder + path.name for folder, path in _outside() if path.suffix == ".md"]
-    there = [f"{named}{path.name}" for path in (ROOT / "docs" / named).glob("*.md")]
-    return sorted(there + [uri for uri in made if uri.startswith(named)])
+    outside = [folder + path.name for folder, path in _outside() if path.suffix == ".md"]
+    inside = [f"{named}{path.name}" for path in (ROOT / "docs" / named).glob("*.md")]
+    return sorted(inside + [uri for uri in outside if uri.startswith(named)])
 
 
 def _outside() -> Iterator[tuple[str, Path]]:
-    """The pages from outside, each after the folder of the site for it."""
+    """Yield ``(folder of the site, path)`` of each page from outside ``docs/``."""
     for pattern, folder in OUTSIDE.items():
         for path in sorted(ROOT.glob(pattern)):
             if path.name != NOT_A_PAGE:
