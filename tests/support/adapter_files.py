@@ -23,14 +23,17 @@ CONFIG = {
 
 
 def factors(rows, columns, rank=4, seed=0):
-    """Random factors of a matrix of *rows* and *columns*."""
+    """Random float32 factors A, ``(rank, columns)``, and B, ``(rows, rank)``, of a matrix."""
     rng = np.random.default_rng([seed, rows, columns])
     a = rng.standard_normal((rank, columns)) * 0.1
     return a.astype("f4"), (rng.standard_normal((rows, rank)) * 0.1).astype("f4")
 
 
 def peft_folder(folder, pairs, tensors=None, **config):
-    """A folder with the *pairs* of factors by module, and other *tensors*."""
+    """A PEFT folder with the *pairs* of factors by module, and other *tensors*.
+
+    *config* are further keys of adapter_config.json.
+    """
     folder.mkdir()
     stored = dict(tensors or {})
     for module, (a, b) in pairs.items():
@@ -42,7 +45,7 @@ def peft_folder(folder, pairs, tensors=None, **config):
 
 
 def adapter_file(path, pairs, *, alpha=6.0, architecture="llama", kind="lora", tensors=None):
-    """A GGUF file with the *pairs* of factors by the name of a matrix."""
+    """A GGUF file of llama.cpp with the *pairs* of factors by the name of a matrix."""
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_type("adapter")
     writer.add_string("adapter.type", kind)

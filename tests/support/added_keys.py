@@ -1,4 +1,4 @@
-"""Values of GGUF keys that the files of tiny models may lack, by which logits change."""
+"""Values of GGUF keys that change logits, and that the files of tiny models may lack."""
 
 from __future__ import annotations
 
@@ -83,17 +83,17 @@ def added_keys(family: Family) -> list[dict[str, Any]]:
 
 
 def with_keys_added(source: Path, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Names of keys that the family of the file *source* knows, and a copy in *folder* with them.
+    """Yield names of keys that the family of the file *source* knows, and a copy with them.
 
-    If the file has such a key, the copy has another value of it.
+    The copies are in *folder*. If the file has such a key, the copy has another value of it.
     """
     metadata, tensors = contents_of(source)
     architecture = metadata["general.architecture"]
     family = of_gguf(architecture)
     assert family is not None, "its architectures are those of families"
     for number, keys in enumerate(added_keys(family)):
-        own = {f"{architecture}.{key}": value for key, value in keys.items()}
+        own_keys = {f"{architecture}.{key}": value for key, value in keys.items()}
         yield (
-            f"{', '.join(own)}#{number}",
-            write_gguf(folder / f"{number}.gguf", metadata | own, tensors),
+            f"{', '.join(own_keys)}#{number}",
+            write_gguf(folder / f"{number}.gguf", metadata | own_keys, tensors),
         )

@@ -129,13 +129,17 @@ def _imports(path: Path) -> frozenset[str]:
 
 @cache
 def _test_files() -> tuple[str, ...]:
+    """Paths of all files of tests, relative to the repository."""
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     return tuple(path.relative_to(ROOT).as_posix() for path in files)
 
 
 @cache
 def _imports_of_test(path: str) -> frozenset[str]:
-    """Modules that a test file uses: its own imports, and those of its helpers and conftests."""
+    """Modules that a test file uses: its own imports, and those of its helpers and conftests.
+
+    ``tests/conftest.py`` does not count: every test uses it.
+    """
     names: set[str] = set()
     folder = (ROOT / path).parent
     while folder != ROOT / "tests":

@@ -12,7 +12,10 @@ from transformers import AutoTokenizer
 
 
 def expectation(folder: Path, texts: list[str]) -> dict[str, object] | None:
-    """Results of transformers for *texts*, ``None`` if it does not read *folder*."""
+    """Results of transformers for *texts*, and MESSAGES rendered without tools and with TOOLS.
+
+    None if transformers does not read *folder*.
+    """
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except Exception:  # noqa: BLE001 - transformers has no base class for these
@@ -40,5 +43,5 @@ def _results(tokenizer, text: str) -> list[object] | None:
         ids = tokenizer(text)["input_ids"]
     except Exception:  # noqa: BLE001 - the library needs an unknown token that is not there
         return None
-    shown = [tokenizer.decode(ids, skip_special_tokens=skip) for skip in (False, True)]
-    return [plain, ids, *shown]
+    decoded_texts = [tokenizer.decode(ids, skip_special_tokens=skip) for skip in (False, True)]
+    return [plain, ids, *decoded_texts]

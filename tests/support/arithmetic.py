@@ -4,9 +4,10 @@ import numpy as np
 
 
 def exponential(x):
-    """The polynomial of elementary.hpp, for softcaps."""
+    """e^x by the polynomial of elementary.hpp, as soft caps use it."""
     f = np.float32
     clamped = np.clip(x, f(-87), f(87))
+    # Adding and subtracting 1.5 * 2^23 rounds to an integer; ln 2 is split into two parts.
     n = (clamped * f(1.44269504) + f(12582912)) - f(12582912)
     r = (clamped - n * f(0.693359375)) + n * f(2.12194440e-4)
     p = f(1.9875691500e-4)
@@ -22,7 +23,7 @@ def exponential(x):
 
 
 def power(x):
-    """2^x of elementary.hpp, at least 2^-100."""
+    """2^x by the polynomial of elementary.hpp, at least 2^-100."""
     f = np.float32
     clamped = np.maximum(x, f(-100))
     n = np.rint(clamped)
@@ -34,6 +35,7 @@ def power(x):
 
 
 def power_or_zero(x):
+    """2^x as :func:`power`, but 0 below 2^-100."""
     return np.where(x < -100, np.float32(0), power(x))
 
 

@@ -15,7 +15,7 @@ from bitnet.crossval.reference_process import answer
 def ask_here(
     _engine: str, request: dict[str, Any], folder: Path, **_rest: Any
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The answer of an engine to *request*, as :func:`bitnet.crossval.ask.ask` gives it."""
+    """The answer of an engine to *request*, as :func:`bitnet.crossval.ask.ask` returns it."""
     values = answer(json.loads(json.dumps(request)), folder / INTERMEDIATES)
     return json.loads(json.dumps(values)), _read_intermediates(folder)
 

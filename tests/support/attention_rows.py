@@ -24,7 +24,7 @@ with_shapes = pytest.mark.parametrize(
 
 
 def check_rows(attend, row_by_definition, q, k, v, start, *, sinks, **how):
-    """Every row of ``attend`` has the bits that *row_by_definition* computes.
+    """Assert that every row of *attend* has the bits that *row_by_definition* computes.
 
     *q* is ``(tokens, heads, dim)``, *k* and *v* are ``(start + tokens, kv_heads, dim)``.
     """

@@ -86,7 +86,7 @@ _END = {"SpecialToken": {"id": "</s>", "type_id": 0}}
 
 
 def sizes(kind):
-    """Rows and columns of each projection."""
+    """Rows and columns of each projection, by its name in the folder."""
     kv = CONFIGS[kind]["num_key_value_heads"] * HEAD
     outputs = (HEADS * HEAD, kv, kv, DIM, FFN, FFN, DIM)
     inputs = (DIM, DIM, DIM, HEADS * HEAD, DIM, DIM, FFN)
@@ -94,7 +94,10 @@ def sizes(kind):
 
 
 def random_weights(kind, seed=0):
-    """Float32 arrays by the folder's names; bfloat16 and, as norms plus one, float16 hold them."""
+    """Float32 arrays by their names in the folder.
+
+    All are exact in bfloat16. In float16 the norms are, even after one was added to Gemma 3's.
+    """
     rng = np.random.default_rng(seed)
 
     def norm(width, around):

@@ -45,6 +45,7 @@ class Tensor:
 
 
 def string(text):
+    """*text* as a string of GGUF: the length in eight bytes, then UTF-8, or the given bytes."""
     raw = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
     return struct.pack("<Q", len(raw)) + raw
 
@@ -62,7 +63,7 @@ def _scalar(kind, value):
 
 
 def value_bytes(value):
-    """Type id and value as the file has them."""
+    """Bytes of a metadata value as the file has them: the type id, then the value."""
     kind = value.type if isinstance(value, Typed) else None
     plain = value.value if isinstance(value, Typed) else value
     if isinstance(plain, (list, tuple)):
@@ -98,7 +99,7 @@ def gguf_bytes(metadata=None, tensors=(), *, version=3, alignment=32):
 
 
 def write_gguf(path, metadata=None, tensors=(), **options):
-    """:func:`gguf_bytes` as a file at *path*; gives the path back."""
+    """Write :func:`gguf_bytes` to *path*, and return the path."""
     path = Path(path)
     path.write_bytes(gguf_bytes(metadata, tensors, **options))
     return path
@@ -113,6 +114,7 @@ def i2_s(name, shape, codes=None, scale=1.0):
     """An I2_S tensor in the x86 layout; *codes* are 0, 1, 2 for -1, 0, +1, row by row."""
     n = math.prod(shape)
     codes = [i % 3 for i in range(n)] if codes is None else list(codes)
+    # 32 bytes hold 128 weights: byte j has weights j, j + 32, j + 64 and j + 96, the first on top.
     packed = bytearray(n // 4)
     for i, code in enumerate(codes):
         block, within = divmod(i, 128)

@@ -37,7 +37,7 @@ def take_steps(make, steps, context, check=lambda _sequence: None):
             sequences.append(branch)
         else:
             assert step == "interrupt"
-            cache.begin()[:] = np.nan
+            cache.begin()[:] = np.nan  # states of a pass that does not end
             cache.truncate(cache.length)
         check(sequence)
     for sequence in sequences:

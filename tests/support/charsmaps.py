@@ -9,7 +9,8 @@ _HAS_LEAF = 1 << 8
 def charsmap(entries):
     """The precompiled map that replaces every key by its value, both bytes.
 
-    Every node of the trie has 256 units of its own, which a real map packs.
+    It is a double-array trie, in which every node has 256 units of its own; a real map packs them.
+    A unit has the offset of its node from bit 10 on, and its byte in the lowest bits.
     """
     texts = b""
     places = {}

@@ -8,17 +8,19 @@ from hf_models import TINY, make, torch, transformers
 from mixed_models import MIXED
 from tiny_models import TOKENS
 
-# transformers has no MiniCPM: the code of those repositories is their own.
+# Class and options of each decoder, by case. transformers has no MiniCPM: the code of those
+# repositories is their own.
 WRITERS = {case: model for case, model in (DENSE | MIXED).items() if model[0] != "MiniCPM"}
 # The epsilon of its configuration, 1e-8, is too small for a mistake in it to be seen.
 WRITERS["helium"] = ("Helium", DENSE["helium"][1] | {"rms_norm_eps": 1e-6})
 # transformers 5.24 sets the row of a padding token to zero when it loads this model.
 WRITERS["youtu"] = ("Youtu", DENSE["youtu"][1] | {"pad_token_id": None})
 
-# Only these read the epsilon of their configuration; DistilBERT has 1e-12.
+# For encoders that read it from their configuration; DistilBERT always has 1e-12.
 _EPSILON = {"layer_norm_eps": 1e-5}
 _SPECIAL = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
 _OF_MODERN = _SPECIAL | {"cls_token_id": 2, "sep_token_id": 3}
+# Likewise.
 ENCODERS = {
     "bert": ("Bert", _EPSILON),
     "bert-one-text": ("Bert", _EPSILON | {"type_vocab_size": 1}),
@@ -51,6 +53,7 @@ WORDS = (*TOKENS, *(f"<more {number}>" for number in range(TINY["vocab_size"] - 
 
 
 def _write_encoder(kind, options, folder):
+    """Write a random encoder of the class *kind* into *folder*."""
     torch.manual_seed(4)
     config = getattr(transformers, f"{kind}Config")(**(_ENCODER_SIZES | options))
     model = getattr(transformers, f"{kind}Model")(config).float().eval()

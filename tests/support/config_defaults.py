@@ -1,11 +1,12 @@
 """Defaults of transformers' configuration classes, from which a table of the package is written.
 
-It runs under any interpreter with transformers; nothing of bitnet is imported for that:
+Run by any interpreter with transformers, without bitnet,
 
     python config_defaults.py < keys.json     # {"llama": ["rms_norm_eps", ...], ...}
 
-prints the version and, for each model type that it knows, the defaults of these keys. With
-interpreters as arguments it writes the table from all of them:
+prints the version of transformers and, for each model type that it knows, the defaults of these
+keys. With interpreters as arguments this program, which then needs bitnet, runs itself by each of
+them, and writes the table from all results:
 
     python tests/support/config_defaults.py PYTHON PYTHON ...
 """
@@ -134,8 +135,8 @@ def merge(by_version):
     agreed = {}
     differing = {}
     names = {}
-    for model_type in sorted({name for found in by_version.values() for name in found}):
-        rows = {v: found[model_type] for v, found in by_version.items() if model_type in found}
+    for model_type in sorted({name for table in by_version.values() for name in table}):
+        rows = {v: table[model_type] for v, table in by_version.items() if model_type in table}
         pairs = sorted({tuple(pair) for row in rows.values() for pair in row["names"]})
         if pairs:
             names[model_type] = pairs
@@ -164,6 +165,7 @@ def render(table):
 
 
 def _write(pythons):
+    """Write the table from the defaults that each of the interpreters *pythons* prints."""
     keys = json.dumps(keys_to_read())
     by_version = {}
     for python in pythons:

@@ -36,7 +36,7 @@ def paths_of(value, above=()):
 
 
 def mutants_of(name):
-    """Every path and value for the model *name*."""
+    """Yield every path in the configuration of the model *name* with every wrong value."""
     for path in paths_of(MODELS[name]["config"]):
         for value in VALUES:
             yield path, value
@@ -53,7 +53,10 @@ def changed(name, path, value):
 
 
 def open_model(name, config, folder, monkeypatch, ignore_keys=()):
-    """The model *name*, its weights zero, with another *config* less *ignore_keys*."""
+    """The model *name* with weights of zeros and the configuration *config*.
+
+    *ignore_keys* are keys that are read as if they were not there.
+    """
     quant = types.by_id(0)
     weights = {
         tensor: Weight(tensor, tuple(shape), quant, np.zeros(4 * math.prod(shape), np.uint8))

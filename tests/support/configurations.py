@@ -85,7 +85,10 @@ def cases(draw: st.DrawFn, kind: str) -> Case:
 
 
 def rope_parameters(kind: str, context: int, pairs: int) -> st.SearchStrategy[Any]:
-    """``rope_parameters``, or ``None`` for the default of the family."""
+    """``rope_parameters``, or ``None`` for the default of the family.
+
+    *pairs* is half the width of a head, the number of its frequencies.
+    """
     base = st.sampled_from([500.0, 1e4, 1e6])
     original = st.sampled_from([16, 24, context])
     factor = st.sampled_from([2.0, 4.0, 8.5])
@@ -177,11 +180,11 @@ def _rope(kind: str, **parameters: st.SearchStrategy[Any]) -> st.SearchStrategy[
 
 @st.composite
 def _spelling(draw: st.DrawFn, options: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Changes to config.json and keys to leave out: the same configuration, or another one."""
+    """Changes to config.json and keys to leave out, which may change the configuration or not."""
     changes: dict[str, Any] = {}
     without: list[str] = []
     rope = options.get("rope_parameters")
-    if rope and "full_attention" not in rope and draw(st.integers(0, 3)) == 0:  # as until 2025
+    if rope and "full_attention" not in rope and draw(st.integers(0, 3)) == 0:  # keys until 2025
         scaling = dict(rope)
         changes["rope_theta"] = scaling.pop("rope_theta")
         name = draw(st.sampled_from(["rope_type", "type"]))
@@ -196,7 +199,7 @@ def _spelling(draw: st.DrawFn, options: dict[str, Any]) -> tuple[dict[str, Any],
     return changes, tuple(sorted(set(without)))
 
 
-_TERNARY = ("BitNet", "Llama")  # of which published models have ternary weights
+_TERNARY = ("BitNet", "Llama")  # kinds of which models with ternary weights are published
 # Kinds whose heads have widths of their own.
 _LATENT = (
     *("AXK1", "BailingHybrid", "DeepseekV2", "DeepseekV3", "Glm4MoeLite", "KimiLinear", "MiniCPM3"),
@@ -255,6 +258,7 @@ _UNROTATED = (
     *("KimiLinear", "Mamba", "Mamba2", "Mpt", "NemotronH", "OPT", "OpenAIGPT"),
 )
 _ACTIVATIONS = ["gelu", "relu", "relu2", "silu", "gelu_pytorch_tanh"]
+# Values of modules_to_not_convert.
 _KEPT = [
     ["lm_head"],
     [],

@@ -148,7 +148,7 @@ CALLS = {
 
 def message_of_calls(calls):
     """A message of the assistant with *calls*, names and arguments."""
-    made = [
+    entries = [
         {
             "id": f"abcdefgh{number}",
             "type": "function",
@@ -156,7 +156,7 @@ def message_of_calls(calls):
         }
         for number, (name, arguments) in enumerate(calls)
     ]
-    return {"role": "assistant", "content": "", "tool_calls": made}
+    return {"role": "assistant", "content": "", "tool_calls": entries}
 
 
 def in_openai(messages, tools):
@@ -180,6 +180,7 @@ def in_ollama(messages, tools):
 
 
 def _with_object(call):
+    """*call* with its arguments as an object instead of a text."""
     function = call["function"]
     return call | {"function": function | {"arguments": json.loads(function["arguments"])}}
 
@@ -203,7 +204,7 @@ def in_anthropic(messages, tools):
         else:
             turns.append({"role": role, "content": content})
     functions = [each["function"] for each in tools or ()]
-    offered = [
+    tool_list = [
         {
             "name": each["name"],
             "description": each["description"],
@@ -211,10 +212,11 @@ def in_anthropic(messages, tools):
         }
         for each in functions
     ]
-    return {"messages": turns, "system": system, "tools": offered or None, "max_tokens": 9}
+    return {"messages": turns, "system": system, "tools": tool_list or None, "max_tokens": 9}
 
 
 def _blocks(message):
+    """Content of an answer in Anthropic's form: reasoning, text and calls as blocks."""
     blocks = []
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     if reasoning:
@@ -250,8 +252,8 @@ def in_responses(messages, tools):
             {"type": "function_call", "call_id": each["id"], **each["function"]}
             for each in message.get("tool_calls", ())
         ]
-    offered = [{"type": "function", **each["function"]} for each in tools or ()]
-    return {"input": items, "tools": offered or None}
+    tool_list = [{"type": "function", **each["function"]} for each in tools or ()]
+    return {"input": items, "tools": tool_list or None}
 
 
 #: Bodies of a conversation by dialect; a dialect's own checks refuse the conversations beside it.

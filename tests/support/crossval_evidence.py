@@ -9,6 +9,7 @@ from bitnet.crossval.judge import judge
 from bitnet.crossval.operations import Operation
 from bitnet.crossval.trace import EngineFacts, Prompt, Question
 
+# Both engines, and the float64 pass, find token 1 the likeliest.
 ROW = Row(
     *(0, 0, 1, 1, 3.0, 1e-3, 2.0, 2.0, 1),
     ours_kl=1e-3,
@@ -22,14 +23,14 @@ STEPS = (
 )
 PARITY = TokenizerParity(3, 3, decoded=2, decoded_equal=2)
 WHOLE = Row(0, 7, 5, 5, 1.0)  # a continuation of eight steps that are all equal
-PARTED = Row(0, 3, 5, 6, 2.0)
+PARTED = Row(0, 3, 5, 6, 2.0)  # a continuation whose tokens differ from step 3 on
 
 
 def evidence(*rows, greedy=(), parity=PARITY, **changes):
     """One prompt with a position for each of *rows*, all of it asked and answered."""
     rows = tuple(replace(row, position=at) for at, row in enumerate(rows))
     count = len(rows)
-    made = Evidence(
+    passing = Evidence(
         schema_version=9,
         created="2026-01-01T00:00:00+00:00",
         plan=Plan("llama.cpp", True, ("p",), 256, 8 if greedy else 0, 3),
@@ -47,7 +48,7 @@ def evidence(*rows, greedy=(), parity=PARITY, **changes):
         greedy=tuple(greedy),
         operations={"bitnet": STEPS},
     )
-    return replace(made, **changes)
+    return replace(passing, **changes)
 
 
 PASSED = evidence(ROW, ROW, greedy=[WHOLE])

@@ -19,7 +19,7 @@ from bitnet.verify.trace import TEXT
 LAYERS = 6
 # Block size in bytes, offset of the scale in it, and type of the scale.
 SCALES = {"Q4_1": (20, 0, "<f2"), "Q8_0": (34, 0, "<f2"), "F32": (4, 0, "<f4")}
-PAGE = 4096
+PAGE = 4096  # bytes
 
 
 @dataclass
@@ -200,14 +200,18 @@ def write_folder(model, path):
     return path
 
 
-# Damages of the model. Each changes it in place.
+# Damages of the model. Each changes it in place. Some are made from a *change* of a tensor, of its
+# rows, or of a page of its bytes.
 
 
 def _numbers(change, part="ffn_up", layer=3):
+    """Damage that applies *change* to a matrix, a :class:`Stored`."""
     return lambda model: change(model.matrix(part, layer))
 
 
 def _scaled(factor, count=None):
+    """Change that multiplies the first *count* scales by *factor*, by default all."""
+
     def change(tensor):
         tensor.scales[:count] = (tensor.scales[:count] * factor).astype(tensor.scales.dtype)
 
@@ -215,6 +219,8 @@ def _scaled(factor, count=None):
 
 
 def _rows(change):
+    """Change that replaces the rows, ``(rows, bytes)``, by the result of *change*."""
+
     def damage(tensor):
         rows = tensor.rows
         rows[:] = change(rows.copy())
@@ -231,6 +237,8 @@ def _exchanged(first, second):
 
 
 def _page(change):
+    """Change of the page in the middle to the result of *change*, which also gets all bytes."""
+
     def damage(tensor):
         body = tensor.rows.reshape(-1)
         start = PAGE * (body.size // PAGE // 2)
@@ -248,6 +256,8 @@ def _bit(tensor):
 
 
 def _layers(first, second):
+    """Damage that exchanges two layers."""
+
     def damage(model):
         for name in model.layer(first):
             model.swap(name, name.replace(f"blk.{first}.", f"blk.{second}."))
@@ -261,10 +271,13 @@ def _layer_twice(model):
 
 
 def _parts(first, second, layer=2):
+    """Damage that exchanges two matrices of a layer."""
     return lambda model: model.swap(f"blk.{layer}.{first}.weight", f"blk.{layer}.{second}.weight")
 
 
 def _heads(part, size=DIM // KEYS["attention.head_count"]):
+    """Damage that exchanges the first two heads of a projection, *size* rows each."""
+
     def change(rows):
         first = rows[:size].copy()
         rows[:size], rows[size : 2 * size] = rows[size : 2 * size], first
@@ -274,6 +287,8 @@ def _heads(part, size=DIM // KEYS["attention.head_count"]):
 
 
 def _value(name, change):
+    """Damage that sets the value *name* to *change*, or to what that function makes of it."""
+
     def damage(model):
         model.values[name] = change(model.values[name]) if callable(change) else change
 
@@ -312,7 +327,7 @@ def _norms(model):
     model.swap("blk.2.attn_norm.weight", "blk.2.ffn_norm.weight")
 
 
-NORM = ("attn_norm", 3)
+NORM = ("attn_norm", 3)  # part and layer
 
 DAMAGES = {
     "all scales of a tensor times 100": _numbers(_scaled(100)),
@@ -381,16 +396,18 @@ DAMAGES = {
 }
 
 
-# Damages of the file. Each takes its bytes and gives others.
+# Damages of the file. Each takes its bytes and returns others.
 
 
 def _cut(share):
+    """Damage that keeps only the first *share* of the bytes."""
     return lambda raw: raw[: int(len(raw) * share)]
 
 
 def _offset(raw):
     """*raw* with the offset of one tensor replaced by that of another: they share their bytes."""
     if raw[:4] == b"GGUF":
+        # After the name: four bytes for the number of dimensions, eight for each of two, the type.
         second = raw.index(b"blk.1.attn_q.weight") + len(b"blk.1.attn_q.weight") + 4 + 16 + 4
         third = raw.index(b"blk.2.attn_q.weight") + len(b"blk.2.attn_q.weight") + 4 + 16 + 4
         return raw[:third] + raw[second : second + 8] + raw[third + 8 :]

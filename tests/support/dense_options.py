@@ -14,10 +14,12 @@ WINDOW = st.sampled_from([None, 5, 64])
 
 
 def optional(**options: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Dictionaries in which each of *options* may be missing."""
     return st.fixed_dictionaries({}, optional=options)
 
 
 def layer_types(layers: int) -> st.SearchStrategy[list[str]]:
+    """Layers with and without a window in any order."""
     kinds = st.sampled_from(["sliding_attention", "full_attention"])
     return st.lists(kinds, min_size=layers, max_size=layers)
 
@@ -79,7 +81,7 @@ def _gemma3n(draw: st.DrawFn, layers: int) -> dict[str, Any]:
                 "altup_num_inputs": st.just(streams),
                 "hidden_size_per_layer_input": st.sampled_from([8, 32]),
                 "laurel_rank": st.sampled_from([4, 16]),
-                # Kinds of layers by turns: those that share need one of their kind before.
+                # Both kinds in turn: a layer that shares keys needs one of its kind before.
                 "layer_types": st.just(
                     [("sliding_attention", "full_attention")[layer % 2] for layer in range(layers)]
                 ),

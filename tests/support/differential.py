@@ -40,12 +40,15 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "Case", "as_json", "cases", "check", "load", "report"]
 
-# Both compute in float32 and differ in the order of sums only; llama.cpp looks GELU up in a table.
+# Largest differences as shares of the range of the logits. From transformers: both compute in
+# float32, and differ only in the order of sums. From llama.cpp, which looks GELU up in a table:
+# SAME_HALVES.
 SAME_FLOATS = 1e-3
 SAME_HALVES = 1e-2
-# In float64; float32 frequencies of rope may round an activation to the next int8.
+# With ternary weights, in float64: frequencies of rope in float32 may round an activation to the
+# next int8.
 SAME_ROUNDED = 2e-2
-# Of the range of the logits, in float32: keys of a GGUF file are float32.
+# Of a folder and its GGUF file, whose keys are float32.
 READ_BACK = 1e-4
 
 _GELU = ACTIVATIONS["gelu_tanh"]
@@ -53,7 +56,7 @@ _GELU = ACTIVATIONS["gelu_tanh"]
 transformers.utils.logging.disable_progress_bar()
 transformers.utils.logging.set_verbosity(transformers.logging.CRITICAL)
 torch.set_num_threads(1)
-with patch.object(torch, "compile", lambda function: function):  # as they are written
+with patch.object(torch, "compile", lambda function: function):  # its functions run uncompiled
     from transformers.integrations.bitnet import AutoBitLinear, BitLinear, pack_weights
     from transformers.quantizers.quantizers_utils import should_convert_module
 
@@ -91,7 +94,10 @@ def make(case: Case, folder: Path) -> np.ndarray | None:
 
 
 def logits(model: Any, case: Case) -> np.ndarray:
-    """Logits of *model* for the prompt; in float64 where activations are rounded to int8."""
+    """Logits of *model* for the prompt; in float64 where activations are rounded to int8.
+
+    There the float32 of transformers' own code is replaced, too.
+    """
     with torch.no_grad(), ExitStack() as stack:
         if case.quantization is not None:
             model = model.double()
@@ -156,6 +162,7 @@ def ternary(model: Any, said: Mapping[str, Any], folder: Path) -> Any:
             codes = (module.weight / module.weight.abs().mean()).round().clamp(-1, 1).detach()
             packed = pack_weights(codes.clone())
             layer.weight = torch.nn.Parameter(codes) if auto else packed
+            # Both scale by a quarter: the first layer multiplies by its number, the second divides.
             layer.weight_scale = torch.tensor([0.25 if auto else 4.0])
             stored |= {f"{name}.weight": packed, f"{name}.weight_scale": layer.weight_scale}
         layer.bias = module.bias
@@ -205,30 +212,30 @@ def check(case: Case, folder: Path, *, engine: bool) -> str:
     expected = make(case, model)
     if expected is None:
         return "not a model"
-    rounded = case.quantization is not None
-    dtype = np.float64 if rounded else np.float32
+    is_rounded = case.quantization is not None
+    dtype = np.float64 if is_rounded else np.float32
     try:
         actual = ours(model, ids, dtype)
     except (Unsupported, InvalidFormat):
         return "refused"
     apart = distance(expected, actual)
-    assert apart < (SAME_ROUNDED if rounded else SAME_FLOATS), f"{apart:.2g} from transformers"
+    assert apart < (SAME_ROUNDED if is_rounded else SAME_FLOATS), f"{apart:.2g} from transformers"
     try:
         done = convert(
-            tokenizer_folder(model, TOKENS), file, ConvertOptions("I2_S" if rounded else "F32")
+            tokenizer_folder(model, TOKENS), file, ConvertOptions("I2_S" if is_rounded else "F32")
         )
     except Unsupported:
         return "exact, not converted"
-    named = {warning.subject for warning in done.warnings}
+    warned = {warning.subject for warning in done.warnings}
     read_back = ours(file, ids, dtype)
     # A warning for every engine says that the file computes something else: also here.
-    if "every engine" not in named:
+    if "every engine" not in warned:
         apart = distance(actual, read_back)
-        bound = SAME_ROUNDED if rounded else READ_BACK
+        bound = SAME_ROUNDED if is_rounded else READ_BACK
         assert apart < bound, f"{apart:.2g} from the folder when the file is read back"
     if not engine:
-        return "exact, llama.cpp named" if named else "exact"
-    if "llama.cpp" in named:
+        return "exact, llama.cpp named" if warned else "exact"
+    if "llama.cpp" in warned:
         check_refusal(case, done.warnings, file, read_back, folder)
         return "exact, llama.cpp named"
     theirs = llama_cpp(file, [ids], folder)

@@ -67,11 +67,13 @@ class Block:
 
     @property
     def exit_code(self):
+        """Exit code with which the block must end."""
         found = re.fullmatch(r"exit (\d+)", self.mark)
         return int(found[1]) if found else 0
 
     @property
     def is_run_here(self):
+        """True unless a comment says that the block is not run, or that .ci/run runs it."""
         return self.mark == "" or self.mark.startswith("exit ")
 
 
@@ -110,10 +112,10 @@ class Sandbox:
         if cache is not None:
             shutil.copytree(cache, self.cache, copy_function=os.link)
         (folder / "home").mkdir()
-        ours = ("BITNET_", "HF_", "PIP_")
+        prefixes = ("BITNET_", "HF_", "PIP_")
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self.environment = {
-            name: value for name, value in os.environ.items() if not name.startswith(ours)
+            name: value for name, value in os.environ.items() if not name.startswith(prefixes)
         } | {
             "PATH": path,
             "HOME": str(folder / "home"),

@@ -11,8 +11,9 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 RECORD = TESTS / "durations.json"
-BOUND = 1.5  # times the recorded seconds, and
-SPARE = 5  # seconds more
+# A folder may take BOUND times its recorded seconds, and SPARE seconds more.
+BOUND = 1.5
+SPARE = 5
 
 
 def folder_of(path):
@@ -27,6 +28,7 @@ def recorded_seconds():
 
 
 def write(seconds):
+    """Record *seconds* by folder."""
     rounded = {folder: round(taken) for folder, taken in sorted(seconds.items())}
     RECORD.write_text(json.dumps(rounded, indent=1) + "\n", encoding="utf-8")
 

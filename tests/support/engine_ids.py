@@ -14,13 +14,13 @@ def tokenize(paths, texts, folder):
         texts: to tokenize, without BOS and EOS.
         folder: for the files between the processes.
     """
-    asked = folder / "texts.json"
-    found = folder / "ids.json"
-    asked.write_text(json.dumps([paths, texts]))
-    command = [sys.executable, __file__, str(asked), str(found)]
+    request = folder / "texts.json"
+    reply = folder / "ids.json"
+    request.write_text(json.dumps([paths, texts]))
+    command = [sys.executable, __file__, str(request), str(reply)]
     done = subprocess.run(command, stderr=subprocess.PIPE, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(found.read_text())
+    return json.loads(reply.read_text())
 
 
 def _main(asked, found):

@@ -34,12 +34,12 @@ def llama_cpp(path, prompts, folder, adapters=()):
 
 
 def llama_cpp_of_each(files, ids, folder):
-    """For each of *files* the logits after each of *ids*, or a text with the reason for none."""
+    """Logits after each of *ids* for each of *files*, or a text with the reason for none."""
     return _one_by_one([(file, ()) for file in files], ids, folder)
 
 
 def llama_cpp_with_each(path, adapters, ids, folder):
-    """The same of the file at *path* with each of the *adapters* alone, which are files."""
+    """As :func:`llama_cpp_of_each`, for the file at *path* with each file of *adapters* alone."""
     return _one_by_one([(path, [(str(adapter), 1.0)]) for adapter in adapters], ids, folder)
 
 
@@ -66,10 +66,10 @@ def _run(models, prompts, folder, *, timeout_s):
     """Run a process that writes an answer for each of *models* into *folder*, and return it."""
     for old in folder.glob("answer-*.npz"):
         old.unlink()
-    asked = folder / "asked.json"
+    request = folder / "asked.json"
     ids = [[int(token) for token in ids] for ids in prompts]
-    asked.write_text(json.dumps([[(str(file), list(own)) for file, own in models], ids]))
-    words = [sys.executable, __file__, str(asked), str(folder)]
+    request.write_text(json.dumps([[(str(file), list(own)) for file, own in models], ids]))
+    words = [sys.executable, __file__, str(request), str(folder)]
     environment = child_environment(GGML_NO_BACKTRACE="1")
     return subprocess.run(
         words, capture_output=True, env=environment, timeout=timeout_s, check=False
@@ -126,6 +126,7 @@ def _main(asked, folder):
 
 
 def _logits(model, library, prompts, adapters):
+    """Logits of each of *prompts* with *adapters*, pairs of a file and a scale."""
     import ctypes
 
     library.llama_adapter_lora_init.restype = ctypes.c_void_p

@@ -15,13 +15,13 @@ def ask(name, vocabulary, cases, folder):
         cases: JSON values.
         folder: for the files between the processes.
     """
-    asked = folder / "asked.json"
-    found = folder / "found.json"
-    asked.write_text(json.dumps([name, str(vocabulary), cases]))
-    command = [sys.executable, __file__, str(asked), str(found)]
+    request = folder / "asked.json"
+    reply = folder / "found.json"
+    request.write_text(json.dumps([name, str(vocabulary), cases]))
+    command = [sys.executable, __file__, str(request), str(reply)]
     done = subprocess.run(command, stderr=subprocess.PIPE, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(found.read_text())
+    return json.loads(reply.read_text())
 
 
 def _main(asked, found):
@@ -40,6 +40,8 @@ def _main(asked, found):
 
 
 class _Engine:
+    """llama.cpp's functions for samplers, with a vocabulary."""
+
     def __init__(self, library, model):
         import ctypes
 
@@ -65,7 +67,7 @@ class _Engine:
             getattr(library, name).restype = None
 
     def make(self, name, *values):
-        """The sampler *name* with *values*."""
+        """The sampler *name* with *values*; None if llama.cpp refuses them."""
         c = self.c
         library = self.library
         function = getattr(library, f"llama_sampler_init_{name}")
@@ -83,16 +85,19 @@ class _Engine:
             *numbers, breakers = values
             texts = (c.c_char_p * len(breakers))(*(text.encode() for text in breakers))
             types = (c.c_float, c.c_float, c.c_int32, c.c_int32)
-            held = [kind(value) for kind, value in zip(types, numbers, strict=True)]
-            made = function(self.vocabulary, *held, texts, c.c_size_t(len(breakers)))
+            scalars = [kind(value) for kind, value in zip(types, numbers, strict=True)]
+            ptr = function(self.vocabulary, *scalars, texts, c.c_size_t(len(breakers)))
         elif name == "grammar":
-            made = function(self.vocabulary, values[0].encode(), b"root")
+            ptr = function(self.vocabulary, values[0].encode(), b"root")
         else:
-            made = function(*(kind(value) for kind, value in zip(kinds[name], values, strict=True)))
-        return None if made is None else c.c_void_p(made)
+            ptr = function(*(kind(value) for kind, value in zip(kinds[name], values, strict=True)))
+        return None if ptr is None else c.c_void_p(ptr)
 
     def apply(self, samplers, logits):
-        """Ids and logits that *samplers* leave of *logits*, and the id that they selected."""
+        """Ids and logits that *samplers* leave of *logits*, and the id that they select.
+
+        None among *logits* stands for minus infinity; the id is None if none is selected.
+        """
         c = self.c
         array = (self.token * len(logits))()
         for at, logit in enumerate(logits):
@@ -101,9 +106,9 @@ class _Engine:
         tokens = self.tokens(data, len(logits), -1, False)
         for sampler in samplers:
             self.library.llama_sampler_apply(sampler, c.byref(tokens))
-        left = [(tokens.data[at].id, tokens.data[at].logit) for at in range(tokens.size)]
+        pairs = [(tokens.data[at].id, tokens.data[at].logit) for at in range(tokens.size)]
         chosen = tokens.data[tokens.selected].id if tokens.selected >= 0 else None
-        return left, chosen
+        return pairs, chosen
 
     def sample(self, case):
         """Tokens that a chain leaves after a text, with their probabilities."""
@@ -113,21 +118,21 @@ class _Engine:
         for token in case["text"]:
             for sampler in samplers:
                 self.library.llama_sampler_accept(sampler, self.c.c_int32(token))
-        left, _ = self.apply(samplers, case["logits"])
+        pairs, _ = self.apply(samplers, case["logits"])
         for sampler in samplers:
             self.library.llama_sampler_free(sampler)
-        logits = np.array([logit for _, logit in left], dtype=np.float64)
+        logits = np.array([logit for _, logit in pairs], dtype=np.float64)
         weights = np.exp(logits - logits.max())
         shares = (weights / weights.sum()).tolist()
-        return {str(id): share for (id, _), share in zip(left, shares, strict=True) if share > 0}
+        return {str(id): share for (id, _), share in zip(pairs, shares, strict=True) if share > 0}
 
     def follow(self, case):
         """Tokens that mirostat leaves at each of several steps, and the one that it chooses."""
         samplers = [self.make(*sampler) for sampler in case["samplers"]]
         steps = []
         for logits in case["steps"]:
-            left, chosen = self.apply(samplers, logits)
-            steps.append([sorted(id for id, _ in left), chosen])
+            pairs, chosen = self.apply(samplers, logits)
+            steps.append([sorted(id for id, _ in pairs), chosen])
         for sampler in samplers:
             self.library.llama_sampler_free(sampler)
         return steps
@@ -140,8 +145,8 @@ class _Engine:
         zeros = [0.0] * self.n_vocab
         allowed = []
         for token in [*case["ids"], None]:
-            left, _ = self.apply([sampler], zeros)
-            allowed.append([id for id, logit in left if logit == 0.0])
+            pairs, _ = self.apply([sampler], zeros)
+            allowed.append([id for id, logit in pairs if logit == 0.0])
             if token is None or token not in allowed[-1]:
                 break
             self.library.llama_sampler_accept(sampler, self.c.c_int32(token))

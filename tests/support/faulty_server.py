@@ -1,4 +1,4 @@
-"""A server of one file that breaks off, forgets and contradicts itself as it was told.
+"""A server of one file that breaks off, forgets and contradicts itself, as its faults say.
 
     with FaultyServer(Habits(ranges=False), [content], [Fault(ends_at=0.5)]) as server:
         ... fetch(order, store, [server.url], session=session) ...
@@ -24,13 +24,13 @@ MOST_REQUESTS = 200  # a client that sends more would never end
 class Habits:
     """The form of every reply of the server."""
 
-    ranges: bool = True  # it sends the part that is asked for
-    says_ranges: bool = True  # ... and announces that
-    length: bool = True  # with the length of a body; else chunked
-    head_length: bool = True  # also without the body
+    ranges: bool = True  # it sends the part that Range requests
+    says_ranges: bool = True  # it has Accept-Ranges
+    length: bool = True  # it has Content-Length; else the body is chunked
+    head_length: bool = True  # replies to HEAD have Content-Length
     etag: bool = True
-    if_range: bool = True  # it compares the ETag that is asked for
-    dead_after: int | None = None  # requests for the file until it is gone
+    if_range: bool = True  # it compares the ETag in If-Range
+    dead_after: int | None = None  # requests for the file after which it is missing: 404
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Fault:
     """One reply to a request for the file that is not as the habits say."""
 
     ends_at: float | None = None  # share of the body before the connection is closed
-    part: float | None = None  # share of the part asked for that is sent as if that were asked for
+    part: float | None = None  # share of the requested part that is sent, as Content-Range says
     is_whole: bool = False  # the whole file instead of a part
     is_empty: bool = False  # a 206 without a byte instead of a part
     no_total: bool = False  # a part without the size of the file
@@ -54,7 +54,7 @@ class FaultyServer:
         self.versions = versions
         self.faults = list(faults)
         self.current = 0
-        self.ranges_asked: list[str | None] = []  # by the requests for the file
+        self.ranges_asked: list[str | None] = []  # Range of each request for the file
         self.lock = threading.Lock()
         self._server = LoopbackServer(_Handler, self)
         self.url = f"http://127.0.0.1:{self._server.server_port}/x/model.gguf"
@@ -77,10 +77,10 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
     def do_GET(self):
         owner = self.server.owner
         habits = owner.habits
-        asked = self.headers.get("Range")
+        range_header = self.headers.get("Range")
         with owner.lock:
             count = len(owner.ranges_asked)
-            owner.ranges_asked.append(asked)
+            owner.ranges_asked.append(range_header)
             fault = owner.faults.pop(0) if owner.faults else Fault()
             if fault.is_replaced:
                 owner.current = min(owner.current + 1, len(owner.versions) - 1)
@@ -91,16 +91,16 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
         if fault.status:
             self._begin(fault.status, {"Content-Length": 0})
             return
-        bound = self.headers.get("If-Range") if habits.if_range else None
-        is_part = asked is not None and habits.ranges and not fault.is_whole
-        if not is_part or bound not in (None, self._etag()):
+        if_range = self.headers.get("If-Range") if habits.if_range else None
+        is_part = range_header is not None and habits.ranges and not fault.is_whole
+        if not is_part or if_range not in (None, self._etag()):
             self._send(200, {}, content, fault)
             return
-        first, last = re.fullmatch(r"bytes=(\d+)-(\d*)", asked).groups()
+        first, last = re.fullmatch(r"bytes=(\d+)-(\d*)", range_header).groups()
         self._send_part(content, int(first), int(last) + 1 if last else len(content), fault)
 
     def _send_part(self, content, start, stop, fault):
-        """Bytes *start* to *stop* of *content*, or what *fault* makes of them."""
+        """Send bytes *start* to *stop* of *content*, or what *fault* makes of them."""
         size = len(content)
         if start >= size:
             page = {"Content-Type": "text/html", "Content-Length": len(PAGE)}
@@ -117,7 +117,7 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
         self._send(206, headers, content[start:stop], fault)
 
     def _send(self, status, headers, body, fault):
-        """*body*, up to the point where *fault* ends it."""
+        """Send *body*, up to the point where *fault* ends it."""
         is_chunked = not self.server.owner.habits.length
         if is_chunked:
             headers["Transfer-Encoding"] = "chunked"
