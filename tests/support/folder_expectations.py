@@ -63,9 +63,9 @@ def _difference(
     ours = tokenizer.encode(text, add_special=False)
     if ours != plain:
         return f"{text!r} is {ours}, expected {plain}"
-    whole = tokenizer.encode(text)
-    if whole not in _without_doubles(ids, plain):
-        return f"{text!r} with special tokens is {whole}, expected {ids}"
+    with_special = tokenizer.encode(text)
+    if with_special not in _without_doubles(ids, plain):
+        return f"{text!r} with special tokens is {with_special}, expected {ids}"
     for skip, expected in zip((False, True), expected_texts, strict=False):
         decoded = tokenizer.decode(ids, skip_special=skip)
         if decoded != expected:

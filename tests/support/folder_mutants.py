@@ -32,7 +32,7 @@ KEYS_OF_CONFIG = {
     *("architectures", "dtype", "id2label", "problem_type", "quantization", "quantization_config"),
     *("sbert_ce_default_activation_function", "sentence_transformers"),
 }
-REMOVED = object()
+REMOVED = object()  # in place of a value: its key is removed
 #: An array in an array, deeper than any reader may follow.
 DEEP = "[" * 2000 + "]" * 2000
 _DEEP_MARK = "a deep value is here"
@@ -41,8 +41,10 @@ TEXTS = (
     *("\0", "\ud800", "a" * 300, "../x", "/x", "x/", "(", "a{99999999999999999999}", "(" * 5000),
     *("²", "9" * 5000, "1x", "0x0", "8x8", _DEEP_MARK),
 )
+# Bytes of a number of each type of safetensors.
 TYPES = {"F32": 4, "F16": 2, "U8": 1, "I8": 1, "I32": 4, "U32": 4, "I64": 8, "F8_E4M3": 1}
 TYPES |= {"C64": 8, "BF16": 2, "F8_E8M0": 1}
+# Names that tensors should not have.
 NAMES = (
     *("blk", "blk.weight", "blk.x.weight", "blk.0", "blk.0.weight", "blk.x.bias"),
     *("layers.x.mlp.up_proj.weight", f"model.layers.{'9' * 5000}.mlp.up_proj.weight"),
@@ -171,7 +173,7 @@ def fp8(folder):
     described = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [32, 32]}
 
     def pack(values):
-        codes = np.full(values.shape, 56, np.uint8)
+        codes = np.full(values.shape, 56, np.uint8)  # each is 1.0
         grid = np.full((values.shape[0] // 32, values.shape[1] // 32), 0.1, "<f4")
         return {"weight": ("F8_E4M3", codes), "weight_scale_inv": grid}
 
@@ -225,6 +227,7 @@ def awq(folder):
     packed(folder, {}, lambda values: pack_groups(values, "awq")[0], **files)
 
 
+# Description of a matrix of bitsandbytes with double quantization.
 STATE = {
     "shape": [64, 64],
     "blocksize": 64,
@@ -277,6 +280,7 @@ def bitsandbytes(folder):
 
 def mlx(folder):
     """MLX's matrices of 2 bits."""
+    # Twice as wide as LLAMA: a row must have whole groups of 128.
     sizes = {"hidden_size": 128, "head_dim": 32}
     tensors = {}
     for name, shape in LLAMA["tensors"].items():
@@ -318,7 +322,7 @@ def gpt_oss(folder):
             experts, inputs, outputs = values.shape
             grid = experts, outputs, inputs // 32
             tensors[f"{name}_blocks"] = ("U8", np.zeros((*grid, 16), np.uint8))
-            tensors[f"{name}_scales"] = ("U8", np.full(grid, 120, np.uint8))
+            tensors[f"{name}_scales"] = ("U8", np.full(grid, 120, np.uint8))  # 2**-7
         else:
             tensors[name] = values
     described = {"quant_method": "mxfp4", "modules_to_not_convert": ["x"]}
@@ -353,7 +357,10 @@ _SOME = ("layers.0.", "embed_tokens", "model.norm", "linear.", "score.")
 
 
 def use(folder):
-    """Read all that the *folder* holds, and compute every number; errors are the project's own."""
+    """Read everything in the *folder*, and compute every number; return the checkpoint or adapter.
+
+    A folder that is refused raises an error of the project.
+    """
     if (folder / "adapter_config.json").exists():
         return read_adapter(folder)
     checkpoint = open_checkpoint(folder)
@@ -407,7 +414,7 @@ def values_in(document):
 
 
 def json_mutants(folder):
-    """Every wrong value in every JSON file of the *folder*: the file, its path there, the value."""
+    """Yield file, path in it, and value, for every wrong value in every JSON file of *folder*."""
     for file in sorted(folder.rglob("*.json")):
         document = json.loads(file.read_text())
         for path, value in values_in(document):
@@ -448,7 +455,10 @@ def shapes_like(shape):
 
 
 def tensor_mutants(folder):
-    """Every wrong tensor in every file of the *folder*: file, name, and what is there instead."""
+    """Yield file, name, and type and shape of every wrong tensor in every file of the *folder*.
+
+    None instead of type and shape: the tensor is removed.
+    """
     for file in sorted(folder.rglob("*.safetensors")):
         stored = load_tensors(file)
         place = file.relative_to(folder).as_posix()
@@ -466,7 +476,11 @@ def tensor_mutants(folder):
 
 
 def change_tensor(path, name, instead):
-    """Put zeros of a type and a shape in the place of the tensor *name*, or remove it."""
+    """Replace the tensor *name* in the file *path*, or remove it if *instead* is None.
+
+    *instead* is a type and a shape. The bytes are those of the tensor before, repeated or cut, or
+    zeros if it was not there.
+    """
     tensors = load_tensors(path)
     if instead is None:
         del tensors[name]

@@ -1,4 +1,4 @@
-"""Follow hints: run a command that fails, then the command of its hint as printed, then it again.
+"""Follow hints: run a command that fails, the command in its hint, and the first command again.
 
 A door is a way to start the program: ``inv`` in a checkout, a wheel in an environment, ``uv tool``,
 pipx. As a program, this follows every hint of :mod:`hint_cases` in one door; it runs with the
@@ -29,12 +29,17 @@ LONGEST_S = 300  # of a command
 # The command to install something: in the hint of an error, or in the warning of a server.
 INSTALLS = re.compile(r"(?:^hint: |is missing: )(.*?)(?:, or .*)?$", re.MULTILINE)
 TIMED_OUT = 124  # exit code of the program `timeout` after it has interrupted a server
+# An expression in the braces of an f-string, which may have braces itself.
 PLACEHOLDER = re.compile(r"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
+# What follows a command in a message.
 END = r"(?=[,;)`]|$| or |\.$| >)"
 
 
 def pattern_of(written, program):
-    """Pattern for the command *written* in the source, in the form in which *program* prints it."""
+    """Pattern for the command *written* in the source, as *program* prints it.
+
+    Its first group is the command without the name of the program.
+    """
     words = "[^,;`\n]*?".join(map(re.escape, PLACEHOLDER.split(written)))
     return re.compile(rf"(?<![\w./-]){re.escape(program)} ({words}){END}", re.MULTILINE)
 
@@ -52,12 +57,12 @@ class Place:
         if checkout := os.environ.get("BITNET_CHECKOUT"):  # where ``inv`` is understood
             (self.work / "tasks.py").symlink_to(Path(checkout) / "tasks.py")
         own = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
-        pips = {
+        package_settings = {
             name: text
             for name, text in os.environ.items()
             if name.startswith(("PIP", "UV_", "SSL_", "REQUESTS_"))
         }
-        self.env = own | pips | {
+        self.env = own | package_settings | {
             "HOME": str(folder / "home"),
             "HF_ENDPOINT": hub.url,
             "BITNET_CACHE_DIR": str(cache),
@@ -84,7 +89,7 @@ class Place:
         return SimpleNamespace(code=done.returncode, text=done.stderr + "\n" + done.stdout)
 
     def must(self, line, **more):
-        """Run *line*, which prepares a case and must succeed."""
+        """Run *line*, which prepares a case and must succeed, and return as :meth:`run`."""
         done = self.run(line, **more)
         if done.code:
             raise AssertionError(f"{line} ended with {done.code}:\n{done.text}")
@@ -151,6 +156,7 @@ def follow_extra(extra: str, program: str, cache: Path | None = None) -> str:
 
 
 def main():
+    """Follow the hints, print the problems, and exit with 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--program", default="bitnet")
     parser.add_argument("--only", default="", help="cases whose name has this")

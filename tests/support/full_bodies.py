@@ -1,4 +1,4 @@
-"""A body of each address that answers, with an object at every place where clients put one."""
+"""A full body of a request to each address that answers."""
 
 CALL = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -8,7 +8,7 @@ CHAT = [
     {"role": "assistant", "content": "b", "tool_calls": [CALL]},
     {"role": "tool", "content": "c", "tool_call_id": "call00001"},
 ]
-#: A body of each address with an object at every place where clients put one.
+#: A body for each address, with an object at every place where clients may put one.
 BODIES = {
     "/v1/chat/completions": {
         "messages": CHAT,

@@ -13,7 +13,7 @@ from bitnet.quants.registry import quantize
 from bitnet.tokenizer.spec import byte_spelling
 
 TEMPLATE = (Path(__file__).parents[1] / "fixtures" / "chat" / "gpt-oss.jinja").read_text("utf-8")
-#: Those of o200k_harmony that a conversation has.
+#: Special tokens of o200k_harmony that occur in conversations.
 SPECIAL = (
     "<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<|channel|>", "<|start|>",
     "<|end|>", "<|message|>", "<|call|>",

@@ -25,7 +25,7 @@ MODEL_TYPES = {
 
 
 def save_tensors(path, tensors):
-    """A safetensors file; *tensors* maps names to float32 arrays or (dtype, array)."""
+    """Write *tensors* to a safetensors file: by name an array, stored as F32, or (dtype, array)."""
     directory = {}
     data = b""
     for name, value in tensors.items():
@@ -43,6 +43,7 @@ def bf16(values):
 
 
 def _hf_name(name, architecture):
+    """Name in a folder of the tensor that a GGUF file of *architecture* calls *name*."""
     family = of_gguf("llama" if architecture == "mistral" else architecture)
     inner = _INNER | family.tensors
     outer = {gguf: hf for hf, gguf in reversed(_OUTER.items())}  # the first, which is usual
@@ -111,7 +112,7 @@ def tiny_folder(folder, architecture, *, as_bf16=False, weights=None, **more):
     for name, weight in weights.items():
         values = dequantize(weight)
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
-            values = values - 1
+            values = values - 1  # GGUF files store the norm's weight plus one
         tensors[_hf_name(name, architecture)] = bf16(values) if as_bf16 else values
     save_tensors(folder / "model.safetensors", tensors)
     (folder / "config.json").write_text(json.dumps(config(architecture, **more)))

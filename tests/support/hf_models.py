@@ -31,6 +31,7 @@ LONGROPE = {
     "long_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0],
 }
 
+# quantization_config of a model with dense weights, which its layers round themselves.
 ONLINE = {
     "quant_method": "bitnet",
     "linear_class": "autobitlinear",
@@ -45,19 +46,20 @@ _CLASSES = {
     "SarvamMLA": "DeepseekV3ForCausalLM",
     "SarvamMoE": "Glm4MoeForCausalLM",
 }
+# Ids of a prompt.
 TOKENS = np.random.default_rng(3).integers(3, 96, 24).tolist()
 
 
 def random_model(kind, options, seed=0):
-    """A random model of transformers."""
+    """A random model of transformers: the class of *kind*, with *options* as its configuration."""
     if kind == "MiniCPM":
         return random_model("Granite", of_granite(options), seed)
     torch.manual_seed(seed)
     text = "Text" if kind in ("Gemma3", "Gemma3n", "Gemma4", "Qwen3_5", "Qwen3_5Moe") else ""
     config = getattr(transformers, f"{kind}{text}Config")(**options)
     config._attn_implementation = attention_of(kind)
-    named = _CLASSES.get(kind, f"{kind}ForCausalLM")
-    model = getattr(transformers, named)(config).float().eval()
+    class_name = _CLASSES.get(kind, f"{kind}ForCausalLM")
+    model = getattr(transformers, class_name)(config).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # With the initial norms of one and biases of zero, exchanged tensors would be equal.
@@ -87,8 +89,8 @@ def of_granite(options):
         "residual_multiplier": options["scale_depth"] / layers**0.5,
         "logits_scaling": width / options["dim_model_base"],
     }
-    rest = ("scale_emb", "scale_depth", "dim_model_base")
-    return {key: value for key, value in options.items() if key not in rest} | own
+    of_minicpm = ("scale_emb", "scale_depth", "dim_model_base")
+    return {key: value for key, value in options.items() if key not in of_minicpm} | own
 
 
 def save(kind, options, model, folder):
@@ -118,11 +120,15 @@ def say(folder, **changes):
 
 
 def relative_difference(found, expected):
+    """Largest difference as a share of the range of *expected*."""
     return np.abs(found - expected).max() / np.ptp(expected)
 
 
 def bitnet_layers(model, online, wanted=lambda name: "lm_head" not in name):
-    """*model* with transformers' own BitNet layers: rounded weights and activations."""
+    """*model* with transformers' own BitNet layers: rounded weights and activations.
+
+    Linear layers become such layers if *wanted* returns True for their name.
+    """
     from transformers.integrations.bitnet import AutoBitLinear
 
     for name, module in list(model.named_modules()):

@@ -1,7 +1,8 @@
-"""Hints that need another treatment than those of :mod:`hint_cases`.
+"""Commands in texts of the program that :mod:`hint_cases` does not have.
 
-``EXTRAS`` are followed where packages can be installed. ``PAGES`` are commands that no test
-follows, with the reason: those in help texts, and those that a test cannot provoke.
+``EXTRAS`` has hints to install an extra, which are followed where packages can be installed.
+``PAGES`` has commands that no test follows, and the reason: they are in help texts, or a test
+cannot provoke them.
 """
 
 from hint_setups import COMMIT, MODEL

@@ -15,6 +15,7 @@ COMMIT = f"example.org/me/bitnet@{'0' * 40}"
 
 
 def model(place):
+    """A model with a tokenizer."""
     tiny_gguf(place.work / MODEL)
 
 
@@ -39,10 +40,12 @@ def by_address(place):
 
 
 def disconnected(place):
+    """A hub that cannot be reached."""
     place.env["HF_ENDPOINT"] = "http://127.0.0.1:9"
 
 
 def downloaded(place):
+    """A model of the hub, downloaded into a project."""
     shared(place)
     place.must("bitnet download-model org/tiny --file tiny.gguf")
 
@@ -71,6 +74,7 @@ def changed(place):
 
 
 def moved_away(place):
+    """A pinned file that is missing."""
     next(place.work.glob("models/**/tiny.gguf")).unlink()
 
 
@@ -89,19 +93,23 @@ def llama3(place):
 
 
 def tokenizer_json(count):
+    """The bytes of a tokenizer.json with *count* tokens."""
     vocab = ", ".join(f'"t{number}": {number}' for number in range(count))
     return f'{{"model": {{"type": "BPE", "vocab": {{{vocab}}}, "merges": []}}}}'.encode()
 
 
 def wrong_llama3(place):
+    """A hub whose tokenizer has too few tokens."""
     place.hub.add("baseten/Meta-Llama-3-tokenizer", "tokenizer.json", tokenizer_json(1000))
 
 
 def mended_llama3(place):
+    """A hub with the right tokenizer."""
     place.hub.add("baseten/Meta-Llama-3-tokenizer", "tokenizer.json", tokenizer_json(128_256))
 
 
 def damaged_in_cache(place):
+    """A tokenizer in the cache with changed bytes."""
     place.hub.add("openai-community/gpt2", "tokenizer.json", tokenizer_json(50_257))
     place.must("bitnet tokenizer --source gpt2-50k")
     for path in Path(place.env["BITNET_CACHE_DIR"]).rglob("*"):
@@ -111,6 +119,7 @@ def damaged_in_cache(place):
 
 
 def damaged_model(place):
+    """A downloaded model with a changed bit."""
     downloaded(place)
     for path in Path(place.env["BITNET_CACHE_DIR"]).rglob("*"):
         if path.is_file() and not path.is_symlink() and path.stat().st_size > 1_000_000:
@@ -120,16 +129,19 @@ def damaged_model(place):
 
 
 def templates(place):
+    """A project with the templates of CI."""
     place.must(f"bitnet ci-init --from git+https://{COMMIT}")
 
 
 def edited_templates(place):
+    """Templates of CI that the user has changed."""
     templates(place)
     for path in place.work.rglob("*.yml"):
         path.write_text(path.read_text() + "# mine\n")
 
 
 def two_tokenizers(place):
+    """A model, and two tokenizers, of which the first is the model's."""
     model(place)
     place.must(f"bitnet export-tokenizer {MODEL} --output one")
     text = (place.work / "one/tokenizer.json").read_text()
@@ -138,30 +150,37 @@ def two_tokenizers(place):
 
 
 def no_tokenizer(place):
+    """A model without a tokenizer."""
     tiny_gguf(place.work / "models/bare.gguf", tokenizer=False)
 
 
 def no_vocabulary(place):
+    """A GGUF file that names only its architecture."""
     write_gguf(place.work / "models/bare.gguf", {"general.architecture": "llama"})
 
 
 def broken(place):
+    """A model whose file is cut."""
     model(place)
     path = place.work / MODEL
     path.write_bytes(path.read_bytes()[:-100])
 
 
 def attested(place):
+    """A model and its attestation."""
     model(place)
     place.must(f"bitnet attest {MODEL} --output a.json")
 
 
 def another_attested(place):
+    """A model, and the attestation of another one."""
     attested(place)
     tiny_gguf(place.work / MODEL, **{"llama.rope.freq_base": 50.0})
 
 
 def text_file(name, text):
+    """Setup of a model, and a file *name* with *text*."""
+
     def write(place):
         model(place)
         (place.work / name).write_text(text)
@@ -170,6 +189,7 @@ def text_file(name, text):
 
 
 def embedder(place):
+    """A model of vectors, and texts."""
     (place.work / "texts.txt").write_text("a\nb\n")
     tiny_gguf(place.work / "models/embedder.gguf", **{"llama.pooling_type": 1})
 
@@ -183,21 +203,25 @@ def other_rules(place):
 
 
 def recurrent(place):
+    """A model of an architecture that is refused."""
     tiny_gguf(place.work / "models/rwkv.gguf", **{"general.architecture": "rwkv7"})
 
 
 def unusual(place):
+    """A model with an unusual rope base, and its attestation."""
     tiny_gguf(place.work / MODEL, **{"llama.rope.freq_base": 50.0})
     place.must(f"bitnet attest {MODEL} --output a.json")
 
 
 def without_workflows(place):
+    """A project whose workflows and actions of CI are gone."""
     templates(place)
     shutil.rmtree(place.work / ".github/workflows")
     shutil.rmtree(place.work / ".github/actions")
 
 
 def in_the_cache(place):
+    """A tokenizer that was downloaded into the cache."""
     llama3(place)
     place.must("bitnet pre-download-tokenizers")
 
@@ -219,6 +243,7 @@ def recorded(place):
 
 
 def untrained(place):
+    """A model of random weights."""
     write_model(place.work / MODEL, tiny("llama", seed=1))
 
 
@@ -242,6 +267,7 @@ def other_bundle(place):
 
 
 def bundled(place):
+    """A bundle of a model, which the cache lacks."""
     downloaded(place)
     place.must("bitnet bundle export hf:org/tiny --output b.tar")
     shutil.rmtree(place.env["BITNET_CACHE_DIR"])

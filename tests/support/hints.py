@@ -71,6 +71,7 @@ MODEL = re.compile(r"\{shell_quote\([\w.]*(?:path|failed\[0\])\)\}|\b(?:MODEL|OR
 
 
 def _text(node):
+    """Text of a constant or an f-string, whose expressions are written in braces."""
     if isinstance(node, ast.JoinedStr):
         return "".join(map(_text, node.values))
     if isinstance(node, ast.FormattedValue):
@@ -80,7 +81,7 @@ def _text(node):
 
 
 def texts(tree):
-    """Every text in *tree* with its line, except docstrings and the pieces of f-strings.
+    """Yield line and text of all strings in *tree*, except docstrings and pieces of f-strings.
 
     The examples of commands are left out, too: they are blocks of docs/reference/commands.md, which
     other tests run. Texts inside the braces of an f-string are texts of their own.
@@ -102,7 +103,10 @@ def texts(tree):
 
 
 def texts_of(path):
-    """Every text in the file *path* that a user may see, with its line, if it has a command."""
+    """Yield line and text of everything in the file *path* that a user may see.
+
+    A file that does not name the program yields nothing.
+    """
     source = path.read_text(encoding="utf-8")
     if not PROGRAM.search(source):
         return
@@ -115,7 +119,7 @@ def texts_of(path):
 
 
 def commands(texts_by_place):
-    """Every command in *texts_by_place*: where it is, its program, its words as written."""
+    """Yield place, program and words as written of every command in *texts_by_place*."""
     for place, text in texts_by_place:
         for match in COMMAND.finditer(text):
             starts = (match.start(), match.start("words"))
@@ -124,6 +128,7 @@ def commands(texts_by_place):
 
 
 def filled(words):
+    """*words* with a value for each placeholder, so that they can be parsed."""
     for written, meant in FILLED.items():
         words = words.replace(written, meant)
     return MODEL.sub("models/model.gguf", words)

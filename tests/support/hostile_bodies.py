@@ -74,7 +74,7 @@ WRONG = (
     *({"type": None}, {"type": []}, {"type": {}}, {"type": "text"}, [{"type": []}], [{"type": 5}]),
     DEEP,
 )
-#: Bodies as full as those of the addresses that answer, for the others.
+#: The full bodies of BODIES, and bodies as full for the addresses that only count or convert.
 FULL = BODIES | {
     "/v1/messages/count_tokens": {
         name: value for name, value in BODIES["/v1/messages"].items() if name != "max_tokens"
@@ -90,9 +90,9 @@ FULL = BODIES | {
 
 
 def with_wrong_values(fields, full):
-    """The body *full* with each of WRONG at each of its places, and in each of the other *fields*.
+    """Yield place and body: *full* with each of WRONG at each place, and in each other field.
 
-    Each comes with its place.
+    *fields* are the names of all fields.
     """
     others = [(name,) for name in fields if name not in full]
     for place in [*places(full), *others]:
@@ -137,14 +137,14 @@ def bodies(form, valid, seed, count):
         count: of bodies; at least one for each field.
     """
     draw = random.Random(f"{form.name} {seed}")
-    known = form.fields
-    names = [*known, "unknown", "\ud800"]
+    schemas = form.fields
+    names = [*schemas, "unknown", "\ud800"]
     yield from (raw for raw in RAW if draw.random() < 0.3)
     for number in range(count):
         body = dict(valid)
         chosen = [names[number]] if number < len(names) else draw.sample(names, draw.randint(1, 3))
         for name in chosen:
-            body[name] = draw.choice((*JUNK, *_edges(known.get(name, {})), DEEP))
+            body[name] = draw.choice((*JUNK, *_edges(schemas.get(name, {})), DEEP))
             if draw.random() < 0.1:
                 del body[name]
         yield _written(body, draw.choice(DEPTHS))
@@ -161,5 +161,6 @@ def _edges(schema):
 
 
 def _written(body, depth):
+    """Bytes of *body* as JSON, with lists nested *depth* deep in the place of DEEP."""
     text = json.dumps(body)
     return text.replace(f'"{DEEP}"', "[" * depth + "]" * depth).encode()

@@ -13,14 +13,14 @@ LARGE_BYTES = 1000  # a file of this size or more is stored as Git LFS does
 
 @dataclass(frozen=True)
 class Seen:
-    """A request and how it was answered."""
+    """A request and its reply."""
 
-    where: str
+    where: str  # "hub" or "cdn"
     method: str
     path: str
     headers: dict[str, str]
     status: int
-    sent: int
+    sent: int  # bytes of the body
 
 
 class Blob:
@@ -34,7 +34,7 @@ class Blob:
         self.oid = self._oid()
 
     def _oid(self):
-        """SHA-1 of the git blob; that of a large file is a pointer, here only its SHA-256."""
+        """SHA-1 of a git blob: the content, or of a large file its SHA-256 instead of a pointer."""
         content = self.sha256.encode() if self.large else self.read(0, self.size)
         return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
@@ -42,6 +42,7 @@ class Blob:
         return sha256_of(self.path) if self.path else hashlib.sha256(self._bytes).hexdigest()
 
     def read(self, start: int, stop: int) -> bytes:
+        """Bytes *start* to *stop* of the file."""
         if self.path is None:
             return self._bytes[start:stop]
         with open(self.path, "rb") as file:
@@ -50,12 +51,13 @@ class Blob:
 
     @property
     def large(self) -> bool:
+        """True if Git LFS would store the file."""
         return self.size >= LARGE_BYTES
 
 
 @dataclass
 class Repo:
-    """Files by commit; ``main`` is the last one."""
+    """A repository: files by commit, and commits by revision; ``main`` is the last commit."""
 
     name: str
     gated: bool = False
@@ -65,5 +67,6 @@ class Repo:
     revisions: dict[str, str] = field(default_factory=dict)
 
     def files(self, revision: str) -> tuple[str, dict[str, Blob]] | None:
+        """Commit and files of a branch or commit; None if the repository lacks it."""
         commit = self.revisions.get(revision, revision)
         return (commit, self.commits[commit]) if commit in self.commits else None

@@ -45,7 +45,7 @@ PAGE = b"<!DOCTYPE html><html><body>Welcome to the guest network</body></html>"
 
 @dataclass
 class Rule:
-    """A way to misbehave, *times* times, for requests that match the first four fields.
+    """A way to misbehave, at most *times* times, for requests that match the first four fields.
 
     With ``status`` the reply is that status and ``body``; otherwise it is the real one, altered.
     """
@@ -59,15 +59,15 @@ class Rule:
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     latency_s: float = 0.0
-    when: Callable[[], object] | None = None  # the reply waits until this holds
-    rate: float = 0.0  # bytes per second and connection
+    when: Callable[[], object] | None = None  # the reply waits until this returns a true value
+    rate: float = 0.0  # bytes per second of a connection; 0: no limit
     reset_at: int | None = None  # bytes of the body before the connection is reset
     truncate_at: int | None = None  # bytes of the body before it ends as if it were whole
     stall_at: int | None = None  # bytes of the body before silence
     ignore_range: bool = False
-    shift_range: int = 0  # bytes by which a 206 starts later, as its Content-Range says
+    shift_range: int = 0  # bytes by which a 206 starts too late; its Content-Range admits it
     gzip: bool = False
-    flip_at: int | None = None  # the byte of the file that is wrong
+    flip_at: int | None = None  # position of the byte of the file that is wrong
     drop_headers: tuple[str, ...] = ()
 
 
@@ -100,6 +100,7 @@ class HubServer:
         self.close()
 
     def close(self) -> None:
+        """Stop both servers, and end their connections."""
         self.closing.set()
         for server in (self._hub, self._cdn):
             server.stop()
@@ -211,8 +212,8 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
             self.close_connection = True
         finally:
             with self.hub.lock:
-                asked = self.server.where, self.command, self.path, dict(self.headers.items())
-                self.hub._seen.append(Seen(*asked, self.status, self.count))
+                request = self.server.where, self.command, self.path, dict(self.headers.items())
+                self.hub._seen.append(Seen(*request, self.status, self.count))
                 self.hub.in_flight -= 1
                 self.hub.lock.notify_all()
 
@@ -275,23 +276,24 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
         return files[0], files[1][file]
 
     def _search(self):
-        """The list of models, in the form of the hub with ``expand``."""
+        """Reply with the list of models, in the form of the hub with ``expand``."""
         query = parse_qs(urlsplit(self.path).query)
         text = query.get("search", [""])[0].lower()
-        found = [repo for repo in self.hub.repos.values() if text in repo.name.lower()]
+        repos = [repo for repo in self.hub.repos.values() if text in repo.name.lower()]
         entries = []
-        for repo in found[: int(query.get("limit", ["1000"])[0])]:
-            every = {
+        for repo in repos[: int(query.get("limit", ["1000"])[0])]:
+            all_facts = {
                 "downloads": len(repo.name),
                 "gated": "manual" if repo.gated else False,
                 "gguf": {"total": 1_000_000, "architecture": "llama", "context_length": 64},
                 "tags": ["gguf", f"license:{repo.licence}"],
             }
-            asked = {name: every[name] for name in query.get("expand", ())}
-            entries.append({"_id": "0" * 24, "id": repo.name, "modelId": repo.name, **asked})
+            facts = {name: all_facts[name] for name in query.get("expand", ())}
+            entries.append({"_id": "0" * 24, "id": repo.name, "modelId": repo.name, **facts})
         self._json(200, entries)
 
     def _api(self, parts):
+        """Reply to the path *parts* below ``api/models``."""
         if not parts:
             self._search()
             return
@@ -325,6 +327,7 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
             )
 
     def _tree(self, files):
+        """Reply with a page of the list of *files*."""
         query = parse_qs(urlsplit(self.path).query)
         first = int(query.get("cursor", ["0"])[0])
         entries = []
@@ -351,11 +354,11 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
         headers = {"Content-Type": "application/octet-stream", **headers}
         start = 0
         stop = blob.size
-        asked = self.headers.get("Range", "")
-        bound = self.headers.get("If-Range")
-        partial = asked.startswith("bytes=") and not self.rule.ignore_range
-        if partial and bound in (None, headers["ETag"]):
-            first, _, last = asked.removeprefix("bytes=").partition("-")
+        range_header = self.headers.get("Range", "")
+        if_range = self.headers.get("If-Range")
+        is_part = range_header.startswith("bytes=") and not self.rule.ignore_range
+        if is_part and if_range in (None, headers["ETag"]):
+            first, _, last = range_header.removeprefix("bytes=").partition("-")
             start = int(first)
             stop = min(blob.size, int(last) + 1 if last else blob.size)
             if start >= blob.size:
@@ -373,6 +376,7 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
             self._body(blob, start, stop)
 
     def _body(self, blob, start, stop):
+        """Send bytes *start* to *stop* of *blob*, altered by the rule."""
         rule = self.rule
         cuts = [cut for cut in (rule.reset_at, rule.truncate_at, rule.stall_at) if cut is not None]
         end = min(stop, start + min(cuts)) if cuts else stop
@@ -380,7 +384,7 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
             with open(blob.path, "rb") as file:
                 self.count += self.connection.sendfile(file, start, end - start)
             return
-        begun = time.monotonic()
+        started = time.monotonic()
         step = SEND_BYTES if not rule.rate else max(4096, min(SEND_BYTES, int(rule.rate * 0.02)))
         for at in range(start, end, step):
             chunk = bytearray(blob.read(at, min(at + step, end)))
@@ -388,9 +392,9 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
                 chunk[rule.flip_at - at] ^= 255
             self.connection.sendall(chunk)
             self.count += len(chunk)
-            ahead = self.count / rule.rate - (time.monotonic() - begun) if rule.rate else 0
-            if ahead > 0:
-                time.sleep(ahead)
+            ahead_s = self.count / rule.rate - (time.monotonic() - started) if rule.rate else 0
+            if ahead_s > 0:
+                time.sleep(ahead_s)
         if end < stop or cuts:
             self._break()
 

@@ -194,8 +194,8 @@ def quantized(weight, encoding):
 
 def _bias_of(matrix):
     """A random bias for the rows of *matrix*."""
-    seed = np.random.default_rng(zlib.crc32(matrix.name.encode()))
-    values = (seed.standard_normal(matrix.shape[0]) * 0.08).astype("<f4")
+    rng = np.random.default_rng(zlib.crc32(matrix.name.encode()))
+    values = (rng.standard_normal(matrix.shape[0]) * 0.08).astype("<f4")
     return Tensor(matrix.name.replace("weight", "bias"), matrix.shape[:1], 0, values.tobytes())
 
 
@@ -216,14 +216,14 @@ def convolution_biases(tensors):
 
 
 def written(path, architecture, keys, experts="F32", encoding="F32"):
-    """A tiny model as a file that llama.cpp loads, and that file opened.
+    """The checkpoint of a tiny model in a new file at *path* that llama.cpp loads.
 
     Matrices of blocks are in *encoding*, unless only the *experts* have one.
     """
     model = tiny(architecture, **({"vocab_size": VOCAB} | keys))
     model = in_encoding(model, encoding, rounded=True)
     stored = {name: quantized(weight, experts) for name, weight in model.weights.items()}
-    more = vocabulary(
+    tokenizer_keys = vocabulary(
         TOKENS,
         merges=[],
         token_types=[3, 3, 3, *[1] * (VOCAB - 3)],
@@ -232,7 +232,7 @@ def written(path, architecture, keys, experts="F32", encoding="F32"):
         eos_token_id=1,
     )
     if architecture in ENCODERS:
-        more["tokenizer.ggml.token_type_count"] = 2
+        tokenizer_keys["tokenizer.ggml.token_type_count"] = 2
     metadata = {key: value for key, value in model.metadata.items() if value is not None}
     tensors = [Tensor(w.name, w.shape, w.quant.ggml_id, w.data.tobytes()) for w in stored.values()]
     if architecture in OWN_HEADS:
@@ -244,4 +244,4 @@ def written(path, architecture, keys, experts="F32", encoding="F32"):
             if any(f"attn_{part}.weight" in it.name for part in ("q", "k", "v", "output"))
         ]
     tensors += convolution_biases(tensors)
-    return open_checkpoint(write_gguf(path, metadata | more, tensors))
+    return open_checkpoint(write_gguf(path, metadata | tokenizer_keys, tensors))

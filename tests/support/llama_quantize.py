@@ -34,6 +34,7 @@ class _Parameters(ctypes.Structure):  # llama_model_quantize_params
 
 @cache
 def _rows_library():
+    """The library inside xllamacpp, which quantizes rows."""
     folder = Path(find_spec("xllamacpp").origin).parent
     (file,) = (*folder.glob("xllamacpp*.so"), *folder.glob("xllamacpp*.pyd"))
     library = ctypes.CDLL(str(file))
@@ -74,7 +75,8 @@ def quantize_file(library, source, output, file_type, *, importance=None, **opti
         *(ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(_Parameters)),
     )
     parameters = library.llama_model_quantize_default_params()
-    assert (parameters.file_type, parameters.quantize_output) == (7, True)  # the layout is known
+    # These defaults show that the struct has the layout of _Parameters.
+    assert (parameters.file_type, parameters.quantize_output) == (7, True)
     parameters.threads = 1
     parameters.file_type = file_type
     if importance:
@@ -84,6 +86,7 @@ def quantize_file(library, source, output, file_type, *, importance=None, **opti
             )
             for name, values in importance.items()
         ]
+        # One entry more, of null pointers, ends the list.
         parameters.importance = (_Importance * (len(entries) + 1))(*entries)
     for field, value in options.items():
         setattr(parameters, field, value)

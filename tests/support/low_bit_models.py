@@ -35,7 +35,10 @@ VALUES = {1: (-1, 1), 2: (-1, 0, 1), 4: (-1, 0, 1, 2)}
 
 
 def low_bit(values, levels, rng):
-    """Random weights like *values*: one of *levels* codes, times a scale for each 128 columns."""
+    """Random weights of the size of *values*: codes times a scale for each 128 columns.
+
+    *levels* is a key of VALUES, which has the codes.
+    """
     rows, columns = values.shape
     size = np.abs(values).reshape(rows, columns // 128, 128).mean(axis=2, keepdims=True)
     scales = size.astype(np.float16).astype(np.float32)
@@ -81,6 +84,10 @@ def unpacked_model(folder, *, levels=2, rope=YARN, **options):
 
 
 def _quantize(model, levels):
+    """Replace the matrices of *model* by random low-bit ones; round the rest to float16.
+
+    A vision tower, if any, belongs to the rest.
+    """
     rng = np.random.default_rng(5)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -102,6 +109,7 @@ def as_mlx(folder, bits):
         groups = values.astype(np.float32).reshape(rows, -1, 128)
         size = np.abs(groups).max(axis=2, keepdims=True)
         codes = np.rint(groups / size).astype(np.int64)
+        # MLX computes scale * code + bias, with codes from 0 on.
         codes = (codes + 1) // 2 if bits == 1 else codes + 1
         per_word = 32 // bits
         words = codes.reshape(rows, columns // per_word, per_word) << bits * np.arange(per_word)

@@ -118,13 +118,13 @@ class Recorder:
 def _most_of(module: str, reached: dict[str, set[int]]) -> list[str]:
     """Few files of tests that together run most of *module*; those of its folder win a tie."""
     room = f"tests/{Path(module).parts[1]}/"
-    left = set().union(*reached.values())
-    enough = WORTH_NAMING * len(left)
+    missing = set().union(*reached.values())
+    enough = WORTH_NAMING * len(missing)
     chosen: list[str] = []
-    while left and len(chosen) < MOST_FILES:
-        best = max(reached, key=lambda test: (len(reached[test] & left), test.startswith(room)))
-        if chosen and len(reached[best] & left) < enough:
+    while missing and len(chosen) < MOST_FILES:
+        best = max(reached, key=lambda test: (len(reached[test] & missing), test.startswith(room)))
+        if chosen and len(reached[best] & missing) < enough:
             break
         chosen.append(best)
-        left -= reached[best]
+        missing -= reached[best]
     return chosen

@@ -46,6 +46,7 @@ def mistakes(checkpoint: Checkpoint) -> Iterator[Mistake]:
 
 
 def _of_configuration(config: ModelConfig) -> dict[str, Callable[[ModelConfig], ModelConfig]]:
+    """Changes of *config* by kind of mistake."""
     changes = {}
     if config.norm_eps >= LEAST_EPSILON:
         changes = {
@@ -64,7 +65,7 @@ def _of_configuration(config: ModelConfig) -> dict[str, Callable[[ModelConfig], 
 def with_epsilon(
     config: ModelConfig, factor: float, *, of_latents_alone: bool = False
 ) -> ModelConfig:
-    """*config* with every epsilon times *factor*."""
+    """*config* with every epsilon of a norm times *factor*, or only those of latent attention."""
 
     def change(mixer):
         is_latent = isinstance(mixer, LatentAttention)
@@ -77,6 +78,7 @@ def with_epsilon(
 
 
 def _of_tensor(weight: Weight) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
+    """Changes of the values of *weight* by kind of mistake; empty if it is not examined."""
     block = int(weight.name.split(".")[1]) if weight.name.startswith("blk.") else 0
     if weight.quant.name != "F32" or block >= MOST_BLOCKS:
         return {}

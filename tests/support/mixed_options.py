@@ -33,6 +33,7 @@ def experts(
 
 @st.composite
 def groups(draw: st.DrawFn) -> dict[str, Any]:
+    """Numbers of experts that are chosen by groups."""
     number = draw(st.integers(1, 4))
     size = draw(st.integers(2, 4))
     used = draw(st.integers(1, number))
@@ -46,6 +47,7 @@ def groups(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def delta_net(draw: st.DrawFn, layers: int) -> dict[str, Any]:
+    """Sizes of delta nets, and the kinds of *layers* layers."""
     kinds = st.sampled_from(["linear_attention", "linear_attention", "full_attention"])
     key_heads = draw(st.integers(1, 3))
     width = draw(st.sampled_from([8, 16, 24]))

@@ -26,6 +26,7 @@ class ModelFolder(Folder):
         self.content = TINY.read_bytes() if seed % 2 else _readable(seed)
         model = parse_model(self.content)
         kinds = enumerate(model.token_types)
+        # Unknown, control and user-defined tokens.
         texts = [(id, model.tokens[id]) for id, kind in kinds if kind in (2, 3, 4)]
         self._added = [{"id": id, **self._flags(text)} for id, text in texts]
         self.files = {}

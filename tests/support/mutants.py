@@ -10,7 +10,7 @@ from bitnet.models import load as loading
 
 
 def attending(config, change):
-    """*config* with every attention changed, whatever its kind."""
+    """*config* with *change* applied to every attention, whatever its kind."""
     blocks = tuple(
         tuple(
             replace(
@@ -28,7 +28,7 @@ def attending(config, change):
 
 
 def rotated(config, change):
-    """*config* with every rotation changed."""
+    """*config* with *change* applied to the rope of every attention that has one."""
 
     def rotate(mixer):
         return mixer if mixer.rope is None else replace(mixer, rope=change(mixer.rope))
@@ -47,9 +47,9 @@ def mutated(name, configurations, weights):
     """
     with pytest.MonkeyPatch.context() as patch:
         if name in configurations:
-            right = loading.config_from
+            original = loading.config_from
             change = configurations[name]
-            patch.setattr(loading, "config_from", lambda *words: change(right(*words)))
+            patch.setattr(loading, "config_from", lambda *words: change(original(*words)))
         elif name:
             tensor, change = weights[name]
             model = loading.Model

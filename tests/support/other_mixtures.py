@@ -171,6 +171,7 @@ def _ling3(draw: st.DrawFn, layers: int) -> dict[str, Any]:
 
 
 def _mlp_types(layers: int) -> st.SearchStrategy[list[str]]:
+    """Networks of layers, dense or of experts, in any order."""
     return st.lists(st.sampled_from(["dense", "sparse"]), min_size=layers, max_size=layers)
 
 

@@ -2,6 +2,7 @@
 
 from hf_models import TINY
 
+# Keys of the configurations of encoders, and of some text models.
 IMAGES = {
     "hidden_size": 32,
     "intermediate_size": 32,
@@ -82,11 +83,13 @@ RESAMPLER = {
 
 
 def _images(kind="", **more):
+    """A ``vision_config`` of the type *kind*, by default without one."""
     own = {"model_type": kind} if kind else {}
     return {"vision_config": own | IMAGES | more}
 
 
 def _text(kind, **more):
+    """A ``text_config`` of the type *kind*."""
     return {"model_type": kind, **TINY, **more}
 
 

@@ -18,13 +18,13 @@ COMPANY_HOST = "index.invalid"  # only a proxy of these tests can resolve it
 
 
 class PackageIndex:
-    """Serves the wheels in *folder*; a context manager."""
+    """An index of the wheels in *folder*; a context manager."""
 
     def __init__(self, folder: Path, *, login: str = "", tls: ssl.SSLContext | None = None) -> None:
         self.folder = folder
         self.login = f"Basic {b64encode(login.encode()).decode()}" if login else ""
         self.sent: list[tuple[str, str, int]] = []  # file, first word of the agent, bytes
-        self.refused = 0
+        self.refused = 0  # requests without the login
         self.truncate: dict[str, int] = {}  # bytes after which a file's body ends, by its name
         self._server = LoopbackServer(_Handler, self, tls=tls)
         self.port = self._server.server_port
@@ -83,6 +83,7 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
         index.sent.append((name, agent, count))
 
     def _page(self, name):
+        """The page of the distribution *name*: links to its wheels with their digests."""
         links = []
         for path in sorted(self.server.owner.folder.glob("*.whl")):
             distribution = re.sub(r"[-_.]+", "-", path.name.partition("-")[0]).lower()
@@ -93,6 +94,7 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
         return "\n".join(links).encode()
 
     def _reply(self, status, body, headers):
+        """Send a reply, and return the number of bytes of its body that were sent."""
         self.send_response(status)
         for key, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(key, value)

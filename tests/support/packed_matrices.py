@@ -49,7 +49,7 @@ def pack(codes, bits):
 
 def gptq_tensors(codes, zeros, scales, group_of, bits, *, first_version):
     """Tensors of a layer: *codes* ``(inputs, outputs)``, *zeros* and *scales* of groups."""
-    stored = zeros - 1 if first_version else zeros
+    stored = zeros - 1 if first_version else zeros  # the first version stores them less 1
     return {
         "qweight": pack(codes.T, bits).T,
         "qzeros": pack(stored, bits),
@@ -69,7 +69,7 @@ def awq_tensors(codes, zeros, scales):
 
 
 def draw(case, *, inputs=96, outputs=64):
-    """Tensors of the layer of the *case*."""
+    """Random tensors of a layer of the *case*, by name."""
     facts = CASES[case]
     rng = np.random.default_rng(sorted(CASES).index(case))
     bits = facts["bits"]

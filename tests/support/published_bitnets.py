@@ -152,13 +152,13 @@ SCALE = 16.0  # a power of two, which every encoding of a scale represents exact
 
 
 def weights(config, rng=None):
-    """Tensors in their stored form, and the dense float64 matrices that the packed ones encode."""
+    """Tensors in their stored form, and the dense float64 matrices that codes encode, by name."""
     rng = rng or np.random.default_rng(6)
     stored = {}
     dense = {}
     kv = config["num_key_value_heads"] * HEAD
     for layer in range(LAYERS):
-        at = f"model.layers.{layer}."
+        prefix = f"model.layers.{layer}."
         for part, shape in {
             "self_attn.q_proj": (DIM, DIM),
             "self_attn.k_proj": (kv, DIM),
@@ -168,12 +168,12 @@ def weights(config, rng=None):
             "mlp.up_proj": (FFN, DIM),
             "mlp.down_proj": (DIM, FFN),
         }.items():
-            _add_matrix(config, f"{at}{part}.weight", shape, rng, stored, dense)
+            _add_matrix(config, f"{prefix}{part}.weight", shape, rng, stored, dense)
         for norm in ("input_layernorm", "post_attention_layernorm"):
-            stored[f"{at}{norm}.weight"] = _halves(rng, DIM)
+            stored[f"{prefix}{norm}.weight"] = _halves(rng, DIM)
         sub_norms = SUB_NORMS.get(config["architectures"][0], ())
         for norm, width in zip(sub_norms, (DIM, FFN), strict=False):
-            stored[f"{at}{norm}.weight"] = _halves(rng, width)
+            stored[f"{prefix}{norm}.weight"] = _halves(rng, width)
     stored["model.norm.weight"] = _halves(rng, DIM)
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         if not (name.startswith("lm_head") and config["tie_word_embeddings"]):
@@ -188,6 +188,7 @@ def _halves(rng, shape):
 
 
 def _add_matrix(config, name, shape, rng, stored, dense):
+    """Add a random matrix to *stored* in the form of *config*, and if it has codes to *dense*."""
     if config is MASTERS:
         # Numbers so small that float32 adds them exactly, in any order.
         stored[name] = rng.integers(-64, 65, shape) / 256
@@ -199,6 +200,7 @@ def _add_matrix(config, name, shape, rng, stored, dense):
         stored[name] = codes / 8
         dense[name] = codes / 16
         return
+    # A byte has the codes, plus one, of four rows that are a quarter of the matrix apart.
     packed = np.zeros((shape[0] // 4, shape[1]), np.uint8)
     for part, rows in enumerate(np.split(codes + 1, 4)):
         packed |= (rows << (2 * part)).astype(np.uint8)

@@ -49,11 +49,11 @@ def softmax(x: Floats) -> Floats:
 def rotate(x: Floats, base: float) -> Floats:
     """Heads ``(T, H, D)`` rotated by their position, element i with element i + D / 2."""
     positions, _, width = x.shape
-    turns = base ** (-np.arange(0, width, 2) / width)
-    angles = np.arange(positions)[:, None] * np.concatenate([turns, turns])
+    inv_freq = base ** (-np.arange(0, width, 2) / width)
+    angles = np.arange(positions)[:, None] * np.concatenate([inv_freq, inv_freq])
     first, second = np.split(x, 2, axis=-1)
-    turned = np.concatenate([-second, first], axis=-1)
-    return x * np.cos(angles)[:, None] + turned * np.sin(angles)[:, None]
+    partner = np.concatenate([-second, first], axis=-1)
+    return x * np.cos(angles)[:, None] + partner * np.sin(angles)[:, None]
 
 
 def attend(
@@ -147,8 +147,8 @@ def openelm(t: Tensors, c: Config, ids: list[int]) -> Floats:
         heads = c["num_query_heads"][layer]
         kv_heads = c["num_kv_heads"][layer]
         h = rms_norm(x, t[f"{name}.attn_norm.weight"])
-        every = heads_of(h @ t[f"{name}.attn.qkv_proj.weight"].T, heads + 2 * kv_heads)
-        q, k, v = np.split(every, [heads, heads + kv_heads], axis=1)
+        qkv = heads_of(h @ t[f"{name}.attn.qkv_proj.weight"].T, heads + 2 * kv_heads)
+        q, k, v = np.split(qkv, [heads, heads + kv_heads], axis=1)
         q = rotate(rms_norm(q, t[f"{name}.attn.q_norm.weight"]), c["rope_freq_constant"])
         k = rotate(rms_norm(k, t[f"{name}.attn.k_norm.weight"]), c["rope_freq_constant"])
         k, v = (np.repeat(y, heads // kv_heads, axis=1) for y in (k, v))
@@ -207,12 +207,12 @@ def spark(t: Tensors, c: Config, ids: list[int]) -> Floats:
     for layer, kind in enumerate(c["layer_types"]):
         name = f"model.layers.{layer}"
         rope = c["rope_parameters"][kind]
-        turning = int(width * rope["partial_rotary_factor"])
+        rot_dim = int(width * rope["partial_rotary_factor"])
         h = rms_norm(x, t[f"{name}.input_layernorm.weight"], eps)
-        every = heads_of(h @ t[f"{name}.self_attn.q_k_v_proj.weight"].T, heads + 2 * kv_heads)
-        q, k, v = np.split(every, [heads, heads + kv_heads], axis=1)
+        qkv = heads_of(h @ t[f"{name}.self_attn.q_k_v_proj.weight"].T, heads + 2 * kv_heads)
+        q, k, v = np.split(qkv, [heads, heads + kv_heads], axis=1)
         q, k = (
-            np.concatenate([rotate(y[..., :turning], rope["rope_theta"]), y[..., turning:]], -1)
+            np.concatenate([rotate(y[..., :rot_dim], rope["rope_theta"]), y[..., rot_dim:]], -1)
             for y in (q, k)
         )
         k, v = (np.repeat(y, heads // kv_heads, axis=1) for y in (k, v))

@@ -63,13 +63,13 @@ def tokenizer_of(source):
 def facts_of(tokenizer):
     """Facts about the template of *tokenizer* as a list of texts."""
     facts = dataclasses.asdict(chat_template(tokenizer).facts)
-    listed = []
+    entries = []
     for name, value in facts.items():
         if value is True:
-            listed.append(name)
+            entries.append(name)
         elif value not in (False, "", ()):
-            listed.append(f"{name}={value if isinstance(value, str) else ','.join(value)}")
-    return listed
+            entries.append(f"{name}={value if isinstance(value, str) else ','.join(value)}")
+    return entries
 
 
 def request_of(conversation, dialect="openai"):
@@ -125,13 +125,13 @@ def answer_with_calls(tokenizer, conversation):
 
 
 def read_answer(tokenizer, prompt, text, rules, size):
-    """Text without calls, and the calls, of *text* that is read *size* characters at a time."""
+    """Text without calls, and names and arguments of calls, of *text* read *size* by *size*."""
     reader = call_reader(rules)
     reasoning = reasoning_rules(tokenizer, prompt)
     # Some templates leave the reasoning of an answer out, although the prompt begins it.
     has_reasoning = reasoning and (not reasoning.begun or reasoning.closing in text)
     thoughts = ReasoningReader(reasoning) if has_reasoning else None
-    left = ""
+    plain_text = ""
     calls = []
     for begin in [*range(0, len(text), size), None]:
         final = begin is None
@@ -139,9 +139,9 @@ def read_answer(tokenizer, prompt, text, rules, size):
         if thoughts:
             _, part = thoughts.read(part, final=final)
         outside, deltas = reader.read(part, final=final)
-        left += outside
+        plain_text += outside
         calls += [(delta.name, json.loads(delta.arguments)) for delta in deltas]
-    return left, calls
+    return plain_text, calls
 
 
 def calls_of(tokenizer):

@@ -19,11 +19,12 @@ NAME = "model.layers.0.mlp.up_proj"
 
 
 def torch():
+    """The module torch; a test is skipped without it."""
     return pytest.importorskip("torch", reason=PARITY)
 
 
 def same_bits(weight, expected):
-    """True if *weight* has the numbers of the tensor *expected*, in its type."""
+    """True if *weight* has the numbers of *expected*, a torch tensor of its type and shape."""
     names = {"torch.bfloat16": "BF16", "torch.float16": "F16", "torch.float32": "F32"}
     assert weight.quant.name == names[str(expected.dtype)]
     assert weight.shape == tuple(expected.shape)
@@ -100,4 +101,5 @@ def plain_and_packed(tmp_path, method="compressed-tensors"):
 
 
 def plain_folder(folder, **config):
+    """A folder of a tiny LLaMA in float32; *config* are keys of its config.json."""
     return tiny_folder(folder, "llama", **config)

@@ -13,6 +13,7 @@ TEMPLATE = OPEN + "{% if enable_thinking is false %}</think>{% endif %}"
 
 def reasoning_gguf(path, template=TEMPLATE, tokens=TOKENS):
     """A random model whose template has reasoning."""
+    # Control tokens, then user-defined marks among normal tokens.
     kinds = [3, 3] + [4 if token in MARKS else 1 for token in tokens[2:]]
     words = letters(tokens) | {
         "tokenizer.chat_template": template,

@@ -76,7 +76,10 @@ def mark(path: Path, files: dict[str, object], version: str) -> None:
 
 
 def compact(name: str, text: str) -> object:
-    """A file as JSON value; a vocabulary whose ids are in order is the list of its texts."""
+    """The file *name* with the content *text* as a JSON value.
+
+    A vocabulary whose ids are in order becomes the list of its texts.
+    """
     if not name.endswith(".json"):
         return text
     content = json.loads(text)

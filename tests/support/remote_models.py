@@ -44,12 +44,14 @@ def write(remote: Remote, folder: Path) -> Any:
 
 
 def _renamed(name: str, names: dict[str, str]) -> str:
+    """*name* with each pattern of *names* replaced."""
     for pattern, text in names.items():
         name = re.sub(pattern, text, name)
     return name
 
 
 def _with_joined(tensors: Tensors, remote: Remote, options: dict[str, Any]) -> Tensors:
+    """*tensors* with queries, keys and values joined, and gate and up, as in *remote*."""
     for name in list(tensors):
         match = _QKV.fullmatch(name)
         if match and remote.join:
@@ -64,6 +66,7 @@ def _with_joined(tensors: Tensors, remote: Remote, options: dict[str, Any]) -> T
 
 
 def one_behind_the_other(parts: list[Any], _options: dict[str, Any]) -> Any:
+    """Matrix with the rows of all queries, then those of all keys, then those of all values."""
     return torch.cat(parts)
 
 

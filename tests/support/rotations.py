@@ -19,7 +19,15 @@ def sylvester(size):
 
 
 def rotated(checkpoint, block, *, explicit=True, embedding=True, only=""):
-    """*checkpoint* in the basis of ``H(signs * x)``: its rows are ``H(signs * row)``."""
+    """*checkpoint* in the basis of ``H(signs * x)``: its rows are ``H(signs * row)``.
+
+    Args:
+        checkpoint: a model in the usual basis.
+        block: columns of a block that H, :func:`sylvester`, rotates.
+        explicit: True for random signs, which the metadata list; else all are 1.
+        embedding: True to rotate the embedding, too.
+        only: beginning of the names of the matrices to rotate.
+    """
     rng = np.random.default_rng(4)
     h = sylvester(block)
     matrices = {

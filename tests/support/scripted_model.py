@@ -39,7 +39,7 @@ def write_call(name, **arguments):
 
 
 def scripted_gguf(folder, monkeypatch):
-    """A file with such a model in *folder*."""
+    """A GGUF file in *folder* with such a model, whose tokens :func:`script` sets."""
     source = folder / "vocabulary.gguf"
     source.write_bytes(lzma.decompress(VOCABULARY.read_bytes()))
     vocabulary = {

@@ -51,10 +51,12 @@ def random_model(seed):
 
 
 def _flag(rng, share=0.5):
+    """True for a *share* of calls."""
     return rng.random() < share
 
 
 def _trained(rng):
+    """Content of a model that the library trained with random options."""
     model = io.BytesIO()
     lines = rng.sample(LINES, rng.randrange(3, len(LINES) + 1))
     sentencepiece.SentencePieceTrainer.train(
@@ -83,6 +85,7 @@ def _trained(rng):
 
 
 def _made_up(rng):
+    """Specification of a model with random pieces, types and scores."""
     kind = rng.choice([1, 2])
     fallback = _flag(rng)
     spelled = [text.replace(" ", SPACE) for text in (*LETTERS, *WORDS, SPACE * 3, "aab", "abb")]
@@ -141,6 +144,7 @@ def compare_model(content, folder, seed=0, count=25):
 
 
 def _encoded(library, engines, text):
+    """Yield a line for each difference between the ids and offsets of *text*."""
     wanted = library.encode(text, out_type="offset_mapping")
     for engine in engines:
         ids = answer(engine.encode, text, add_special=False, parse_special=False)
@@ -165,6 +169,7 @@ def _whole_characters(library, wanted):
 
 
 def _decoded(library, engines, ids):
+    """Yield a line for each engine that decodes *ids* otherwise, at once or one by one."""
     wanted = library.decode(ids)
     for engine in engines:
         text = answer(engine.decode, ids, skip_special=True)

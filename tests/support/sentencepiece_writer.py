@@ -9,7 +9,11 @@ _BPE = 2
 
 
 def write_model(spec, kind=None):
-    """The protobuf bytes of *spec*, of *kind*; the ``sentencepiece`` library loads them."""
+    """The protobuf bytes of *spec*, which the ``sentencepiece`` library loads.
+
+    *kind* is the number of the model's type, by default that of *spec*. Numbers of fields are those
+    of ``sentencepiece_model.proto``.
+    """
     out = bytearray()
     types = spec.token_types or [1] * len(spec.tokens)
     for piece, score, type_ in zip(spec.tokens, spec.scores, types, strict=True):
@@ -39,8 +43,10 @@ def _encode_varint(value):
 
 
 def _number(field, value):
+    """A field of protobuf with an integer."""
     return _encode_varint(field << 3 | _VARINT) + _encode_varint(value)
 
 
 def _string(field, value):
+    """A field of protobuf with bytes."""
     return _encode_varint(field << 3 | _BYTES) + _encode_varint(len(value)) + value

@@ -23,15 +23,17 @@ class Process:
         self.port = 0
 
     def until(self, pattern):
+        """Read stderr up to a line with *pattern*, and return the match."""
         for line in self.process.stderr:
             self.lines.append(line.rstrip("\n"))
-            if found := re.search(pattern, line):
-                return found
+            if match := re.search(pattern, line):
+                return match
         raise AssertionError("\n".join(self.lines))
 
     def listen(self):
-        found = self.until(r"INFO HTTP server listening on [^ ]+:(\d+)$")
-        self.port = int(found[1])
+        """Wait until the server listens, and return this object."""
+        match = self.until(r"INFO HTTP server listening on [^ ]+:(\d+)$")
+        self.port = int(match[1])
         return self
 
     @property
@@ -39,6 +41,7 @@ class Process:
         return f"http://127.0.0.1:{self.port}"
 
     def post(self, body, path="/v1/inference"):
+        """The reply to *body*, sent as JSON."""
         return httpx.post(self.address + path, json=body, timeout=PATIENCE_S, verify=False)
 
     def stream(self, body, path="/v1/inference"):
@@ -51,11 +54,12 @@ class Process:
         """Wait for the process to end, and return its exit code; *number* is a signal to send."""
         if number is not None:
             self.process.send_signal(number)
-        rest = self.process.communicate(timeout=PATIENCE_S)
-        self.lines += rest[1].splitlines()
+        outputs = self.process.communicate(timeout=PATIENCE_S)
+        self.lines += outputs[1].splitlines()
         return self.process.returncode
 
     def kill(self):
+        """Kill the process if it runs, and close its streams."""
         with contextlib.suppress(OSError):
             self.process.kill()
         self.process.wait()

@@ -48,6 +48,7 @@ class Running:
         self.http = httpx.Client(base_url=self.address, timeout=PATIENCE_S, verify=False)
 
     def post(self, path, body, **more):
+        """The reply to *body*, sent as JSON."""
         return self.http.post(path, json=body, **more)
 
 
@@ -60,6 +61,7 @@ def listening(path, *, name="tiny", app_options=None, lines=None, ignore_keys=()
 
 
 def slot_of(path, name="", **more):
+    """A slot for the model at *path*, by default with the name of its file."""
     return Slot(name or path.stem, path, lambda: open_checkpoint(path), load, **more)
 
 

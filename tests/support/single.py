@@ -41,9 +41,9 @@ def compute(ops, kind, rows, widths, *, states=(), **fields):
         cache.begin()[:] = np.concatenate([state.ravel() for state in states])
         cache.advance(0)
     segment = Segment(range(count), cache, "all")
-    on = Pass(Program((instruction,), caches, None), weights, ops, [segment])
-    on.registers |= {registers[name]: x for name, x in rows.items()}
-    ops.run(instruction, on)
+    pass_ = Pass(Program((instruction,), caches, None), weights, ops, [segment])
+    pass_.registers |= {registers[name]: x for name, x in rows.items()}
+    ops.run(instruction, pass_)
     for number, state in enumerate(states):
         state[:] = cache.state(number).reshape(state.shape)
-    return [on.registers[registers[name]] for name in widths]
+    return [pass_.registers[registers[name]] for name in widths]

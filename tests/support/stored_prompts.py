@@ -17,15 +17,18 @@ FACTS = {"weights": "ab" * 32, "version": "1", "adapters": "", "kv_type": "f16"}
 
 
 def model_of(architecture, *, kv_type="f16"):
+    """A tiny model of *architecture* with a context of LONG positions, on one thread."""
     checkpoint = in_encoding(tiny(architecture, context_length=LONG), "Q8_0")
     return load_model(replace(checkpoint, kv_type=kv_type), ops=NativeOps(threads=1))
 
 
 def folder_at(path, limit_bytes=1e9):
+    """The folder of stored prompts at *path*."""
     return PromptFolder(path, limit_bytes=limit_bytes)
 
 
 def cache_at(path, facts=FACTS, **limits):
+    """A cache of prompts in the folder at *path*, for a model with these *facts*."""
     return PromptCache(folder_at(path, **limits), lambda _adapter: facts)
 
 
@@ -47,4 +50,5 @@ def store(model, ids, path, facts=FACTS, **limits):
 
 
 def files_in(path):
+    """Files of stored prompts below *path*."""
     return sorted(path.rglob("*.kv"))

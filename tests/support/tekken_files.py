@@ -45,7 +45,11 @@ def special(names=NAMES, *, control=True):
 
 
 def document(version="v3", *, joined=JOINED, spare=3, count=30, **parts):
-    """A ``tekken.json`` of the bytes and *joined*; the *spare* last tokens do not count."""
+    """A ``tekken.json`` of the bytes and *joined*, with *count* special tokens.
+
+    The *spare* last tokens are beyond the size of the vocabulary, and do not count. *parts* are
+    further keys.
+    """
     texts = [bytes([byte]) for byte in range(256)]
     texts += [text if isinstance(text, bytes) else text.encode() for text in joined]
     texts += [b"spare%d" % n for n in range(spare)]

@@ -25,15 +25,15 @@ class OnTerminal:
     """
 
     def __init__(self, words, *, folder=None, columns=80, lines=24, **environment):
-        self.ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        self.ours, tty = pty.openpty()
+        fcntl.ioctl(tty, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self.shown = ""
         self.process = subprocess.Popen(
             [str(word) for word in words],
-            cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+            cwd=folder, stdin=tty, stdout=tty, stderr=tty, start_new_session=True,
             env={**_without_size(os.environ), "TERM": "xterm-256color", **environment},
         )  # fmt: skip
-        os.close(theirs)
+        os.close(tty)
 
     def until(self, text, count=1):
         """Read until *text* was shown *count* times; the process must not end before."""
@@ -55,6 +55,7 @@ class OnTerminal:
         return self.process.wait(PATIENCE_S)
 
     def _read(self):
+        """The next output, added to *shown*; empty once the process has closed the terminal."""
         assert select.select([self.ours], [], [], PATIENCE_S)[0], self.shown
         try:
             chunk = os.read(self.ours, 65536)

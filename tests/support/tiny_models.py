@@ -26,7 +26,10 @@ F32 = types.by_name("F32")
 
 
 def tiny(architecture, *, seed=0, **more):
-    """An F32 checkpoint; weights are random by the name of their tensor, norms near one."""
+    """An F32 checkpoint of *architecture*; *more* are GGUF keys below its name that differ.
+
+    Weights are random numbers that depend on *seed* and the name of the tensor; norms are near one.
+    """
     rope_style = of_gguf(architecture).gguf_rope_style
     width = more.get("embedding_length", DIM)
     embedding = _f32("token_embd.weight", _normal(seed, "token_embd.weight", (VOCAB, width)) * 0.5)
@@ -69,7 +72,7 @@ def tiny(architecture, *, seed=0, **more):
         "ernie4_5-moe",
         "exaone-moe",
         "minimax-m2",
-    ):  # whose choice may be corrected
+    ):  # their routers may have a correction of the choice
         name = f"blk.{keys[f'{architecture}.block_count'] - 1}.exp_probs_b.bias"
         weights[name] = _f32(name, _normal(seed, name, keys[f"{architecture}.expert_count"]) * 0.2)
     checkpoint = Checkpoint(Path(f"tiny-{architecture}"), architecture, keys, weights, rope_style)
@@ -121,6 +124,7 @@ _NORMS = (
 
 
 def _normal(seed, name, shape):
+    """Normal numbers for the tensor *name*."""
     return np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(shape)
 
 
@@ -153,6 +157,7 @@ def in_encoding(checkpoint, name, *, rounded=False):
 
 
 def _encoded(weight, name, rounded):
+    """*weight* in the encoding *name*, expert by expert if it has three dimensions."""
     quant = types.by_name(name)
     if len(weight.shape) == 3:
         parts = [_encoded(matrix, name, rounded) for matrix in weight.matrices()]
@@ -179,6 +184,7 @@ def _random_q4_k(weight):
 
 
 def _f32(name, values):
+    """The F32 weight *name* with *values*."""
     values = np.asarray(values, dtype="<f4")
     return Weight(name, values.shape, F32, values.reshape(-1).view(np.uint8))
 

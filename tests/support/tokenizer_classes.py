@@ -227,7 +227,10 @@ def named_tokens(found: type) -> dict[str, object]:
 
 
 def added_again(found: type) -> str:
-    """Way in which a class adds known special tokens again: ``plain``, ``special`` or ``no``."""
+    """Way in which a class adds known special tokens again: ``plain``, ``special`` or ``no``.
+
+    ``plain``: without their flags; ``special``: made special; ``no``: it does not add them.
+    """
     arguments: dict[str, object] = {role: f"{{{role}}}" for role in ROLES}
     arguments["eos_token"] = tokenizers.AddedToken("{eos_token}", lstrip=True, special=False)
     arguments["added_tokens_decoder"] = {1: arguments["eos_token"]}

@@ -36,6 +36,7 @@ ENGINES = {"native": lambda spec: NativeEngine(*open_compiled(spec)), "portable"
 
 
 def _flag(rng, share=0.5):
+    """True for a *share* of calls."""
     return rng.random() < share
 
 
@@ -131,7 +132,10 @@ def _decoders(rng, pre):
 
 
 def _some(rng, make, kind, most=3):
-    """None, one step, or a sequence of them."""
+    """None, one step that *make* draws, or a ``Sequence`` of several; and the list of steps.
+
+    *kind* is the key of the steps in a sequence.
+    """
     count = rng.choice([0, 1, 1, *range(2, most + 1)])
     steps = [make(rng) for _ in range(count)]
     if not steps:
@@ -192,6 +196,7 @@ def _affixed(rng, letters, pieces):
 
 
 def _numbered(rng, texts):
+    """Ids of *texts*, sometimes in another order."""
     if _flag(rng, 0.2):
         texts = texts[:]
         rng.shuffle(texts)
@@ -223,6 +228,7 @@ def _wordpiece(rng, pieces):
 
 
 def _added(rng, model):
+    """Random added tokens, and the ids of all texts with them."""
     vocabulary = model["vocab"]
     known = vocabulary if isinstance(vocabulary, dict) else [text for text, _ in vocabulary]
     ids = {text: id for id, text in enumerate(known)} if isinstance(known, list) else dict(known)
@@ -377,6 +383,7 @@ def id_lists(rng, size, count):
 
 
 def _encoded(library, engines, text):
+    """Yield a line for each difference between the ids of *text*, with special tokens or not."""
     for special in (True, False):
         library.encode_special_tokens = not special
         with no_oracle():
@@ -394,6 +401,7 @@ def _encoded(library, engines, text):
 
 
 def _placed(library, engines, text):
+    """Yield a line for each engine whose offsets of *text* differ."""
     with no_oracle():
         wanted = library.encode(text, add_special_tokens=False)
         for engine in engines:
@@ -411,6 +419,7 @@ def _begins_as_template(engine, ids):
 
 
 def _decoded(library, engines, ids):
+    """Yield a line for each engine that decodes *ids* otherwise, at once or one by one."""
     for skip in (False, True):
         with no_oracle():
             wanted = library.decode(ids, skip_special_tokens=skip)

@@ -79,6 +79,7 @@ class Folder:
         self._templates()
 
     def _suits(self, name: str, kind: str) -> bool:
+        """True if the class *name* is usual for a tokenizer of *kind*."""
         words = {
             "bytes": ("GPT", "Qwen", "Roberta", "Cohere", "Code", "Fast", "Backend"),
             "llama": ("Llama", "Gemma", "PreTrained", "Backend", "Nllb"),
@@ -88,6 +89,7 @@ class Folder:
         return any(word in name for word in words[kind])
 
     def _document(self, kind: str) -> dict[str, object]:
+        """A random ``tokenizer.json`` of *kind*; its added tokens are kept in ``_added``."""
         draw = self.draw
         special = draw.sample(USUAL, draw.randint(2, 6))
         if kind == "bytes" and draw.random() < 0.7:
@@ -127,6 +129,7 @@ class Folder:
         }
 
     def _flags(self, text: str) -> dict[str, object]:
+        """The added token *text* with random flags."""
         draw = self.draw
         special = draw.random() < 0.85
         return {
@@ -178,6 +181,7 @@ class Folder:
         return {"normalizer": None, "pre_tokenizer": metaspace, "decoder": decoder}
 
     def _post_processor(self, known: dict[str, int]) -> object:
+        """A random post-processor; *known* are ids of added tokens."""
         draw = self.draw
         way = draw.random()
         if way < 0.3 or not known:
@@ -238,6 +242,7 @@ class Folder:
         }
 
     def _config(self, name: str) -> dict[str, object]:
+        """A random ``tokenizer_config.json`` of the class *name*."""
         draw = self.draw
         config: dict[str, object] = {}
         if draw.random() < 0.9:
@@ -264,6 +269,7 @@ class Folder:
         return config
 
     def _value(self) -> object:
+        """A random special token: null, a text, or a text with flags."""
         draw = self.draw
         text = draw.choice((*USUAL, *MORE[:4]))
         way = draw.random()
@@ -272,6 +278,7 @@ class Folder:
         return text if way < 0.85 else {"__type": "AddedToken", **self._flags(text)}
 
     def _decoder(self) -> dict[str, object]:
+        """A random ``added_tokens_decoder``."""
         draw = self.draw
         entries: dict[str, object] = {}
         for entry in self._added:
@@ -285,6 +292,7 @@ class Folder:
         return entries
 
     def _extra(self) -> object:
+        """Random extra special tokens: null, an object or a list."""
         draw = self.draw
         texts = draw.sample((*MORE, *USUAL), draw.randint(0, 3))
         way = draw.random()
@@ -295,6 +303,7 @@ class Folder:
         return texts
 
     def _map(self) -> dict[str, object]:
+        """A random ``special_tokens_map.json``."""
         draw = self.draw
         content: dict[str, object] = {}
         for role in ROLES:
@@ -307,6 +316,7 @@ class Folder:
         return content
 
     def _templates(self) -> None:
+        """Add random chat templates to the files."""
         draw = self.draw
         config = self.files.get("tokenizer_config.json")
         if isinstance(config, dict) and draw.random() < 0.6:
@@ -366,6 +376,7 @@ class VocabularyFolder(Folder):
 
 
 def _byte_vocabulary() -> tuple[list[str], list[list[str]]]:
+    """Tokens and merges of a small byte-level BPE."""
     tokens = list(BYTE_TO_CHARACTER)
     merges = [
         ["t", "h"],
@@ -380,6 +391,7 @@ def _byte_vocabulary() -> tuple[list[str], list[list[str]]]:
 
 
 def _word_vocabulary(kind: str) -> tuple[list[str], list[list[str]]]:
+    """Tokens and merges of another *kind*, in which only ``llama`` has merges."""
     letters = "abcdefghijklmnopqrstuvwxyzABCHI0123.,!'"
     if kind == "wordpiece":
         words = [

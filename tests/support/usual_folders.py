@@ -26,6 +26,7 @@ TEXTS = (
 
 
 def _token(text: str, **flags: bool) -> dict[str, object]:
+    """The token *text* as a ``tokenizer.json`` describes added tokens; all but one are special."""
     usual = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"content": text, **usual, "special": text != "<tool_call>", **flags}
 
@@ -80,6 +81,7 @@ _WITH = {**_EOS, "chat_template": TEMPLATE}
 
 
 def _added(text: str, **flags: bool) -> dict[str, object]:
+    """The token *text* as a ``tokenizer_config.json`` describes it."""
     return {"__type": "AddedToken", **_token(text, **flags)}
 
 

@@ -27,6 +27,7 @@ CONFIGURATIONS = {
 
 
 def scale_up(weight):
+    """*weight*, of F32, times 1.01."""
     values = scaled_up(weight.data.view("<f4")).astype("<f4")
     return replace(weight, data=values.view("uint8"))
 
@@ -53,7 +54,7 @@ def remembering(reference):
 
 
 def check_verdicts(path, reference):
-    """The right graph passes, and each mistake fails."""
+    """Assert that the model at *path* passes beside *reference*, and fails with each mistake."""
     checkpoint = open_checkpoint(path)
     weights = wrong_last_norm(checkpoint)
     reference = remembering(reference)

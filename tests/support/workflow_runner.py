@@ -41,6 +41,7 @@ class CacheStore:
     saved: list = field(default_factory=list)
 
     def save(self, key, paths):
+        """Save *paths* as the entry *key*, unless there is one."""
         if (self.folder / key).exists():
             return
         for number, path in enumerate(paths):
@@ -108,6 +109,7 @@ class Runner:
         return self.steps
 
     def _steps(self, steps, scope):
+        """Run *steps* one after the other, and record their outcomes."""
         for step in steps:
             name = step.get("name") or step.get("uses") or step["run"]
             condition = step.get("if", "success()")
@@ -123,11 +125,13 @@ class Runner:
             self._done(step, scope, outcome, outputs)
 
     def _done(self, step, scope, outcome, outputs):
+        """Record *outcome*, and make it known to expressions if the step has an id."""
         self.steps.append(outcome)
         if "id" in step:
             scope.steps[step["id"]] = {"outcome": outcome.outcome, "outputs": outputs}
 
     def _one(self, step, name, scope):
+        """Outcome and outputs of a step whose condition holds."""
         if "run" in step:
             return self._script(step, name, scope)
         inputs = {key: scope.text(value) for key, value in (step.get("with") or {}).items()}
@@ -152,6 +156,7 @@ class Runner:
         raise AssertionError(f"the action {uses} is not simulated")
 
     def _composite(self, uses, name, given, scope):
+        """Outcome and outputs of the local composite action *uses* with the inputs *given*."""
         content = yaml.safe_load((self.workspace / uses / "action.yml").read_text())
         defaults = {key: value.get("default", "") for key, value in content["inputs"].items()}
         inner = _Scope(self, dict(scope.env), defaults | given)
@@ -162,6 +167,7 @@ class Runner:
         return Step(name, "failure" if failed else "success"), outputs
 
     def _script(self, step, name, scope):
+        """Outcome and outputs of a ``run:`` block."""
         files = {key: self.temp / f"{key.lower()}.txt" for key in ("OUTPUT", "ENV", "PATH")}
         for path in files.values():
             path.write_text("")
@@ -193,10 +199,12 @@ class Runner:
 
 
 def _pairs(path):
+    """The lines ``NAME=VALUE`` of a file as a dictionary."""
     return dict(line.split("=", 1) for line in path.read_text().splitlines() if "=" in line)
 
 
 def _bare(condition):
+    """*condition* without the marks of an expression."""
     text = str(condition).strip()
     return text[3:-2] if text.startswith("${{") and text.endswith("}}") else text
 
@@ -211,6 +219,7 @@ class _Scope:
         self.steps = {}
 
     def child(self, env):
+        """The same names with *env* added, for one step."""
         scope = _Scope(self.runner, self.env | env, self.inputs)
         scope.steps = self.steps
         return scope
@@ -258,6 +267,7 @@ class _Scope:
 
 
 def _shown(value):
+    """*value* as GitHub writes it into a text."""
     if value is None:
         return ""
     return str(value).lower() if isinstance(value, bool) else str(value)
