@@ -48,13 +48,13 @@ def bitnet(hub, target, *, connections):
     os.environ["BITNET_CONNECTIONS"] = str(connections)
     options = FetchOptions(base_url=hub)
     store = Store(target.parent / "cache")
-    begun = _clocks()
+    started = _clocks()
     url = file_url(REPO, "main", FILE, options)
     with HubSession(options) as session:
         order = FileOrder(Source(target.name, "", target.name, url=url), "tokenizer")
         result = fetch(order, store, [url], session=session, progress="none")
     store.place(result.blob, target)
-    return _since(begun)
+    return _since(started)
 
 
 def huggingface_hub(hub, target):
@@ -62,19 +62,19 @@ def huggingface_hub(hub, target):
     os.environ.update(HF_ENDPOINT=hub, HF_HUB_DISABLE_XET="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
     from huggingface_hub import hf_hub_download
 
-    begun = _clocks()
+    started = _clocks()
     hf_hub_download(REPO, FILE, local_dir=target, endpoint=hub)
-    return _since(begun)
+    return _since(started)
 
 
 def curl(hub, target, *, digest=False):
     """Wall and processor seconds of curl, and with *digest* of sha256sum after it."""
     url = f"{hub}/{REPO}/resolve/main/{FILE}"
-    begun = _clocks()
+    started = _clocks()
     subprocess.run(["curl", "-sSfL", "-o", str(target), url], check=True)
     if digest:
         subprocess.run(["sha256sum", str(target)], check=True, stdout=subprocess.DEVNULL)
-    return _since(begun)
+    return _since(started)
 
 
 PROGRAMS = {
@@ -144,15 +144,15 @@ def measure_store(size_mb):
             return Project(folder / name, folder / cache, options, "none")
 
         def seconds(*where):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             fetch_source(source, project(*where))
-            return time.perf_counter() - begun
+            return time.perf_counter() - started
 
         whole = seconds("one")
         second_project = seconds("two")
         second_use = min(seconds("two") for _ in range(5))
-        tops = [folder / name for name in ("one", "two", "cache")]
-        files = [path.stat() for top in tops for path in top.rglob("*") if path.is_file()]
+        roots = [folder / name for name in ("one", "two", "cache")]
+        files = [path.stat() for top in roots for path in top.rglob("*") if path.is_file()]
         # By inode: a file that two folders share through a hard link counts once.
         disk = sum({status.st_ino: status.st_size for status in files}.values())
         sent = hub.sent("cdn")

@@ -52,15 +52,15 @@ def passes(prompt, answer, count):
     n_passes = 0
     while done < len(answer):
         text = prompt + answer[:done]
-        left = answer[done:]
+        remaining = answer[done:]
         drafts = sampler.drafts(text, count)
         accepted = 0
         for draft in drafts:
-            n_equal = 0
-            # One token of the answer must be left for the pass itself, which always yields one.
-            while n_equal < min(len(draft), len(left) - 1) and draft[n_equal] == left[n_equal]:
-                n_equal += 1
-            accepted = max(accepted, n_equal)
+            same = 0
+            # One token must remain for the pass itself, which always yields one.
+            while same < min(len(draft), len(remaining) - 1) and draft[same] == remaining[same]:
+                same += 1
+            accepted = max(accepted, same)
         done += accepted + 1
         n_passes += 1
         if drafts:
@@ -100,12 +100,12 @@ def main():
             prompt = list(model.tokenizer.encode(text))[:BEGINNING]
             keywords = {"max_tokens": options.tokens, "temperature": 0.0}
             started = time.process_time()
-            written = model.generate(prompt, lookup=0, **keywords)
+            continuation = model.generate(prompt, lookup=0, **keywords)
             between = time.process_time()
-            assert model.generate(prompt, lookup=MOST, **keywords) == written
+            assert model.generate(prompt, lookup=MOST, **keywords) == continuation
             seconds += np.array([between - started, time.process_time() - between])
             # Without BOS, which no pass writes.
-            answer = list(model.tokenizer.encode(written, add_special=False))
+            answer = list(model.tokenizer.encode(continuation, add_special=False))
             tokens += len(answer)
             for count in branches:
                 counts[count] += passes(prompt, answer, count)

@@ -82,14 +82,15 @@ def content(tensor, seed):
     if tensor.name.endswith("ssm_a"):  # negative, so that the state decays
         yield -rng.uniform(0.1, 4, tensor.shape).astype("<f4")
         return
-    if tensor.name.endswith("bias") and "ssm" not in tensor.name:
+    if tensor.name.endswith("bias") and "ssm" not in tensor.name:  # ssm_dt.bias is positive, below
         yield rng.uniform(-0.1, 0.1, tensor.shape).astype("<f4")
         return
+    # Routers, convolutions, and the gates of delta nets.
     if tensor.kind in ("F32", "BF16") and len(tensor.shape) == 2:
         values = rng.standard_normal(tensor.shape, dtype=np.float32) * np.float32(0.3)
         yield values if tensor.kind == "F32" else (values.view("<u4") >> 16).astype("<u2")
         return
-    if len(tensor.shape) == 1:
+    if len(tensor.shape) == 1:  # mostly norms
         yield rng.uniform(0.8, 1.2, tensor.shape).astype("<f4")
         return
     rows = int(np.prod(tensor.shape[:-1]))
@@ -171,6 +172,7 @@ def entry(key, value):
 def metadata(kind, shape, *, layers, vocabulary):
     """Bytes of the keys other than the vocabulary's arrays, as in the published files."""
     architecture = shape.architecture
+    # Ids of begin and end: LLaMA-3's, or the first two if 128 tokens or more do not include these.
     ends = (128000, 128001) if not 128 <= vocabulary < 128002 else (0, 1)
     own = {
         "vocab_size": vocabulary,

@@ -268,7 +268,7 @@ def tensors(kind, shape, *, layers, vocabulary):
     if shape.period > 1:
         entries.append(Tensor("output.weight", (vocabulary, dim), embedding))
     for layer in range(layers):
-        if (layer + 1) % shape.period:
+        if (layer + 1) % shape.period:  # the last layer of each period has attention
             entries += delta_net(kind, shape, f"blk.{layer}.", feed_forward)
             continue
         entries += [

@@ -161,9 +161,9 @@ def _addresses() -> list[list[str]]:
     rows = []
     for path, form in (ROUTES | COMPUTED).items():
         refused = [name for name, schema in form.fields.items() if REFUSED in schema]
-        idle = [*_ignored_names(form.fields)]
-        done = [name for name in form.fields if name not in {*refused, *idle}]
-        rows.append([f"`{path}`", *map(_names, (done, refused, idle))])
+        ignored = [*_ignored_names(form.fields)]
+        done = [name for name in form.fields if name not in {*refused, *ignored}]
+        rows.append([f"`{path}`", *map(_names, (done, refused, ignored))])
     return rows
 
 

@@ -17,7 +17,7 @@ def _writes_as_here(architecture: str) -> bool:
     """True if llama.cpp computes logits of models of *architecture* as this package does."""
     family = of_gguf(architecture)
     assert family is not None, "its architectures are those of families"
-    engine = family.llama_cpp
+    engine = family.llama_cpp  # whose *always* names a difference that every model has
     return architecture not in OF_VECTORS and engine is not None and not engine.always
 
 

@@ -48,7 +48,7 @@ _ENCODER_SIZES = {
     "max_position_embeddings": 64,
 }
 
-# As many as the models have rows.
+# Tokens, as many as the embeddings of the models have rows.
 WORDS = (*TOKENS, *(f"<more {number}>" for number in range(TINY["vocab_size"] - len(TOKENS))))
 
 

@@ -12,6 +12,7 @@ from bitnet.quants import types
 from bitnet.quants.registry import quantize
 
 IDS = tuple(np.random.default_rng(2).integers(3, 60, 40).tolist())
+# Architecture, and GGUF keys that differ from those of tiny_keys, by case.
 CASES = {
     # llama.cpp chooses the positions by the number of layers, 32 or 40, since no key names them.
     "baichuan": ("baichuan", {"block_count": 32}),
@@ -239,9 +240,9 @@ def written(path, architecture, keys, experts="F32", encoding="F32"):
         tensors.append(Tensor("output.weight", (VOCAB, DIM), 0, tensors[0].data))
     if architecture == "gpt-oss":  # where these biases are not optional
         tensors += [
-            _bias_of(it)
-            for it in tensors
-            if any(f"attn_{part}.weight" in it.name for part in ("q", "k", "v", "output"))
+            _bias_of(matrix)
+            for matrix in tensors
+            if any(f"attn_{part}.weight" in matrix.name for part in ("q", "k", "v", "output"))
         ]
     tensors += convolution_biases(tensors)
     return open_checkpoint(write_gguf(path, metadata | tokenizer_keys, tensors))

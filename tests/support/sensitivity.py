@@ -296,12 +296,12 @@ def add_measured(row: dict[str, Any], name: str, measured: dict[str, Any]) -> No
             entry = [float(f"{value:.2g}"), f"{name} {operation}"]
             residuals[measure] = max(residuals.get(measure, [0.0, ""]), entry)
     for kind, places in measured["wrong"].items():
-        seen = row["wrong"].setdefault(kind, {"models": 0, "fail": 0, "least": [1e300, ""]})
-        seen["models"] += len(places)
-        seen["fail"] += sum(times > 1 for times, _ in places)
+        counts = row["wrong"].setdefault(kind, {"models": 0, "fail": 0, "least": [1e300, ""]})
+        counts["models"] += len(places)
+        counts["fail"] += sum(times > 1 for times, _ in places)
         times, place = min(places)
         entry = [float(f"{times:.2g}"), f"{name} {place}".rstrip()]
-        seen["least"] = min(seen["least"], entry)
+        counts["least"] = min(counts["least"], entry)
 
 
 def summarize(measured: dict[str, Any]) -> list[Any]:
@@ -335,7 +335,7 @@ def names_of(engine: str, encoding: str) -> tuple[str, ...]:
         return tuple(FOLDERS)
     left_out = {*REFUSED, *OTHERWISE, *TOO_SLOW}
     read = READ_BY_IK if engine == "ik_llama.cpp" else THEIRS
-    return tuple(it for it in read if it not in left_out and fits(it, encoding))
+    return tuple(case for case in read if case not in left_out and fits(case, encoding))
 
 
 def measure_in(

@@ -145,15 +145,15 @@ def compare_model(content, folder, seed=0, count=25):
 
 def _encoded(library, engines, text):
     """Yield a line for each difference between the ids and offsets of *text*."""
-    wanted = library.encode(text, out_type="offset_mapping")
+    mapping = library.encode(text, out_type="offset_mapping")
     for engine in engines:
         ids = answer(engine.encode, text, add_special=False, parse_special=False)
-        if ids != wanted["ids"]:
-            yield f"{engine.engine} {text!r}: {ids}, expected {wanted['ids']}"
+        if ids != mapping["ids"]:
+            yield f"{engine.engine} {text!r}: {ids}, expected {mapping['ids']}"
             continue
         spans = answer(engine.spans, text, add_special=False, parse_special=False)
         places = [(start, stop) for _, start, stop in spans]
-        expected = _whole_characters(library, wanted)
+        expected = _whole_characters(library, mapping)
         if places != expected:
             yield f"{engine.engine} {text!r}: {places}, expected {expected}"
 
@@ -170,8 +170,8 @@ def _whole_characters(library, wanted):
 
 def _decoded(library, engines, ids):
     """Yield a line for each engine that decodes *ids* otherwise, at once or one by one."""
-    wanted = library.decode(ids)
+    reference = library.decode(ids)
     for engine in engines:
         text = answer(engine.decode, ids, skip_special=True)
-        if text != wanted or answer(streamed, engine, ids, True) != wanted:
-            yield f"{engine.engine} {ids}: {text!r}, expected {wanted!r}"
+        if text != reference or answer(streamed, engine, ids, True) != reference:
+            yield f"{engine.engine} {ids}: {text!r}, expected {reference!r}"

@@ -69,22 +69,22 @@ def class_names() -> list[str]:
 
 def describe(name: str) -> dict[str, object]:
     """The row of the class *name*."""
-    found = auto.tokenizer_class_from_name(name)
-    if found is TokenizersBackend or found is None:
+    kind = auto.tokenizer_class_from_name(name)
+    if kind is TokenizersBackend or kind is None:
         return {"keeps": True}
-    if not (inspect.isclass(found) and issubclass(found, TokenizersBackend)):
+    if not (inspect.isclass(kind) and issubclass(kind, TokenizersBackend)):
         return {"refused": "it runs in Python"}
-    if found.__name__ != name:
-        return {"same_as": found.__name__}
+    if kind.__name__ != name:
+        return {"same_as": kind.__name__}
     # The code of CodeLlama's matters only for texts with its fill token.
-    if name != "CodeLlamaTokenizer" and any(method in found.__dict__ for method in _OWN_CODE):
+    if name != "CodeLlamaTokenizer" and any(method in kind.__dict__ for method in _OWN_CODE):
         return {"refused": "it encodes or decodes in Python"}
     if name in _OF_TRANSLATION:
         return {"refused": "it writes a template of its own"}
-    if "__init__" not in found.__dict__:
+    if "__init__" not in kind.__dict__:
         return {"keeps": True}
     try:
-        return build(found)
+        return build(kind)
     except Exception as error:  # noqa: BLE001 - what such a class needs is not known
         return {"refused": f"it cannot be built from a vocabulary alone ({type(error).__name__})"}
 

@@ -387,16 +387,16 @@ def _encoded(library, engines, text):
     for special in (True, False):
         library.encode_special_tokens = not special
         with no_oracle():
-            wanted = library.encode(text, add_special_tokens=False).ids
-            around = library.encode(text).ids
+            plain = library.encode(text, add_special_tokens=False).ids
+            in_template = library.encode(text).ids
             for engine in engines:
                 ids = answer(engine.encode, text, add_special=False, parse_special=special)
-                if ids != wanted:
-                    yield f"{engine.engine} {text!r} ({special=}): {ids}, expected {wanted}"
-                elif not _begins_as_template(engine, wanted):
+                if ids != plain:
+                    yield f"{engine.engine} {text!r} ({special=}): {ids}, expected {plain}"
+                elif not _begins_as_template(engine, plain):
                     both = answer(engine.encode, text, parse_special=special)
-                    if both != around:
-                        yield f"{engine.engine} {text!r} in full: {both}, expected {around}"
+                    if both != in_template:
+                        yield f"{engine.engine} {text!r} in full: {both}, expected {in_template}"
     library.encode_special_tokens = False
 
 
@@ -422,11 +422,11 @@ def _decoded(library, engines, ids):
     """Yield a line for each engine that decodes *ids* otherwise, at once or one by one."""
     for skip in (False, True):
         with no_oracle():
-            wanted = library.decode(ids, skip_special_tokens=skip)
+            reference = library.decode(ids, skip_special_tokens=skip)
             for engine in engines:
                 text = answer(engine.decode, ids, skip_special=skip)
-                if text != wanted or answer(streamed, engine, ids, skip) != wanted:
-                    yield f"{engine.engine} {ids} ({skip=}): {text!r}, expected {wanted!r}"
+                if text != reference or answer(streamed, engine, ids, skip) != reference:
+                    yield f"{engine.engine} {ids} ({skip=}): {text!r}, expected {reference!r}"
 
 
 def streamed(engine, ids, skip):

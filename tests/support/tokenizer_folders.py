@@ -95,20 +95,20 @@ class Folder:
         if kind == "bytes" and draw.random() < 0.7:
             special.append("<|endoftext|>")
         tokens, merges = _byte_vocabulary() if kind == "bytes" else _word_vocabulary(kind)
-        inside = [text for text in special if draw.random() < 0.7 or kind != "bytes"]
+        in_vocabulary = [text for text in special if draw.random() < 0.7 or kind != "bytes"]
         at = draw.choice((0, len(tokens)))
         if kind == "unigram":
             at = 0
-            inside = list(dict.fromkeys(["<s>", "<pad>", "</s>", "<unk>", *inside]))
+            in_vocabulary = list(dict.fromkeys(["<s>", "<pad>", "</s>", "<unk>", *in_vocabulary]))
         elif kind == "wordpiece":
-            inside = list(dict.fromkeys(["[UNK]", *inside]))
+            in_vocabulary = list(dict.fromkeys(["[UNK]", *in_vocabulary]))
         elif kind == "llama":
-            inside = list(dict.fromkeys(["<unk>", *inside]))
-        texts = [*tokens[:at], *inside, *tokens[at:]]
+            in_vocabulary = list(dict.fromkeys(["<unk>", *in_vocabulary]))
+        texts = [*tokens[:at], *in_vocabulary, *tokens[at:]]
         ids = {text: id for id, text in enumerate(texts)}
-        added = [text for text in (*inside, *special) if draw.random() < 0.9]
+        added = [text for text in (*in_vocabulary, *special) if draw.random() < 0.9]
         if kind in ("unigram", "wordpiece", "llama"):
-            added = [*dict.fromkeys([*added, *inside])]
+            added = [*dict.fromkeys([*added, *in_vocabulary])]
         entries = []
         following = len(texts)
         for text in sorted(dict.fromkeys(added), key=lambda text: ids.get(text, 10**6)):
@@ -117,14 +117,14 @@ class Folder:
                 id, following = following, following + 1
             entries.append({"id": id, **self._flags(text)})
         self._added = entries
-        known = {entry["content"]: entry["id"] for entry in entries}
+        added_ids = {entry["content"]: entry["id"] for entry in entries}
         return {
             "version": "1.0",
             "truncation": None,
             "padding": None,
             "added_tokens": entries,
             **self._sections(kind),
-            "post_processor": self._post_processor(known),
+            "post_processor": self._post_processor(added_ids),
             "model": self._model(kind, texts, merges),
         }
 
