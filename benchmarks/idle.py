@@ -16,7 +16,10 @@ MOST = 0.1
 
 
 class Others:
-    """Processor time of all processes but this one, its ended children, and *pids*."""
+    """Processor time of all processes but this one, its ended children, and *pids*.
+
+    It counts from the creation of the object.
+    """
 
     def __init__(self, pids: Iterable[int] = ()) -> None:
         self._pids = list(pids)

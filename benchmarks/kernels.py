@@ -34,6 +34,7 @@ def best_s(work, repetitions, clock=time.perf_counter):
 def decode_gb_s(module, kind, rows, columns, row_bytes):
     """GB/s of weights with one activation row, each matrix read from memory."""
     count = max(1, DECODE_BYTES // (rows * row_bytes))
+    # Any bytes do: speed does not depend on them.
     matrices = np.full((count, rows * row_bytes), 0x11, dtype=np.uint8)
     x = np.random.default_rng(0).standard_normal((1, columns)).astype(np.float32)
     out = np.empty((1, rows), dtype=np.float32)

@@ -59,7 +59,7 @@ def ratios(rows):
 
 
 def page(machines):
-    """The table in Markdown."""
+    """The page with a table for each of *machines*, in Markdown."""
     lines = [HEAD]
     for machine in machines:
         tests = [test for test in TESTS if any(row.get(test) for row in machine["rows"])]

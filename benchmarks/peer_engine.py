@@ -212,6 +212,7 @@ class Bitnet:
             return times[-1] - times[0]
         ids = [*prompt(depth), FIRST_ID] if depth else prompt(1)
         times, _ = self.generate(ids, count + bool(depth))
+        # Behind a prompt, time starts at the first token: the pass before it may read more ids.
         return times[-1] - times[1 if depth else 0]
 
     def generate(self, ids, count):

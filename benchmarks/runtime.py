@@ -200,6 +200,7 @@ def start_engine(name, entry, model, threads, context):
 def measure(model, threads, engines, options):
     """Results by engine with one number of threads: rates, load time, peak memory and ``busy``."""
     tests = options.tests.split(",")
+    # Positions of the longest test, with a margin.
     context = max(1024, *(sum(map(int, test[2:].split("@"))) + 64 for test in tests))
     engine_by_name = {}
     with killed_at_last(engine_by_name):

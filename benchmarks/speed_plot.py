@@ -102,7 +102,7 @@ def rate(group: Group, engine: str, kind: str) -> float:
 
 
 def picture() -> str:
-    """The SVG file."""
+    """Text of the SVG file."""
     parts = []
     y = 24
     for number, heading in enumerate(KINDS.values()):

@@ -39,7 +39,7 @@ class Stored:
 
     @property
     def scales(self):
-        """Its scales, which may be written to."""
+        """Its scales, which may be written to; of F32 the numbers themselves."""
         if self.encoding == "I2_S":
             at = int(np.prod(self.shape)) // 4
             return self.raw[at : at + 4].view("<f4")
@@ -51,7 +51,17 @@ class Stored:
 
 @dataclass
 class Model:
-    """A small model; *values* are the metadata that every container has, under common names."""
+    """A small model.
+
+    Attributes:
+        architecture: ``general.architecture``.
+        tensors: each :class:`Stored` by its GGUF name.
+        values: metadata that every container has, under common names.
+        tokens: texts of the vocabulary, in the order of their ids.
+        merges: pairs of tokens with a space between them.
+        types: token types of GGUF.
+        keys: further metadata, under the names of the container.
+    """
 
     architecture: str
     tensors: dict
@@ -92,7 +102,7 @@ def _words():
 def small(architecture, encoding):
     """A model that predicts :data:`TEXT` better than guessing; its matrices in *encoding*."""
     checkpoint = tiny(architecture, block_count=LAYERS, **{"rope.freq_base": 10000.0})
-    if encoding == "F32":  # of a folder: its rows are not permuted
+    if encoding == "F32":  # for a folder, whose queries and keys are not permuted for rope
         checkpoint = replace(checkpoint, rope_style="half")
     tokens, merges = _words()
     if encoding != "F32":

@@ -139,7 +139,7 @@ def _logits(model, library, prompts, adapters):
     for ids in prompts:
         with model.context(max(64, len(ids))) as forward:
             if opened:
-                context = ctypes.c_void_p(forward.args[0])
+                context = ctypes.c_void_p(forward.args[0])  # of the partial function
                 handles = (ctypes.c_void_p * len(opened))(*opened)
                 scales = (ctypes.c_float * len(opened))(*(scale for _, scale in adapters))
                 assert not library.llama_set_adapters_lora(

@@ -31,6 +31,8 @@ YARN = {
     "original_max_position_embeddings": 32,
 }
 TOKENS = np.random.default_rng(7).integers(3, 160, 40).tolist()
+# Codes by the number that functions here call levels: those of one bit, ternary ones, those of two
+# bits.
 VALUES = {1: (-1, 1), 2: (-1, 0, 1), 4: (-1, 0, 1, 2)}
 
 

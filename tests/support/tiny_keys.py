@@ -378,6 +378,7 @@ def _gemma3n(more):
 
 def metadata(architecture, **more):
     """Metadata of the tiny model of *architecture*; *more* are keys below its name that differ."""
+    # The right side of ``|`` wins: ``X | keys`` adds defaults, ``keys |= X | more`` sets values.
     keys = KEYS | more
     if architecture in ("qwen35", "qwen35moe", "qwen3next"):
         keys = DELTA_NET | keys

@@ -129,7 +129,7 @@ def _normal(seed, name, shape):
 
 
 def seeing(decoder, windows):
-    """*decoder* with other attention windows, one for each block."""
+    """The configuration *decoder* with other attention *windows*, one for each block."""
     blocks = []
     for (before, behind), window in zip(decoder.blocks, windows, strict=True):
         mixer = replace(before.mixers[0], window=window)

@@ -68,6 +68,7 @@ SIGNS = {
     "dsml": "DSML",
     "dsml-functions": "DSML function_calls",
 }
+# Characters of calls as JSON, of names of tools and of marks such as [TOOL_CALLS] and [ARGS].
 SYMBOLS = ' \n{}[]":,<>/_.|;=`'
 LETTERS = string.ascii_lowercase + "TOLCARGS" + "0123"
 #: Words and signs in the calls of the tests, besides the marks of a format.
