@@ -66,6 +66,7 @@ def make_texts(folder):
     at = 0
 
     def text_of(count):
+        """The next text, of *count* tokens with the special ones."""
         nonlocal at
         words_of_text = []
         length = 0

@@ -158,6 +158,7 @@ class Llama:
         self.c.llama_get_logits_ith(self.context, -1)
 
     def _decode(self, ids):
+        """Run *ids*, at most BATCH, through the model in one pass."""
         tokens = (ctypes.c_int32 * len(ids))(*ids)
         # Older versions and forks take the position and the sequence as well.
         batch = self.c.llama_batch_get_one(tokens, len(ids), self.position, 0)

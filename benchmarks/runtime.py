@@ -97,6 +97,7 @@ class Engine:
             self.process.send_signal(signal.SIGSTOP)
 
     def _seconds(self, test, tries):
+        """Seconds of *test* in the last attempt; another one follows if others disturbed it."""
         for attempt in range(tries):
             others = Others([self.process.pid])
             print(test[:2], test[2:], file=self.process.stdin, flush=True)

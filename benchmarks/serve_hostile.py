@@ -63,6 +63,7 @@ def main() -> None:
 
 
 def _is_ready(client: httpx.Client) -> bool:
+    """True if the worker has loaded its model."""
     try:
         return client.get("/health/ready").status_code == 200
     except httpx.TransportError:

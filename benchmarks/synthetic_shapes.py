@@ -196,6 +196,7 @@ def with_experts(kind, shape, *, layers, vocabulary):
     entries = []
 
     def add(name, *size, layer=-1, floats=False):
+        """Add a tensor of *size*, in F32 if *floats* or a vector; layer -1: outside the layers."""
         full = f"blk.{layer}.{name}" if layer >= 0 else name
         is_float = floats or len(size) == 1
         encoding = "F32" if is_float else encoding_of(kind, name.split(".")[0], layer)

@@ -26,6 +26,7 @@ def ours_as_array(path):
 
 
 def _load_ours(path):
+    """The tokenizer in the file *path*, by this project."""
     from bitnet.tokenizer import load_tokenizer
 
     return load_tokenizer(path, pre="gpt-4o" if "o200k" in Path(path).name else None)

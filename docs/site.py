@@ -75,6 +75,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     here = Path(page.file.abs_src_path or config.docs_dir).parent
 
     def link(match: re.Match[str]) -> str:
+        """The link of *match* for the site."""
         target = (here / match["target"]).resolve()
         uri = pages.get(target)
         if uri is None:

@@ -126,6 +126,7 @@ def _tensors(model: TinyBitNet) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _half(values: torch.Tensor) -> np.ndarray[Any, Any]:
+    """*values* in float16, as an array."""
     return values.detach().to(torch.float16).numpy()
 
 

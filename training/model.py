@@ -182,6 +182,7 @@ class TinyBitNet(nn.Module):
 
 
 def _norm(size: int) -> nn.Parameter:
+    """The weight of an RMS norm, which begins with ones."""
     return nn.Parameter(torch.ones(size))
 
 

@@ -187,6 +187,7 @@ def gguf(path, kind, *, seed=0, **more):
 
 
 def _tensor(name, values, kind):
+    """The tensor *name* as the converter stores it: I2_S, or float16."""
     if len(values.shape) == 2 and name != "token_embd.weight":
         mean = np.abs(values).mean()
         codes = np.round(values / mean).clip(-1, 1).astype(int).reshape(-1) + 1
@@ -197,6 +198,7 @@ def _tensor(name, values, kind):
 
 
 def _gguf_name(name, kind):
+    """Name in a GGUF file of the tensor that the folder calls *name*."""
     outer = {"embed_tokens.weight": "token_embd.weight", "norm.weight": "output_norm.weight"}
     if name in outer:
         return outer[name]

@@ -51,6 +51,7 @@ def string(text):
 
 
 def _type_of(value):
+    """Type id of a plain value."""
     if isinstance(value, bool):
         return BOOL
     if isinstance(value, int):
@@ -59,6 +60,7 @@ def _type_of(value):
 
 
 def _scalar(kind, value):
+    """Bytes of a single *value* of the type id *kind*."""
     return string(value) if kind == STRING else struct.pack("<" + _CODES[kind], value)
 
 

@@ -176,6 +176,7 @@ def rope_parameters(kind: str, context: int, pairs: int) -> st.SearchStrategy[An
 
 
 def _rope(kind: str, **parameters: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Dictionaries of the rope type *kind* with all *parameters*."""
     return st.fixed_dictionaries({"rope_type": st.just(kind), **parameters})
 
 

@@ -239,6 +239,8 @@ def _rows(change):
 
 
 def _exchanged(first, second):
+    """Change of rows that exchanges two of them."""
+
     def change(rows):
         rows[first], rows[second] = rows[second].copy(), rows[first].copy()
         return rows
@@ -258,6 +260,7 @@ def _page(change):
 
 
 def _random(page, _body):
+    """Random bytes instead of *page*."""
     return np.random.default_rng(3).integers(0, 256, page.size).astype(np.uint8)
 
 

@@ -25,6 +25,7 @@ def layer_types(layers: int) -> st.SearchStrategy[list[str]]:
 
 
 def _gemma(layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
+    """Options of Gemma 2 and 3, and of VaultGemma."""
     return st.builds(
         dict.__or__,
         st.fixed_dictionaries({"sliding_window": st.sampled_from([4, 11, 64])}),
@@ -39,6 +40,7 @@ def _gemma(layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
 
 @st.composite
 def _gemma4(draw: st.DrawFn, layers: int) -> dict[str, Any]:
+    """Options of Gemma 4, dense or with experts."""
     shared = st.sampled_from([0, 0, *range(layers)])
     count = draw(st.integers(2, 8))
     experts = {
@@ -71,6 +73,7 @@ def _gemma4(draw: st.DrawFn, layers: int) -> dict[str, Any]:
 
 @st.composite
 def _gemma3n(draw: st.DrawFn, layers: int) -> dict[str, Any]:
+    """Options of Gemma 3n; *layers* is 2 or more."""
     streams = draw(st.integers(2, 5))
     shares = st.sampled_from([0.0, 0.0, 0.3, 0.5, 0.95])
     return draw(
@@ -99,6 +102,7 @@ def _gemma3n(draw: st.DrawFn, layers: int) -> dict[str, Any]:
 
 
 def _qwen(layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
+    """Options of Qwen 2 and 3, of which the layers from a number on may have a window."""
     return optional(
         use_sliding_window=st.booleans(),
         sliding_window=st.sampled_from([5, 64]),
@@ -112,6 +116,7 @@ EPSILON = st.sampled_from([1e-6, 1e-5, 1e-3])
 
 @st.composite
 def _falcon(draw: st.DrawFn, _layers: int) -> dict[str, Any]:
+    """Options of both decoder architectures of Falcon."""
     is_new = draw(BIAS)
     return draw(
         optional(
@@ -127,6 +132,7 @@ def _falcon(draw: st.DrawFn, _layers: int) -> dict[str, Any]:
 
 
 def _gptj(_layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    """Options of GPT-J and CodeGen."""
     return st.builds(
         dict.__or__,
         st.fixed_dictionaries({"rotary_dim": st.sampled_from([8, 12, 16])}),
@@ -140,6 +146,7 @@ def _gptj(_layers: int) -> st.SearchStrategy[dict[str, Any]]:
 
 @st.composite
 def _gpt_neo(draw: st.DrawFn, layers: int) -> dict[str, Any]:
+    """Options of GPT-Neo, whose layers attend to everything or to a window."""
     kinds = draw(st.lists(st.sampled_from(["global", "local"]), min_size=layers, max_size=layers))
     return {"attention_types": [[kinds, 1]]} | draw(
         optional(
@@ -152,6 +159,7 @@ def _gpt_neo(draw: st.DrawFn, layers: int) -> dict[str, Any]:
 
 
 def _granite(_layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
+    """Options of Granite and families with its multipliers."""
     return optional(
         attention_bias=BIAS,
         mlp_bias=BIAS,
@@ -164,6 +172,7 @@ def _granite(_layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def _windows(layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
+    """Options of families of which some layers have a window."""
     return st.builds(
         dict.__or__,
         st.fixed_dictionaries({"sliding_window": st.sampled_from([4, 11, 64])}),

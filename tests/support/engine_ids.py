@@ -24,6 +24,7 @@ def tokenize(paths, texts, folder):
 
 
 def _main(asked, found):
+    """Tokenize what the file *asked* has, and write the ids to *found*."""
     import ctypes
     from importlib import import_module
 

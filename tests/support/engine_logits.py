@@ -103,6 +103,7 @@ def distance(ours, theirs):
 
 
 def _main(asked, folder):
+    """Answer the file *asked*: write a file with logits for each model into *folder*."""
     import ctypes
     from importlib import import_module
 

@@ -25,6 +25,7 @@ def ask(name, vocabulary, cases, folder):
 
 
 def _main(asked, found):
+    """Answer the file *asked*, and write the results to *found*."""
     import ctypes
     from importlib import import_module
 

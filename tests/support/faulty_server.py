@@ -68,6 +68,8 @@ class FaultyServer:
 
 
 class _Handler(QuietHandler, BaseHTTPRequestHandler):
+    """Handler of requests to the file of a :class:`FaultyServer`."""
+
     def do_HEAD(self):
         owner = self.server.owner
         content = owner.versions[owner.current]
@@ -133,6 +135,7 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
         self.close_connection = self.close_connection or fault.ends_at is not None
 
     def _begin(self, status, headers):
+        """Send status and headers, with those of the habits."""
         habits = self.server.owner.habits
         self.send_response(status)
         if habits.etag:
@@ -144,4 +147,5 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
         self.end_headers()
 
     def _etag(self):
+        """ETag of the current version."""
         return f'"v{self.server.owner.current}"'

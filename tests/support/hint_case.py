@@ -41,4 +41,5 @@ class Case:
 
     @property
     def name(self):
+        """Name of the case in reports."""
         return f"{self.fails} -> {self.hint}"

@@ -165,12 +165,16 @@ class HubServer:
 
 
 class _Server(LoopbackServer):
+    """One of the two servers: *where* is ``hub`` or ``cdn``."""
+
     def __init__(self, where, hub, port=0):
         self.where = where
         super().__init__(_Handler, hub, port=port)
 
 
 class _Handler(QuietHandler, BaseHTTPRequestHandler):
+    """Handler of requests to both servers."""
+
     disable_nagle_algorithm = True
 
     def setup(self):
@@ -191,6 +195,7 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
         self._answer()
 
     def _answer(self):
+        """Reply by the first rule that matches, and record the request."""
         self.status = 0
         self.count = 0
         with self.hub.lock:
@@ -220,6 +225,7 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
     # --- the hub -----------------------------------------------------------------------------
 
     def _hub(self):
+        """Reply as the hub: to its API, or to a request for a file."""
         parts = [unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")]
         if parts[:2] == ["api", "models"]:
             self._api(parts[2:])
@@ -343,6 +349,7 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
     # --- the file server ---------------------------------------------------------------------
 
     def _cdn(self):
+        """Reply as the file server."""
         blob = self.hub.blobs.get(urlsplit(self.path).path.strip("/"))
         if blob is None:
             self._reply(404, {}, b"")
@@ -412,18 +419,21 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
     # --- replies -----------------------------------------------------------------------------
 
     def _json(self, status, document, code="", headers=None):
+        """Reply with *document*; *code* is the hub's error code."""
         headers = {"Content-Type": "application/json", **(headers or {})}
         if code:
             headers["X-Error-Code"] = code
         self._reply(status, headers, json.dumps(document).encode())
 
     def _reply(self, status, headers, body):
+        """Send a whole reply."""
         self._head(status, headers, len(body))
         if self.command == "GET":
             self.connection.sendall(body)
             self.count += len(body)
 
     def _head(self, status, headers, length):
+        """Send status and headers, altered by the rule."""
         self.status = status
         self.send_response(status)
         for name, value in {"Content-Length": str(length), **headers, **self.rule.headers}.items():

@@ -14,6 +14,8 @@ REASON = "the extra `crossval` is not installed"
 
 
 class _Importance(ctypes.Structure):
+    """An entry of llama.cpp's list of importance matrices."""
+
     _fields_ = (
         ("name", ctypes.c_char_p),
         ("data", ctypes.POINTER(ctypes.c_float)),

@@ -11,6 +11,8 @@ def lock_folder(monkeypatch, folder):
 
 
 def _refusing(call, beginning):
+    """*call* that refuses paths with this *beginning*."""
+
     def refuse(path, *args, **options):
         if isinstance(path, str | os.PathLike) and os.fspath(path).startswith(beginning):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))

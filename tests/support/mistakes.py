@@ -101,6 +101,7 @@ def scaled_up(values: np.ndarray) -> np.ndarray:
 
 
 def _with_one_larger(values: np.ndarray) -> np.ndarray:
+    """*values*, of which the second is 1.3 times as large."""
     factors = np.ones_like(values)
     factors[1] = 1.3
     return values * factors

@@ -64,6 +64,7 @@ def delta_net(draw: st.DrawFn, layers: int) -> dict[str, Any]:
 
 
 def _short_convolutions(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    """Options of LFM2."""
     kinds = st.sampled_from(["conv", "full_attention"])
     return st.builds(
         dict.__or__,
@@ -82,6 +83,7 @@ def _short_convolutions(layers: int) -> st.SearchStrategy[dict[str, Any]]:
 
 @st.composite
 def _falcon_h1(draw: st.DrawFn, _layers: int) -> dict[str, Any]:
+    """Options of Falcon H1, whose layers have a state and attention."""
     heads, groups = draw(st.sampled_from([(2, 1), (4, 2), (6, 3)]))
     own = {
         "mamba_d_ssm": heads * draw(st.sampled_from([4, 8, 20])),
@@ -118,6 +120,7 @@ def _falcon_h1(draw: st.DrawFn, _layers: int) -> dict[str, Any]:
 
 @st.composite
 def _granite_hybrid(draw: st.DrawFn, layers: int) -> dict[str, Any]:
+    """Options of Granite 4, whose layers have a state or attention."""
     kinds = st.sampled_from(["linear_attention", "full_attention"])
     heads, groups = draw(st.sampled_from([(2, 1), (4, 2), (8, 2)]))
     own = {
@@ -144,6 +147,7 @@ def _granite_hybrid(draw: st.DrawFn, layers: int) -> dict[str, Any]:
 
 @st.composite
 def _nemotron_h(draw: st.DrawFn, layers: int) -> dict[str, Any]:
+    """Options of Nemotron H, whose layers have a state, attention or a network."""
     head_groups = draw(st.integers(1, 3))
     network = draw(st.sampled_from(["mlp", "moe"]))
     kinds = st.sampled_from(["linear_attention", "linear_attention", "full_attention", network])

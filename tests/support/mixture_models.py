@@ -45,13 +45,14 @@ OWN_KEYS = {
 
 
 def _zeros(name, shape):
+    """The F16 weight *name* of zeros."""
     return Weight(name, shape, F16, np.zeros(2 * int(np.prod(shape)), np.uint8))
 
 
 def model(
     architecture, blocks, *, heads=4, kv_heads=4, width=256, experts=0, tied=False, parts=None
 ):
-    """A checkpoint of *blocks* blocks whose matrices are *parts*, or those of block i of them."""
+    """A checkpoint of zeros; blocks have the matrices that the entries of *parts* name, in turn."""
     own = {
         "block_count": blocks,
         "context_length": 64,
@@ -128,7 +129,10 @@ def grid():
 
 
 def our_types(name, mixture, own):
-    """The type of each tensor of a model, as lines."""
+    """Lines ``NAME TYPE``, as ``bitnet convert`` chooses types for the model *name* of MODELS.
+
+    *own* are further options of the conversion.
+    """
     checkpoint = MODELS[name]
     chosen = mixture_types(checkpoint, ConvertOptions(mixture, **own), ())
     weights = checkpoint.weights
@@ -141,7 +145,7 @@ def digest(lines):
 
 
 def write(path, checkpoint):
-    """*checkpoint* as a file."""
+    """Write *checkpoint* to the GGUF file *path*."""
     tensors = [
         Tensor(weight.name, weight.shape, weight.quant.ggml_id, weight.data.tobytes())
         for weight in checkpoint.weights.values()

@@ -22,6 +22,7 @@ def _together(*options: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[
 
 
 def _grouped(layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
+    """Options of experts that are chosen by groups."""
     return _together(
         groups(),
         optional(
@@ -142,6 +143,7 @@ def _linear_and_latent(layers: int, **more: Any) -> st.SearchStrategy[dict[str, 
 
 @st.composite
 def _kimi_linear(draw: st.DrawFn, layers: int) -> dict[str, Any]:
+    """Options of Kimi Linear."""
     heads = draw(st.sampled_from([2, 4]))
     linear_heads = heads if draw(st.integers(0, 5)) else 3
     return {
@@ -155,6 +157,7 @@ def _kimi_linear(draw: st.DrawFn, layers: int) -> dict[str, Any]:
 
 @st.composite
 def _ling3(draw: st.DrawFn, layers: int) -> dict[str, Any]:
+    """Options of Ling 3."""
     return {
         "head_dim": draw(st.sampled_from([8, 16, 20])),
         "layer_group_size": draw(st.integers(1, layers)),
@@ -176,6 +179,7 @@ def _mlp_types(layers: int) -> st.SearchStrategy[list[str]]:
 
 
 def _windows(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    """Kinds of *layers* layers with and without a window, and its size."""
     return st.fixed_dictionaries(
         {"layer_types": layer_types(layers), "sliding_window": st.sampled_from([4, 11, 64])}
     )

@@ -50,6 +50,8 @@ def company_address(index):
 
 
 class _Handler(QuietHandler, BaseHTTPRequestHandler):
+    """Handler of requests to a :class:`PackageIndex`."""
+
     def do_HEAD(self):
         self._answer()
 
@@ -57,6 +59,7 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
         self._answer()
 
     def _answer(self):
+        """Reply with a page of links or with a wheel, if the login is right."""
         index = self.server.owner
         if index.login and self.headers.get("Authorization") != index.login:
             index.refused += 1

@@ -62,6 +62,7 @@ def awq_tensors(codes, zeros, scales):
     """Tensors of a layer: *codes* ``(inputs, outputs)``, *zeros* and *scales* of groups."""
 
     def turned(numbers):
+        """*numbers* packed with the outputs in AWQ's order."""
         eights = numbers.reshape(len(numbers), -1, 8)
         return pack(eights[:, :, AWQ_PLACES].reshape(numbers.shape), 4)
 
@@ -129,6 +130,7 @@ def digest(kind, numbers):
 
 
 def _record():
+    """Record the digest of the weight of each case."""
     import torch
 
     names = {torch.float16: "F16", torch.bfloat16: "BF16"}

@@ -50,6 +50,7 @@ def measure(package: Path) -> Plainness:
 
 
 def _count_tokens(source, total):
+    """Add the tokens and lines of code of *source* to *total*."""
     rows = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in LAYOUT:
@@ -59,6 +60,7 @@ def _count_tokens(source, total):
 
 
 def _count_docstrings(tree, total):
+    """Add the public names and docstrings of *tree* to *total*."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue

@@ -43,6 +43,8 @@ class Proxy:
 
 
 class _Handler(QuietHandler, BaseHTTPRequestHandler):
+    """Handler of requests to a :class:`Proxy`."""
+
     def _is_refused(self):
         """Refuse the request if its login is wrong, or if all are forbidden; True if refused."""
         proxy = self.server.owner
@@ -80,6 +82,7 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
         self._forward()
 
     def _forward(self):
+        """Forward a plain request, and its reply."""
         if self._is_refused():
             return
         self.server.owner.carried.append(self.path)
@@ -101,6 +104,7 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
 
 
 def _connect(host, port):
+    """A connection to *host*, or to this machine for a host in ``.invalid``."""
     address = "127.0.0.1" if host.endswith(".invalid") else host
     return socket.create_connection((address, port))
 

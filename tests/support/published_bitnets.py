@@ -218,18 +218,22 @@ class Drawn:
         self._calls = 0
 
     def random(self, shape):
+        """Numbers from 0 to 1."""
         self._calls += 1
         count = int(np.prod(shape))
         raw = hashlib.shake_256(f"{self._name} {self._calls}".encode()).digest(4 * count)
         return np.frombuffer(raw, "<u4").reshape(shape) / 2**32
 
     def integers(self, low, high, shape):
+        """Integers from *low* up to *high*, which is excluded."""
         return low + (self.random(shape) * (high - low)).astype(np.int64)
 
     def permutation(self, values):
+        """*values* in a random order."""
         return values[np.argsort(self.random(values.shape), kind="stable")]
 
     def choice(self, values, shape):
+        """Random ones of *values*."""
         return np.asarray(values)[self.integers(0, len(values), shape)]
 
 

@@ -118,6 +118,7 @@ def _made_up(rng):
 
 
 def _type(rng):
+    """Random type of a piece, mostly normal."""
     return rng.choices([NORMAL, USER_DEFINED, UNUSED, CONTROL], weights=[80, 8, 8, 4])[0]
 
 

@@ -33,6 +33,7 @@ def write_model(spec, kind=None):
 
 
 def _encode_varint(value):
+    """*value*, an integer of 64 bits, as a varint of protobuf."""
     value &= (1 << 64) - 1
     out = bytearray()
     while value >= 0x80:

@@ -38,6 +38,7 @@ class Process:
 
     @property
     def address(self):
+        """Address of the server."""
         return f"http://127.0.0.1:{self.port}"
 
     def post(self, body, path="/v1/inference"):

@@ -222,6 +222,7 @@ def taught(checkpoint, ids, rate=0.02):
 
 @lru_cache
 def _taught_llama():
+    """The tiny LLaMA, taught the text that ``verify`` reads."""
     ids = [TOKENS.index(character) for character in TEXT if character in TOKENS]
     return taught(tiny("llama"), ids[: KEYS["context_length"]])
 

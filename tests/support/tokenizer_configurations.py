@@ -41,12 +41,14 @@ def _flag(rng, share=0.5):
 
 
 def _pattern(rng, texts):
+    """A random pattern: a regular expression, or one of *texts*, rarely an empty text."""
     if _flag(rng):
         return {"Regex": rng.choice(REGEXES)}
     return {"String": rng.choice([*texts, ""]) if _flag(rng, 0.1) else rng.choice(texts)}
 
 
 def _normalizers(rng):
+    """A random normalizer."""
     kinds = [
         *({"type": name} for name in ("NFC", "NFKC", "NFD", "NFKD", "StripAccents", "Lowercase")),
         {"type": "Nmt"},
@@ -72,6 +74,7 @@ def random_charsmap(rng):
 
 
 def _metaspace(rng):
+    """A Metaspace step in its present or in its old form."""
     split = {"split": _flag(rng)} if _flag(rng, 0.8) else {}
     scheme = {"prepend_scheme": rng.choice(["always", "first", "never"])}
     old = {"add_prefix_space": _flag(rng)}
@@ -81,6 +84,7 @@ def _metaspace(rng):
 
 
 def _byte_level(rng):
+    """A ByteLevel step."""
     return {
         "type": "ByteLevel",
         "add_prefix_space": _flag(rng),
@@ -90,6 +94,7 @@ def _byte_level(rng):
 
 
 def _pre_tokenizers(rng):
+    """A random pre-tokenizer."""
     kinds = [
         {"type": "Split", "pattern": _pattern(rng, [" ", "a", "ab", SPACE]),
          "behavior": rng.choice(BEHAVIORS), "invert": _flag(rng, 0.3)},
@@ -109,6 +114,7 @@ def _pre_tokenizers(rng):
 
 
 def _decoders(rng, pre):
+    """A random decoder, often the one that fits a step of *pre*."""
     kinds = [
         {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
         {"type": "Replace", "pattern": _pattern(rng, ["a", "##"]), "content": rng.choice("b ")},
@@ -146,6 +152,7 @@ def _some(rng, make, kind, most=3):
 
 
 def _bpe(rng, pieces, *, byte_level):
+    """A random BPE with *pieces* in its vocabulary."""
     texts = list(dict.fromkeys(BYTE_TO_CHARACTER if byte_level else LETTERS))
     if _flag(rng, 0.3):
         rng.shuffle(texts)
@@ -204,6 +211,7 @@ def _numbered(rng, texts):
 
 
 def _unigram(rng, pieces):
+    """A random unigram model with *pieces* in its vocabulary."""
     texts = list(dict.fromkeys(["<unk>", *LETTERS, *pieces]))
     if _flag(rng, 0.3):
         del texts[rng.randrange(1, len(texts)) :]
@@ -217,6 +225,7 @@ def _unigram(rng, pieces):
 
 
 def _wordpiece(rng, pieces):
+    """A random WordPiece model with *pieces* in its vocabulary."""
     prefix = "##" if _flag(rng, 0.8) else rng.choice(["", "@"])
     texts = ["[UNK]", *LETTERS, *(prefix + text for text in LETTERS), *pieces]
     texts = list(dict.fromkeys(text for text in texts if text))
@@ -246,6 +255,7 @@ def _added(rng, model):
 
 
 def _processor(rng, ids):
+    """A random post-processor, or None."""
     usable = [text for text in TEMPLATE_TOKENS if text in ids]
     kinds = [None, {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False}]
     if usable:
@@ -264,6 +274,8 @@ def _processor(rng, ids):
 
 
 def _template(rng, usable, ids):
+    """A random template of the tokens *usable*."""
+
     def some(at):
         return [{"SpecialToken": {"id": t, "type_id": at}} for t in rng.choices(usable, k=at)]
 

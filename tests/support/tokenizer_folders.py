@@ -142,6 +142,7 @@ class Folder:
         }
 
     def _sections(self, kind: str) -> dict[str, object]:
+        """Normalizer, pre-tokenizer and decoder that are usual for *kind*."""
         draw = self.draw
         replace = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
         prepend = {"type": "Prepend", "prepend": "\u2581"}
@@ -211,6 +212,7 @@ class Folder:
         }
 
     def _model(self, kind: str, texts: list[str], merges: list[list[str]]) -> dict[str, object]:
+        """The model of *kind* with the vocabulary *texts*."""
         ids = {text: id for id, text in enumerate(texts)}
         if kind == "wordpiece":
             return {

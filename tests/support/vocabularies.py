@@ -46,6 +46,7 @@ def _merged(prefix):
 
 
 def _added(*texts, **flags):
+    """Added tokens for *texts*, with *flags*."""
     defaults = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False)
     own = {"<unk>": 0, "<s>": 1, "</s>": 2}
     return [
@@ -54,6 +55,7 @@ def _added(*texts, **flags):
 
 
 def _llama():
+    """Parts of a tokenizer.json like LLaMA's."""
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
     steps = [{"type": "Prepend", "prepend": "\u2581"}, spaces]
     return {
@@ -65,6 +67,7 @@ def _llama():
 
 
 def _gemma():
+    """Parts of a tokenizer.json like Gemma's."""
     split = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious"}
     return {
         "added_tokens": _added("<unk>", "<s>", "</s>"),
@@ -75,6 +78,7 @@ def _gemma():
 
 
 def _wordpiece():
+    """Parts of a tokenizer.json like BERT's."""
     tokens = ["[UNK]", "[CLS]", "[SEP]", *WORDS, *"abcdefghij.,!?'", "##s", "##ing", "##b", "日"]
     vocabulary = {token: id for id, token in enumerate(dict.fromkeys(tokens))}
     added = [

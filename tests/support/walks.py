@@ -41,6 +41,7 @@ class Walk:
             threading.setprofile(None)
 
     def _note(self, frame: Any, event: str, _: object) -> None:
+        """Count a call, unless a module is being imported."""
         code = frame.f_code
         if code.co_name == "<module>":
             # Calls while a module is imported build tables: they are not steps of the walk.

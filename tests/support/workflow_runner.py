@@ -231,9 +231,11 @@ class _Scope:
         return re.sub(r"\$\{\{(.*?)\}\}", lambda m: _shown(self.evaluate(m[1])), value)
 
     def evaluate(self, expression):
+        """Value of *expression*."""
         return _Expression(expression, self).value()
 
     def name(self, name):
+        """Value of the context or constant *name*."""
         runner = self.runner
         contexts = {
             "github": runner.github,
@@ -250,6 +252,7 @@ class _Scope:
         return contexts[name]
 
     def call(self, name, arguments):
+        """Result of the function *name*."""
         runner = self.runner
         if name == "success":
             return not runner.failed
@@ -288,11 +291,13 @@ class _Expression:
             at = match.end()
 
     def value(self):
+        """Value of the whole expression."""
         value = self._or()
         assert not self.tokens, f"left over: {self.tokens}"
         return value
 
     def _take(self, *wanted):
+        """Remove the next token if it is one of the operators *wanted*, and return it, or None."""
         if self.tokens and self.tokens[0][0] == "op" and self.tokens[0][1] in wanted:
             return self.tokens.pop(0)[1]
         return None
