@@ -84,13 +84,16 @@ def show_decode(module, rng, name):
     for form in FORMS:
         layer = random_pages(rng, DEPTH // PAGE, kv_heads, head_dim, form)
         # Pages of their own for each layer, so that decode reads them from memory.
-        every = aligned(np.broadcast_to(layer, (layers, *layer.shape)))
+        all_pages = aligned(np.broadcast_to(layer, (layers, *layer.shape)))
 
-        def decode(every=every):
-            for pages in every:
+        def decode(all_pages=all_pages):
+            for pages in all_pages:
                 module.attention(q, pages, DEPTH - 1, head_dim**-0.5, 0, 0.0, out)
 
-        works += [decode, lambda every=every: module.sum_bytes(every.view(np.uint8).reshape(-1))]
+        works += [
+            decode,
+            lambda all_pages=all_pages: module.sum_bytes(all_pages.view(np.uint8).reshape(-1)),
+        ]
     ms = [seconds * 1e3 for seconds in lower_deciles(works, 15)]
     print(
         f"{name}, a token behind {DEPTH:,}: {ms[0]:.2f} ms (bytes alone {ms[1]:.2f}), "

@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--kv-type", default="f16", choices=("f16", "q8"))
-    parser.add_argument("--tries", type=int, default=2, help="while other processes run")
+    parser.add_argument("--tries", type=int, default=2, help="most attempts at a test")
     options = parser.parse_args()
     print(json.dumps(measure(options), indent=2))
 

@@ -74,12 +74,16 @@ def main():
     parser.add_argument("--bitnet-cpp", type=Path)
     parser.add_argument("--llama-cpp", type=Path)
     options = parser.parse_args()
-    for name in MICROSOFT if options.bitnet_cpp else ():
-        print_digest(name, "I2_S", by_bitnet_cpp, options.bitnet_cpp.resolve())
-    for name, config in CONFIGS.items() if options.llama_cpp else ():
-        if config is not MULTIPLIES:  # llama.cpp would divide by a scale that is to be multiplied
+    if options.bitnet_cpp:
+        for name in MICROSOFT:
+            print_digest(name, "I2_S", by_bitnet_cpp, options.bitnet_cpp.resolve())
+    if options.llama_cpp:
+        source = options.llama_cpp.resolve()
+        for name, config in CONFIGS.items():
+            if config is MULTIPLIES:  # llama.cpp divides by the scale, which here multiplies
+                continue
             for encoding in ("TQ1_0", "TQ2_0"):
-                print_digest(name, encoding, by_llama_cpp, options.llama_cpp.resolve(), encoding)
+                print_digest(name, encoding, by_llama_cpp, source, encoding)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from idle import MOST, Others
+from idle import MOST_CORES, Others
 from runtime import killed_at_last
 
 from bitnet.crossval.llama_library import Batch, Params
@@ -321,7 +321,7 @@ class Engine:
         if not reply:
             raise SystemExit(f"an engine died: {' '.join(self.process.args)}")
         seconds, rows = json.loads(reply)
-        self.busy += others.share() >= MOST
+        self.busy += others.share() >= MOST_CORES
         self.process.send_signal(signal.SIGSTOP)
         return seconds, np.array(rows)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 TICKS = os.sysconf("SC_CLK_TCK")
 #: Cores that other processes may use, on average, without changing a result noticeably.
-MOST = 0.1
+MOST_CORES = 0.1
 
 
 class Others:

@@ -72,7 +72,9 @@ def main():
         raise SystemExit(f"--level: one of {', '.join(module.kernel_levels())}")
     types = module.kernel_types()
     # An encoding that is repacked at load counts in the form that the fast kernels read, NAME_R16.
-    fast = [name for name in types if f"{name}_R16" not in types]
+    names = [name for name in types if f"{name}_R16" not in types]
+    if options.types:
+        names = options.types.split(",")
     print(f"level {module.kernel_level()}, {options.rows} x {options.columns}")
     heading = f"{'type':8} {'threads':>7} {'decode GB/s':>12} {'of read':>8}"
     print(f"{heading} {'prefill GMAC/s':>15} {'of limit':>9}")
@@ -82,7 +84,7 @@ def main():
         module.set_threads(threads)
         read = len(memory) / best_s(lambda: module.sum_bytes(memory), 5) / 1e9
         print(f"{'read':8} {threads:7} {read:12.1f}")
-        for name in options.types.split(",") if options.types else fast:
+        for name in names:
             kind = types.index(name)
             size = module.row_bytes(kind, options.columns)
             if not size:

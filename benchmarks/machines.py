@@ -151,7 +151,7 @@ def main():
     parser.add_argument("--add", type=Path, action="append", default=[])
     parser.add_argument("--date", default="")
     parser.add_argument("--build", action="append", default=[])
-    parser.add_argument("--keep", action="store_true", help="keep what RESULTS do not have")
+    parser.add_argument("--keep", action="store_true", help="keep rates that RESULTS lack")
     parser.add_argument("--check", action="store_true", help="write nothing, compare")
     options = parser.parse_args()
     machines = json.loads(RECORDS.read_text(encoding="utf-8"))

@@ -258,7 +258,7 @@ class OpenVINO:
         config.do_sample = False
         first = []
 
-        def heard(_text):
+        def note_time(_text):
             first.append(time.perf_counter())
             return self.genai.StreamingStatus.RUNNING
 
@@ -269,7 +269,7 @@ class OpenVINO:
         )
         # Decode at a depth is timed from the first token on: before it the prompt is read.
         from_first = depth and kind == "tg"
-        result = self.pipeline.generate(inputs, config, heard if from_first else None)
+        result = self.pipeline.generate(inputs, config, note_time if from_first else None)
         end = time.perf_counter()
         if len(result.tokens[0]) != config.max_new_tokens:
             raise SystemExit(f"{len(result.tokens[0])} tokens instead of {config.max_new_tokens}")

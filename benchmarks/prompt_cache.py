@@ -36,10 +36,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--tokens", type=int, default=8000, help="length of the prompt")
-    parser.add_argument("--context", type=int, help="let the model have so many positions")
+    parser.add_argument("--context", type=int, help="positions of the model, if not its own")
     parser.add_argument("--kv-type", default="f16", choices=("f16", "q8"))
-    parser.add_argument("--turns", type=int, default=5, help="of the answers that are not cold")
-    parser.add_argument("--drop-caches", action="store_true", help="also from the disk itself")
+    parser.add_argument("--turns", type=int, default=5, help="of all answers but the cold one")
+    parser.add_argument("--drop-caches", action="store_true", help="measure the disk, too")
     options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(dir=Path.cwd()) as folder,

@@ -37,7 +37,7 @@ from itertools import groupby
 from pathlib import Path
 
 from contexts import with_context
-from idle import MOST, Others
+from idle import MOST_CORES, Others
 from peers import library
 
 from bitnet.base import native
@@ -103,7 +103,7 @@ class Engine:
             print(test[:2], test[2:], file=self.process.stdin, flush=True)
             seconds = self.reply()["seconds"]
             share = others.share()
-            if share < MOST:
+            if share < MOST_CORES:
                 return seconds
             print(f"{test}: others used {share:.2f} cores", file=sys.stderr)
             time.sleep(attempt)
@@ -337,12 +337,12 @@ def main():
     parser.add_argument("--level", default="", help="instruction set of our kernels")
     parser.add_argument("--no-start", action="store_true")
     parser.add_argument("--kv-types", default="", help="of keys and values: f16,q8")
-    parser.add_argument("--tries", type=int, default=4, help="while other processes run")
-    parser.add_argument("--context", type=int, help="let the models have so many positions")
-    parser.add_argument("--states", type=Path, help="folder for what llama.cpp read of prompts")
-    parser.add_argument("--minutes", type=float, default=600, help="of a model; then stop")
-    parser.add_argument("--wait-for", type=Path, help="measure when this file is there")
-    parser.add_argument("--only", default="", help="engines that run, separated by commas")
+    parser.add_argument("--tries", type=int, default=4, help="most attempts at a test")
+    parser.add_argument("--context", type=int, help="positions of the models, if not their own")
+    parser.add_argument("--states", type=Path, help="folder for llama.cpp's states of prompts")
+    parser.add_argument("--minutes", type=float, default=600, help="longest time for a model")
+    parser.add_argument("--wait-for", type=Path, help="begin to measure when this file exists")
+    parser.add_argument("--only", default="", help="engines to run, separated by commas")
     options = parser.parse_args()
     if options.level:
         os.environ["BENCHMARK_LEVEL"] = options.level

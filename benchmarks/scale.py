@@ -136,7 +136,7 @@ def share(units: int, threads: int) -> float:
     return units / threads / ceil(units / threads)
 
 
-def meetings_s(shape: Shape, threads: int) -> float:
+def barriers_s(shape: Shape, threads: int) -> float:
     """Seconds that the barriers of a pass take; two threads need STAGE_S for each."""
     return shape.layers * STAGES * STAGE_S * log2(2 * threads) / 2
 
@@ -152,7 +152,7 @@ def decode_s(
     positions = shape.positions(context)
     units = max(1, batch * shape.kv_heads * ceil(positions / SPLIT))
     kv = batch * shape.kv_bytes * positions / (read * KV_READ * share(units, threads))
-    return weights + kv + meetings_s(shape, threads) + PASS_S
+    return weights + kv + barriers_s(shape, threads) + PASS_S
 
 
 def prefill_s(shape: Shape, machine: Machine, threads: int, tokens: int) -> float:
@@ -162,7 +162,7 @@ def prefill_s(shape: Shape, machine: Machine, threads: int, tokens: int) -> floa
     pairs = tokens * shape.positions(tokens / 2)
     attention = pairs * shape.attention_products / (rate / 2 * ATTENTION)
     passes = ceil(tokens / 256)  # the scheduler's PREFILL_CHUNK
-    return matrices + attention + passes * (meetings_s(shape, threads) + PASS_S)
+    return matrices + attention + passes * (barriers_s(shape, threads) + PASS_S)
 
 
 def predict(shape: Shape, machine: Machine, threads: int, test: str) -> float:

@@ -72,7 +72,7 @@ class Reply:
 
 
 class Server:
-    """A server in a process of its own, which :meth:`pause` stops and :meth:`awake` continues."""
+    """A server in a process of its own, which :meth:`pause` stops and :meth:`resume` continues."""
 
     def __init__(self, name, command, port, work):
         self.name = name
@@ -99,7 +99,7 @@ class Server:
         """Stop the process (SIGSTOP), so that it takes no time from the other server."""
         self.process.send_signal(signal.SIGSTOP)
 
-    def awake(self):
+    def resume(self):
         """Continue the process after :meth:`pause`."""
         self.process.send_signal(signal.SIGCONT)
 
@@ -257,7 +257,7 @@ def under_load(server, options, expected):
             memory.append([len(replies), round(server.rss_mb(), 1)])
             print(f"{len(replies)} answers, {memory[-1][1]} MB", file=sys.stderr, flush=True)
 
-    server.awake()
+    server.resume()
     begin = time.perf_counter()
     coroutine = load_of(server.port, options.clients, prompts, options.load_tokens, look, lost)
     replies = asyncio.run(coroutine)
@@ -292,7 +292,7 @@ def quantiles(values):
 
 def timed_load(server, clients, prompts, options):
     """Replies of *server*, which runs only for them, and the seconds until the last one."""
-    server.awake()
+    server.resume()
     begin = time.perf_counter()
     replies = asyncio.run(load_of(server.port, clients, prompts, options.max_tokens))
     elapsed_s = time.perf_counter() - begin

@@ -164,8 +164,8 @@ def main():
     parser.add_argument(
         "--llama", type=Path, action="append", default=[], help="a model for llama.cpp"
     )
-    parser.add_argument("--peers", type=Path, help="folder where peers.py built some")
-    parser.add_argument("--peer-python", default="", help="interpreter that has the others")
+    parser.add_argument("--peers", type=Path, help="folder with builds of peers")
+    parser.add_argument("--peer-python", default="", help="interpreter with packages of peers")
     parser.add_argument("--work", type=Path, default=Path(), help="folder for conversions")
     parser.add_argument("--tests", default="pp128,pp512,tg128")
     parser.add_argument("--threads", default="1,2")

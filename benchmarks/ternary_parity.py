@@ -136,7 +136,7 @@ def write_widened(checkpoint, path):
     return path
 
 
-def ours(checkpoint, question, level):
+def our_answer(checkpoint, question, level):
     """Our trace of *question* by the kernels of *level*, or by NumPy if it is empty."""
     os.environ["BITNET_BACKEND"] = "native" if level else "reference"
     if level and not native.module().set_kernel_level(level):
@@ -145,7 +145,7 @@ def ours(checkpoint, question, level):
         return our_trace(model, question)
 
 
-def theirs(reference, checkpoint, question):
+def reference_answer(reference, checkpoint, question):
     """The trace of *reference*, or the message of its error."""
     try:
         return reference.trace(Question(checkpoint, question.prompts))
@@ -156,23 +156,25 @@ def theirs(reference, checkpoint, question):
 def answers(checkpoint, question, work):
     """Label -> trace of each engine, or the message of its error; and the trace of our kernels."""
     levels = native.module().kernel_levels()
-    traces = {f"ours, compiled, {level}": ours(checkpoint, question, level) for level in levels}
+    traces = {
+        f"ours, compiled, {level}": our_answer(checkpoint, question, level) for level in levels
+    }
     best = traces[f"ours, compiled, {levels[-1]}"]
-    traces["ours, NumPy float32"] = ours(checkpoint, question, "")
+    traces["ours, NumPy float32"] = our_answer(checkpoint, question, "")
     folder = open_checkpoint(folder_of(checkpoint, work / "folder"))
-    traces["transformers, int8 rounding"] = theirs(Transformers(), folder, question)
-    traces["bitnet.cpp, I2_S"] = theirs(BitnetCpp(), checkpoint, question)
+    traces["transformers, int8 rounding"] = reference_answer(Transformers(), folder, question)
+    traces["bitnet.cpp, I2_S"] = reference_answer(BitnetCpp(), checkpoint, question)
     wide = open_checkpoint(write_widened(checkpoint, work / "wide.gguf"))
-    traces["bitnet.cpp, I2_S, widened"] = theirs(BitnetCpp(), wide, question)
+    traces["bitnet.cpp, I2_S, widened"] = reference_answer(BitnetCpp(), wide, question)
     plan_conversion(wide.path, ConvertOptions("IQ2_BN")).write(work / "iq2_bn.gguf")
     packed = open_checkpoint(work / "iq2_bn.gguf")
-    traces["ik_llama.cpp, IQ2_BN, widened"] = theirs(IkLlamaCpp(), packed, question)
-    traces["ik_llama.cpp, F16 (activations not rounded)"] = theirs(
+    traces["ik_llama.cpp, IQ2_BN, widened"] = reference_answer(IkLlamaCpp(), packed, question)
+    traces["ik_llama.cpp, F16 (activations not rounded)"] = reference_answer(
         IkLlamaCpp(), checkpoint, question
     )
     plan_conversion(checkpoint.path, ConvertOptions("TQ2_0")).write(work / "tq2_0.gguf")
     scaled = open_checkpoint(work / "tq2_0.gguf")
-    traces["llama.cpp, TQ2_0"] = theirs(LlamaCpp(), scaled, question)
+    traces["llama.cpp, TQ2_0"] = reference_answer(LlamaCpp(), scaled, question)
     return traces, best
 
 

@@ -281,10 +281,10 @@ def main():
     parser.add_argument("data", type=Path)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--also", action="append", default=[], metavar="NAME=FILE")
-    parser.add_argument("--turns", type=int, default=5, help="of encoding")
-    parser.add_argument("--packages", default="", help="that encode, separated by commas")
+    parser.add_argument("--turns", type=int, default=5, help="measurements of encoding")
+    parser.add_argument("--packages", default="", help="packages to run, separated by commas")
     parser.add_argument("--json", type=Path, help="write the rows of encoding")
-    parser.add_argument("--no-loading", action="store_true", help="encoding alone")
+    parser.add_argument("--no-loading", action="store_true", help="measure encoding only")
     parser.add_argument("--svg", type=Path, help="write a plot")
     options = parser.parse_args()
     os.environ |= {"BITNET_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "0"}

@@ -37,7 +37,7 @@ COMMANDS = (
     "bitnet bench bitnet-tiny --tests pp128,tg64",
     "bitnet models",
 )
-# Size of a terminal in columns and lines, and the command of whose output it shows the end.
+# By size of the terminal, in columns and lines: a command, whose last lines it shows.
 SCREENS = {
     (80, 24): "bitnet verify bitnet-tiny.gguf",
     (120, 40): "bitnet crossval bitnet-tiny.gguf --against float64 --max-positions 64 --greedy 8",

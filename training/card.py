@@ -223,8 +223,8 @@ def _samples(model: LanguageModel) -> Iterator[str]:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m training.card", description=__doc__)
-    parser.add_argument("texts", type=Path, help="the folder it was trained on")
-    parser.add_argument("out", type=Path, help="folder that training wrote")
+    parser.add_argument("texts", type=Path, help="folder with the texts of the training")
+    parser.add_argument("out", type=Path, help="folder that training.train wrote")
     parser.add_argument("model", type=Path, help="the GGUF file")
     options = parser.parse_args()
     print(card(options.texts, options.out, options.model))

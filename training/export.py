@@ -137,8 +137,8 @@ def _write(path: Path, value: object) -> None:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m training.export", description=__doc__)
-    parser.add_argument("out", type=Path, help="folder that training wrote")
-    parser.add_argument("model", type=Path, help="folder to write; MODEL.gguf comes beside it")
+    parser.add_argument("out", type=Path, help="folder that training.train wrote")
+    parser.add_argument("model", type=Path, help="folder to write; MODEL.gguf is written beside it")
     options = parser.parse_args()
     to_folder(load(options.out), options.out / "tokenizer.json", options.model)
     to_gguf(options.model, options.model.with_name(f"{options.model.name}.gguf"))

@@ -169,7 +169,7 @@ class Trainer:
         torch.save(state, self.out / "checkpoint.new")
         (self.out / "checkpoint.new").replace(self.out / "checkpoint.pt")
 
-    def once(self, dtype: torch.dtype) -> float:
+    def train_step(self, dtype: torch.dtype) -> float:
         """Train one step, and return the loss of its batch before the step."""
         recipe = self.recipe
         factor = recipe.rate(self.progress, self.step)
@@ -199,7 +199,7 @@ class Trainer:
         losses: list[float] = []
         started = time.monotonic() - self.seconds
         while self.progress < 1 and not (stop and self.step >= stop):
-            losses.append(self.once(dtype))
+            losses.append(self.train_step(dtype))
             self.seconds = time.monotonic() - started
             if not math.isfinite(losses[-1]):
                 raise SystemExit(

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from command_lines import understood
+from command_lines import check_command
 from hints import (
     CLEAN,
     COMMANDS,
@@ -77,7 +77,7 @@ def test_a_command_in_a_text_is_one_that_we_understand(place, program, words):
     assert program == "bitnet", "inv works in a checkout only; bitnet is said as it was started"
     meant = filled(words)
     assert not re.search(r"[{}]|\b[A-Z]{2,}\b", meant), f"{meant}: give its words a meaning"
-    understood(meant, load())
+    check_command(meant, load())
 
 
 @pytest.mark.parametrize(("place", "program", "words"), COMMANDS, ids=[c[0] for c in COMMANDS])

@@ -8,7 +8,7 @@ from invoke.exceptions import Exit
 from bitnet.commands.program import Program
 
 
-def understood(words, namespace, binary="bitnet"):
+def check_command(words, namespace, binary="bitnet"):
     """Parse *words*, a command with its options; raises the error that the program would report."""
     parser = Program(namespace, binary)
     parser.create_config()

@@ -196,8 +196,12 @@ def _spelling(draw: st.DrawFn, options: dict[str, Any]) -> tuple[dict[str, Any],
     if draw(st.integers(0, 2)) == 0:
         without += draw(st.lists(st.sampled_from(sorted(_DROPPED)), max_size=3))
     if draw(st.integers(0, 3)) == 0:
-        changes |= draw(st.dictionaries(st.sampled_from(sorted(_SAID)), st.none(), max_size=2))
-        changes = {key: draw(_SAID[key]) if key in _SAID else v for key, v in changes.items()}
+        changes |= draw(
+            st.dictionaries(st.sampled_from(sorted(_OTHER_KEYS)), st.none(), max_size=2)
+        )
+        changes = {
+            key: draw(_OTHER_KEYS[key]) if key in _OTHER_KEYS else v for key, v in changes.items()
+        }
     return changes, tuple(sorted(set(without)))
 
 
@@ -301,7 +305,7 @@ _DROPPED = {
 }
 # Keys of other families, and of none, with values that they may have.
 _NUMBER = st.sampled_from([None, 0, 1, 2])
-_SAID = {
+_OTHER_KEYS = {
     "attention_dropout": st.just(0.1),
     "attn_logit_softcapping": CAPS,
     "clip_qkv": st.sampled_from([None, 0.5]),

@@ -249,7 +249,7 @@ def _exchanged(first, second):
 
 
 def _page(change):
-    """Change of the page in the middle to the result of *change*, which also gets all bytes."""
+    """Change that replaces the page in the middle by what *change* makes of it and all bytes."""
 
     def damage(tensor):
         body = tensor.rows.reshape(-1)

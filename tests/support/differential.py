@@ -126,18 +126,18 @@ def reopened(case: Case, folder: Path) -> Any:
     return model.eval() if is_whole else None
 
 
-def ternary(model: Any, said: Mapping[str, Any], folder: Path) -> Any:
+def ternary(model: Any, quantization: Mapping[str, Any], folder: Path) -> Any:
     """*model* with transformers' own BitNet layers, whose tensors are saved into *folder*.
 
-    *said* is the ``quantization_config``. ``None`` for layers with norms of their own, and for a
-    packed head that is tied to the embedding.
+    *quantization* is the ``quantization_config``. ``None`` for layers with norms of their own, and
+    for a packed head that is tied to the embedding.
     """
     from safetensors.torch import save_file
 
-    excluded = said.get("modules_to_not_convert")
+    excluded = quantization.get("modules_to_not_convert")
     patterns = ["lm_head"] if excluded is None else excluded
-    auto = said.get("linear_class", "bitlinear") == "autobitlinear"
-    online = auto and said.get("quantization_mode", "offline") == "online"
+    auto = quantization.get("linear_class", "bitlinear") == "autobitlinear"
+    online = auto and quantization.get("quantization_mode", "offline") == "online"
     for parameter in model.parameters():  # convert keeps embeddings as float16
         parameter.data = parameter.data.half().float()
     stored = dict(model.state_dict())
@@ -145,7 +145,7 @@ def ternary(model: Any, said: Mapping[str, Any], folder: Path) -> Any:
         del stored["lm_head.weight"]
         if not online and should_convert_module("lm_head", patterns):
             return None
-    if said.get("use_rms_norm"):
+    if quantization.get("use_rms_norm"):
         return None
     for name, module in list(model.named_modules()):
         if not isinstance(module, torch.nn.Linear) or not should_convert_module(name, patterns):
@@ -169,7 +169,9 @@ def ternary(model: Any, said: Mapping[str, Any], folder: Path) -> Any:
         model.set_submodule(name, layer)
     save_file({name: tensor.clone() for name, tensor in stored.items()}, folder / WEIGHTS)
     path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) | {"quantization_config": dict(said)}
+    config = json.loads(path.read_text(encoding="utf-8")) | {
+        "quantization_config": dict(quantization)
+    }
     path.write_text(json.dumps(config), encoding="utf-8")
     return model
 
@@ -251,14 +253,14 @@ _ASKED: set[tuple[str, str]] = set()
 
 
 def check_refusal(
-    case: Case, warnings: Sequence[Finding], file: Path, found: np.ndarray, folder: Path
+    case: Case, warnings: Sequence[Finding], file: Path, our_logits: np.ndarray, folder: Path
 ) -> None:
     """Run llama.cpp on *file*, if *warnings* say only that it refuses the file.
 
     Each reason is checked once for each kind.
 
     Raises:
-        AssertionError: it does not refuse the file, and computes our logits *found*.
+        AssertionError: it does not refuse the file, and computes *our_logits*.
     """
     reasons = [warning.text for warning in warnings if warning.subject == "llama.cpp"]
     reason = "".join(letter for letter in reasons[0] if not letter.isdigit())
@@ -270,7 +272,7 @@ def check_refusal(
     except RuntimeError:  # it crashed
         theirs = None
     if theirs is not None:
-        apart = distance(found, theirs[0])
+        apart = distance(our_logits, theirs[0])
         assert apart > SAME_FLOATS, f"llama.cpp computes the file ({apart:.2g}): {reasons[0]}"
     _ASKED.add((case.kind, reason))
 

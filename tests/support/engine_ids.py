@@ -23,21 +23,21 @@ def tokenize(paths, texts, folder):
     return json.loads(reply.read_text())
 
 
-def _main(asked, found):
-    """Tokenize what the file *asked* has, and write the ids to *found*."""
+def _main(request, reply):
+    """Tokenize what the file *request* has, and write the ids to *reply*."""
     import ctypes
     from importlib import import_module
 
     from bitnet.crossval.llama_library import Llama
 
-    paths, texts = json.loads(Path(asked).read_text())
+    paths, texts = json.loads(Path(request).read_text())
     file = import_module("xllamacpp.xllamacpp").__file__
     library = ctypes.CDLL(file)
     rows = []
     for path in paths:
         model = Llama(library, path, Path(file), threads=1, weights=False)
         rows.append([model.tokenize(text, add_special=False) for text in texts])
-    Path(found).write_text(json.dumps(rows))
+    Path(reply).write_text(json.dumps(rows))
 
 
 if __name__ == "__main__":

@@ -102,15 +102,15 @@ def distance(ours, theirs):
     return float(np.abs(ours - theirs).max() / np.ptp(ours))
 
 
-def _main(asked, folder):
-    """Answer the file *asked*: write a file with logits for each model into *folder*."""
+def _main(request, folder):
+    """Answer the file *request*: write a file with logits for each model into *folder*."""
     import ctypes
     from importlib import import_module
 
     from bitnet.crossval.llama_library import Llama
     from bitnet.crossval.trace import EngineFailed
 
-    models, prompts = json.loads(Path(asked).read_text())
+    models, prompts = json.loads(Path(request).read_text())
     module = Path(import_module("xllamacpp.xllamacpp").__file__)
     library = ctypes.CDLL(str(module))
     for number, (file, adapters) in enumerate(models):

@@ -24,20 +24,20 @@ def ask(name, vocabulary, cases, folder):
     return json.loads(reply.read_text())
 
 
-def _main(asked, found):
-    """Answer the file *asked*, and write the results to *found*."""
+def _main(request, reply):
+    """Answer the file *request*, and write the results to *reply*."""
     import ctypes
     from importlib import import_module
 
     from bitnet.crossval.llama_library import Llama
 
-    name, path, cases = json.loads(Path(asked).read_text())
+    name, path, cases = json.loads(Path(request).read_text())
     file = import_module("xllamacpp.xllamacpp").__file__
     library = ctypes.CDLL(file)
     model = Llama(library, path, Path(file), threads=1, weights=False)
     engine = _Engine(library, model)
     functions = {"sample": engine.sample, "follow": engine.follow, "accept": engine.accept}
-    Path(found).write_text(json.dumps([functions[name](case) for case in cases]))
+    Path(reply).write_text(json.dumps([functions[name](case) for case in cases]))
 
 
 class _Engine:

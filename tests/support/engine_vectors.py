@@ -16,7 +16,7 @@ def vectors_by_llama_cpp(path, texts):
     return np.array([entry["embedding"] for entry in answer["data"]])
 
 
-def smallest_cosine(found, expected):
+def smallest_cosine(actual, expected):
     """The smallest cosine between vectors of the same text."""
-    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
-    return float(((found * expected).sum(axis=1) / lengths).min())
+    lengths = np.linalg.norm(actual, axis=1) * np.linalg.norm(expected, axis=1)
+    return float(((actual * expected).sum(axis=1) / lengths).min())

@@ -10,7 +10,7 @@ from bitnet.tokenizer import load_tokenizer
 from bitnet.tokenizer.chat import chat_template
 
 # Recorded by ``record_folders.py``.
-FOUND = Path(__file__).parents[1] / "tokenizer" / "found" / "folders.jsonl"
+RECORDED = Path(__file__).parents[1] / "tokenizer" / "found" / "folders.jsonl"
 MESSAGES = [{"role": "user", "content": "hi"}]
 TOOLS = [
     {

@@ -159,7 +159,7 @@ def main():
     """Follow the hints, print the problems, and exit with 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--program", default="bitnet")
-    parser.add_argument("--only", default="", help="cases whose name has this")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--network", action="store_true", help="also those that need an index")
     parser.add_argument("--extras", default="", help="names of extras, instead of the cases")
     options = parser.parse_args()

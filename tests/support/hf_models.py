@@ -119,9 +119,9 @@ def say(folder, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def relative_difference(found, expected):
+def relative_difference(actual, expected):
     """Largest difference as a share of the range of *expected*."""
-    return np.abs(found - expected).max() / np.ptp(expected)
+    return np.abs(actual - expected).max() / np.ptp(expected)
 
 
 def bitnet_layers(model, online, wanted=lambda name: "lm_head" not in name):

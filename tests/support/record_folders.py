@@ -19,7 +19,7 @@ from pathlib import Path
 
 import transformers
 from against_transformers import expectation
-from folder_expectations import FOUND
+from folder_expectations import RECORDED
 from model_folders import ModelFolder
 from tokenizer_folders import Folder, VocabularyFolder
 from usual_folders import UsualFolder
@@ -102,11 +102,11 @@ def main(cases: list[str]) -> None:
     if cases[:1] == ["--print"]:
         print_cases(cases[1:])
         return
-    lines = FOUND.read_text("utf-8").splitlines() if FOUND.exists() else []
+    lines = RECORDED.read_text("utf-8").splitlines() if RECORDED.exists() else []
     recorded = {json.loads(line)["case"]: line for line in lines}
     for case in cases:
         recorded[case] = json.dumps(record(case), ensure_ascii=False, separators=(",", ":"))
-    FOUND.write_text("".join(f"{line}\n" for line in recorded.values()), "utf-8")
+    RECORDED.write_text("".join(f"{line}\n" for line in recorded.values()), "utf-8")
 
 
 if __name__ == "__main__":

@@ -159,14 +159,14 @@ def _encoded(library, engines, text):
             yield f"{engine.engine} {text!r}: {places}, expected {expected}"
 
 
-def _whole_characters(library, wanted):
-    """Offsets of *wanted*, where all bytes of a character get the end that its last one has."""
-    pieces = [library.id_to_piece(id) for id in wanted["ids"]]
-    ends = [stop for _, stop in wanted["offsets"]]
+def _whole_characters(library, mapping):
+    """Offsets of *mapping*, where all bytes of a character get the end that its last one has."""
+    pieces = [library.id_to_piece(id) for id in mapping["ids"]]
+    ends = [stop for _, stop in mapping["offsets"]]
     for at in range(len(pieces) - 2, -1, -1):
-        if library.is_byte(wanted["ids"][at]) and "<0x80>" <= pieces[at + 1] < "<0xC0>":
-            ends[at] = ends[at + 1] if library.is_byte(wanted["ids"][at + 1]) else ends[at]
-    return [(start, end) for (start, _), end in zip(wanted["offsets"], ends, strict=True)]
+        if library.is_byte(mapping["ids"][at]) and "<0x80>" <= pieces[at + 1] < "<0xC0>":
+            ends[at] = ends[at + 1] if library.is_byte(mapping["ids"][at + 1]) else ends[at]
+    return [(start, end) for (start, _), end in zip(mapping["offsets"], ends, strict=True)]
 
 
 def _decoded(library, engines, ids):

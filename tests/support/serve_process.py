@@ -51,10 +51,10 @@ class Process:
             "POST", self.address + path, json=body, timeout=PATIENCE_S, verify=False
         )
 
-    def end(self, number=None):
-        """Wait for the process to end, and return its exit code; *number* is a signal to send."""
-        if number is not None:
-            self.process.send_signal(number)
+    def end(self, signal_number=None):
+        """Send the signal *signal_number*, if any, wait for the end, and return the exit code."""
+        if signal_number is not None:
+            self.process.send_signal(signal_number)
         outputs = self.process.communicate(timeout=PATIENCE_S)
         self.lines += outputs[1].splitlines()
         return self.process.returncode

@@ -89,13 +89,13 @@ def describe(name: str) -> dict[str, object]:
         return {"refused": f"it cannot be built from a vocabulary alone ({type(error).__name__})"}
 
 
-def build(found: type) -> dict[str, object]:
+def build(kind: type) -> dict[str, object]:
     """The row of a class that builds its own steps."""
-    parameters = parameters_of(found)
+    parameters = parameters_of(kind)
     keys = [key for key in OPTIONS if key in parameters]
     charsmaps = (False, True) if CHARSMAP in parameters else (False,)
     results = {
-        (values, charsmap): run(found, dict(zip(keys, values, strict=True)), charsmap=charsmap)
+        (values, charsmap): run(kind, dict(zip(keys, values, strict=True)), charsmap=charsmap)
         for values in itertools.product(*(("absent", *VALUES) for key in keys))
         for charsmap in charsmaps
     }
@@ -109,25 +109,25 @@ def build(found: type) -> dict[str, object]:
             rows.append(sections)
         names = [json.dumps(values[at]).strip('"') for at in effective]
         variants[" ".join([*names, *["charsmap"] * charsmap])] = rows.index(sections)
-    plain = make(found, {}, vocabulary(found, roles=()))
+    plain = make(kind, {}, vocabulary(kind, roles=()))
     special = plain._special_tokens_map.items()
     return {
-        "model": found.model.__name__ if found.model else "Unigram",
+        "model": kind.model.__name__ if kind.model else "Unigram",
         "options": [keys[at] for at in effective],
         "variants": variants,
         "sections": rows,
         "special": {role: token(value) for role, value in special if value is not None},
-        "named": named_tokens(found),
+        "named": named_tokens(kind),
         "extra": [token(value) for value in plain._extra_special_tokens],
-        "adds_again": added_again(found),
+        "adds_again": added_again(kind),
         "unclear": sorted(parameters.keys() - _WITHOUT_EFFECT),
     }
 
 
-def parameters_of(found: type) -> dict[str, inspect.Parameter]:
+def parameters_of(kind: type) -> dict[str, inspect.Parameter]:
     """Parameters of a class and of its base classes, to which it passes other arguments on."""
     parameters: dict[str, inspect.Parameter] = {}
-    for base in found.__mro__:
+    for base in kind.__mro__:
         if issubclass(base, TokenizersBackend) and base is not TokenizersBackend:
             own = base.__dict__.get("__init__")
             parameters = dict(inspect.signature(own).parameters if own else {}) | parameters
@@ -142,27 +142,27 @@ def _changes(results: dict, at: int) -> bool:
     return any(sections.count(sections[0]) != len(sections) for sections in rest.values())
 
 
-def make(found: type, arguments: dict[str, object], vocab: object) -> TokenizersBackend:
-    """An instance of the class *found*."""
-    if found.model is not None and found.model.__name__ == "BPE":
+def make(kind: type, arguments: dict[str, object], vocab: object) -> TokenizersBackend:
+    """An instance of the class *kind*."""
+    if kind.model is not None and kind.model.__name__ == "BPE":
         arguments = {"merges": [], **arguments}
-    return found(vocab=vocab, **arguments)
+    return kind(vocab=vocab, **arguments)
 
 
-def vocabulary(found: type, *, roles: tuple[str, ...] = ROLES, first: tuple[str, ...] = ()):
+def vocabulary(kind: type, *, roles: tuple[str, ...] = ROLES, first: tuple[str, ...] = ()):
     """A vocabulary with the special tokens of *roles*, and those that the class names itself."""
     texts = [*first, *(f"{{{role}}}" for role in roles), "a", "b", "\u2581"]
-    for parameter in parameters_of(found).values():
+    for parameter in parameters_of(kind).values():
         default = parameter.default
         if parameter.name.endswith("_token") and default and default is not parameter.empty:
             texts.append(str(default))
     texts = list(dict.fromkeys(texts))
-    if found.model is None or found.model.__name__ == "Unigram":
+    if kind.model is None or kind.model.__name__ == "Unigram":
         return [(text, -float(at)) for at, text in enumerate(texts)]
     return {text: at for at, text in enumerate(texts)}
 
 
-def run(found: type, options: dict[str, object], *, charsmap: bool) -> object:
+def run(kind: type, options: dict[str, object], *, charsmap: bool) -> object:
     """Sections of the class with *options*, or the name of the error that it raises."""
     arguments: dict[str, object] = {role: f"{{{role}}}" for role in ROLES}
     arguments |= {key: value for key, value in options.items() if value != "absent"}
@@ -171,9 +171,9 @@ def run(found: type, options: dict[str, object], *, charsmap: bool) -> object:
     marker = tokenizers.processors.ByteLevel(trim_offsets=True)
     results = []
     for first in ((), ("c", "d")):
-        vocab = vocabulary(found, first=first)
+        vocab = vocabulary(kind, first=first)
         try:
-            made = make(found, {**arguments, "post_processor": marker}, vocab)
+            made = make(kind, {**arguments, "post_processor": marker}, vocab)
         except Exception as error:  # noqa: BLE001 - recorded: transformers does not accept the options
             return type(error).__name__
         results.append(sections_of(made, ROLES.index("unk_token") + len(first)))
@@ -217,16 +217,16 @@ def trained_charsmap() -> bytes:
     return proto.normalizer_spec.precompiled_charsmap
 
 
-def named_tokens(found: type) -> dict[str, object]:
+def named_tokens(kind: type) -> dict[str, object]:
     """Special tokens with flags that a class makes from plain texts, by role."""
     arguments = {role: f"{{{role}}}" for role in ROLES}
-    made = make(found, arguments, vocabulary(found))
+    made = make(kind, arguments, vocabulary(kind))
     values = made._special_tokens_map.items()
     tokens = {role: token(value) for role, value in values if role in ROLES and value is not None}
     return {role: value for role, value in tokens.items() if isinstance(value, dict)}
 
 
-def added_again(found: type) -> str:
+def added_again(kind: type) -> str:
     """Way in which a class adds known special tokens again: ``plain``, ``special`` or ``no``.
 
     ``plain``: without their flags; ``special``: made special; ``no``: it does not add them.
@@ -234,7 +234,7 @@ def added_again(found: type) -> str:
     arguments: dict[str, object] = {role: f"{{{role}}}" for role in ROLES}
     arguments["eos_token"] = tokenizers.AddedToken("{eos_token}", lstrip=True, special=False)
     arguments["added_tokens_decoder"] = {1: arguments["eos_token"]}
-    made = make(found, arguments, vocabulary(found))
+    made = make(kind, arguments, vocabulary(kind))
     tokens = {str(token): token for token in made.added_tokens_decoder.values()}
     again = tokens["{eos_token}"]
     if not again.lstrip:
@@ -242,7 +242,7 @@ def added_again(found: type) -> str:
     # Named tokens become special; one that is added again is not normalized either.
     extra = tokenizers.AddedToken("{extra}", lstrip=True, special=False)
     arguments |= {"extra_special_tokens": [extra], "added_tokens_decoder": {1: extra}}
-    made = make(found, arguments, vocabulary(found, first=("{extra}",)))
+    made = make(kind, arguments, vocabulary(kind, first=("{extra}",)))
     tokens = {str(token): token for token in made.added_tokens_decoder.values()}
     return "special" if tokens["{extra}"].special else "no"
 

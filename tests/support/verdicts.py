@@ -38,7 +38,7 @@ def wrong_last_norm(checkpoint):
     return {"one norm x1.01": (norms[-1], scale_up)} if norms else {}
 
 
-def remembering(reference):
+def cache_answers(reference):
     """*reference*, run once for each question: a mistake in our model does not affect it."""
     for name in ("trace", "intermediates"):
         answers = {}
@@ -57,7 +57,7 @@ def check_verdicts(path, reference):
     """Assert that the model at *path* passes beside *reference*, and fails with each mistake."""
     checkpoint = open_checkpoint(path)
     weights = wrong_last_norm(checkpoint)
-    reference = remembering(reference)
+    reference = cache_answers(reference)
     statuses = {}
     for mistake in ("", *CONFIGURATIONS, *weights):
         with ExitStack() as stack:

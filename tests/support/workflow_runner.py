@@ -116,21 +116,21 @@ class Runner:
             if not re.search(r"\b(always|failure|success|cancelled)\(\)", str(condition)):
                 condition = f"success() && ({_bare(condition)})"
             if not scope.evaluate(_bare(condition)):
-                self._done(step, scope, Step(name, "skipped"), {})
+                self._record(step, scope, Step(name, "skipped"), {})
                 continue
             local = scope.child({key: scope.text(v) for key, v in (step.get("env") or {}).items()})
-            outcome, outputs = self._one(step, name, local)
+            outcome, outputs = self._run_step(step, name, local)
             if outcome.outcome == "failure":
                 self.failed = True
-            self._done(step, scope, outcome, outputs)
+            self._record(step, scope, outcome, outputs)
 
-    def _done(self, step, scope, outcome, outputs):
+    def _record(self, step, scope, outcome, outputs):
         """Record *outcome*, and make it known to expressions if the step has an id."""
         self.steps.append(outcome)
         if "id" in step:
             scope.steps[step["id"]] = {"outcome": outcome.outcome, "outputs": outputs}
 
-    def _one(self, step, name, scope):
+    def _run_step(self, step, name, scope):
         """Outcome and outputs of a step whose condition holds."""
         if "run" in step:
             return self._script(step, name, scope)

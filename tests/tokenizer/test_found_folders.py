@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from folder_expectations import FOUND, outcome, write
+from folder_expectations import RECORDED, outcome, write
 
 # Which key or text a refusal names; the other cases are equal.
 REFUSED = {
@@ -15,7 +15,7 @@ REFUSED = {
     "3420": "twice, with normalized: true",
     "0@4.46.3": "extra_special_tokens",
 }
-CASES = {case["case"]: case for case in map(json.loads, FOUND.read_text("utf-8").splitlines())}
+CASES = {case["case"]: case for case in map(json.loads, RECORDED.read_text("utf-8").splitlines())}
 
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - REFUSED.keys()))

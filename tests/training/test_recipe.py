@@ -69,9 +69,9 @@ def test_it_learns_a_text_that_repeats(texts, tmp_path):
     trainer = Trainer(
         texts, tmp_path / "out", SHAPE, Recipe(steps=60, batch=4, length=16, warmup=5)
     )
-    first = trainer.once(torch.float32)
+    first = trainer.train_step(torch.float32)
     for _ in range(59):
-        last = trainer.once(torch.float32)
+        last = trainer.train_step(torch.float32)
     assert last < first / 3
 
 
