@@ -344,10 +344,8 @@ def attest(
     if key and not bundle:
         raise UsageError("--key signs a bundle", hint="name it: --bundle FILE --key FILE")
     if output and bundle and Path(output).resolve() == Path(bundle).resolve():
-        raise UsageError(
-            f"--output and --bundle are one file, {bundle}",
-            hint="name two files, or leave --output out: the attestation is in the bundle, too",
-        )
+        problem = f"--output and --bundle are one file, {bundle}"
+        raise UsageError(problem, hint="name two files; the attestation is in the bundle, too")
 
     # The outputs are checked before the tensors are read, which takes minutes.
     checkpoint = open_checkpoint(path)

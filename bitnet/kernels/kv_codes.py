@@ -116,7 +116,7 @@ def _sum(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def page_words(head_dim: int, kv_type: KVType = "f16") -> int:
     """Size in int16 of one head's keys, or values, in a page: codes and their steps."""
-    width = _padded_width(head_dim)
+    width = _pad_width(head_dim)
     return PAGE * (width // 2 + 1 if kv_type == "q8" else width + 2)
 
 
@@ -137,7 +137,7 @@ def store(
     else:
         k = encode_keys(keys)
         v = encode_values(values)
-    padding = ((0, 0), (0, 0), (0, _padded_width(head_dim) - head_dim))
+    padding = ((0, 0), (0, 0), (0, _pad_width(head_dim) - head_dim))
     of_keys, of_values = (
         np.pad(encoded.codes.astype(key_codes.dtype), padding) for encoded in (k, v)
     )
@@ -173,7 +173,7 @@ def load(pages: NDArray[np.int16], head_dim: int, kv_type: KVType = "f16") -> tu
     return np.concatenate(keys_and_values[0], axis=1), np.concatenate(keys_and_values[1], axis=1)
 
 
-def _padded_width(head_dim: int) -> int:
+def _pad_width(head_dim: int) -> int:
     """Codes of a vector, with padding."""
     return -(-head_dim // _WIDTH) * _WIDTH
 
@@ -188,7 +188,7 @@ def _parts(
     ``(kv_heads, 16, W, 4)``. Steps are ``(2, kv_heads, 64)``; with ``q8``, their upper 16 bits.
     """
     heads = page.shape[1]
-    width = _padded_width(head_dim)
+    width = _pad_width(head_dim)
     per_word, code, step = (4, np.int8, np.uint16) if kv_type == "q8" else (2, np.int16, np.float32)
     words = PAGE * width * np.dtype(code).itemsize // 2
     keys, values = (codes.view(code) for codes in page[:, :, :words])
