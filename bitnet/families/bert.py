@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _PRODUCTS = (*ATTENTION, "ffn_up", "ffn_down")
-_PADDING = 1  # row of MPNet's positions for padding, whatever ``pad_token_id`` is
-# Rows of MPNet's table of biases: one half for keys at or before the query, one for later keys.
+_PADDING = 1  # row of padding in MPNet's table of positions, whatever ``pad_token_id`` is
+# Rows of MPNet's table of biases: half of them for keys up to the query, half for later keys.
 _BUCKETS = 32
 _REACH = 128  # from this distance on, all keys of a side have one bias
-# The padding token, in models for which transformers counts only the other tokens as positions. A
-# text may contain it, too. In llama.cpp it is a token like any other, and its converter writes no
-# key for it.
+# Key of the padding token, in models for which transformers counts only other tokens as positions.
+# A text may contain that token, too. llama.cpp treats it like any other, and its converter does not
+# write the key.
 _UNCOUNTED = {"uncounted_token_id": read("a text with it is refused: it would shift positions")}
 #: Beginnings of the names of tensors of heads for other tasks.
 HEADS = ("cls.", "lm_head.", "pooler.", "qa_outputs.", "vocab_")
-#: Layers of classifiers behind the first hidden state of a text: of BERT, and of RoBERTa.
+#: Layers of classifiers of the first hidden state of a text, in BERT, and below in RoBERTa.
 POOLED_CLASSIFIER: HeadLayers = (
     ("pooler.dense", INNER, "tanh"),
     ("classifier", SCORES, "identity"),
@@ -82,7 +82,7 @@ def _bert(keys: Keys) -> ModelConfig:
 
 
 def both_ways(_config: Config) -> dict[str, Any]:
-    """GGUF keys of a model whose attention is bidirectional."""
+    """The GGUF key of bidirectional attention."""
     return {"attention.causal": False}
 
 
@@ -135,6 +135,7 @@ def _roberta_keys(config: Config) -> dict[str, Any]:
 
 
 def _roberta_orders(config: Config) -> Values:
+    """A function that removes the rows of positions for padding."""
     first = _first_position(config)
 
     def behind_padding(rows: NDArray[Any]) -> NDArray[Any]:
@@ -166,10 +167,10 @@ def _mpnet(keys: Keys) -> ModelConfig:
 
 
 def _bucket(distance: int) -> int:
-    """Row of the bias of a key that is *distance* positions behind its query.
+    """Row with the biases of a key that is *distance* positions behind its query.
 
-    Each side has half of the rows: one for each short distance, and the rest for logarithmic
-    ranges of distances up to ``_REACH``.
+    Each side has half of the rows: a half of these for short distances, one each, and the others
+    for ranges of longer distances up to ``_REACH``, equal on a logarithmic scale.
     """
     half = _BUCKETS // 2
     first_row = half if distance > 0 else 0
@@ -183,6 +184,7 @@ def _bucket(distance: int) -> int:
 
 
 def _mpnet_values(_config: Config) -> Values:
+    """A function that turns the table of biases by bucket into one by distance, a row per head."""
     rows = [_bucket(distance) for distance in range(-_REACH, _REACH + 1)]
 
     def by_distance(table: NDArray[Any]) -> NDArray[Any]:

@@ -1,8 +1,9 @@
 """Encoders with norms behind attention and network: Nomic-BERT, GTE and Jina's second and third.
 
-Positions are rotations or, in Jina's second models, slopes of scores (ALiBi). transformers 5.24 has
-the equations of Nomic-BERT, GTE and Jina's third models; those of the second ones and of experts
-are the graphs of llama.cpp and the code that is published beside the models.
+Positions are rotations or, in Jina's second models, slopes of scores (ALiBi). The equations of
+Nomic-BERT, GTE and Jina's third models are those of transformers 5.24. Those of Jina's second
+models and of Nomic-BERT with experts are from llama.cpp's graphs and the code published with the
+models.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _CONFIG = {
     **reads("layer_norm_eps"),
     "type_vocab_size": read("must be the number of rows of `token_types`"),
 }
-# Names of transformers' modules; published folders have other names for these norms.
+# Names of norms in transformers' modules; published folders have other names for them.
 _OF_MODULES = {
     "post_attention_layernorm": "attn_output_norm",
     "post_mlp_layernorm": "layer_output_norm",
@@ -105,7 +106,7 @@ def _nomic_keys(config: Config) -> dict[str, Any]:
 
 
 def _nomic_orders(config: Config) -> Values:
-    """Functions for stacked matrices of all experts, of which those of down are transposed."""
+    """Functions that separate the stacked matrices of all experts, and transpose those of down."""
     if not config.get("moe_every_n_layers"):
         return {}
     count = config["num_experts"]
@@ -191,7 +192,7 @@ register_variant(
 
 
 def _up_first(_config: Config) -> Parts:
-    """Functions for a matrix of up and gate, with the rows of up first."""
+    """Functions that split a matrix with the rows of up first, then those of the gate."""
     return equal_parts("ffn_up_gate", ("ffn_up", "ffn_gate"))
 
 
@@ -274,7 +275,7 @@ register_variant(
     translate=positions_behind_padding,
 )
 
-_ALIBI = 8.0  # as in :class:`Attention`
+_ALIBI = 8.0  # the field of :class:`Attention`
 
 
 def _jina2(keys: Keys) -> ModelConfig:
@@ -293,7 +294,7 @@ def _jina2(keys: Keys) -> ModelConfig:
     is_gated = is_fused_glu or "blk.0.ffn_gate.weight" in names
     network = FeedForward(model_sizes.ffn, "gelu", gated=is_gated, fused=is_fused_glu)
     block: Block = norms_behind(mixer, network)
-    if "blk.0.attn_norm_2.weight" in names:
+    if "blk.0.attn_norm_2.weight" in names:  # a second residual, around attention and its norm
         again = Branch("", (BlockInput(),), parallel=True, stream_norm="attn_norm_2")
         block = (block[0], again, block[1])
     return encoder(
@@ -302,9 +303,9 @@ def _jina2(keys: Keys) -> ModelConfig:
 
 
 def _gate_first(_config: Config) -> Parts:
-    """A function for the models for code, whose matrix of up and gate has the rows of up first.
+    """A function that puts the rows of the gate first, as in GGUF, in a matrix of up and gate.
 
-    In GGUF, the rows of the gate are first.
+    The models for code have the rows of up first.
     """
 
     def swap(rows: NDArray[Any]) -> NDArray[Any]:

@@ -41,16 +41,17 @@ if TYPE_CHECKING:
     from bitnet.families.rope import Rope
     from bitnet.families.streams import Cycles, Streams
 
-LONGEST_KERNEL = 64  # positions of a convolution; a damaged file asks for billions
-LARGEST_HEAD = 1 << 16
+# Bounds far above the sizes of published models: a damaged file may state billions.
+LONGEST_KERNEL = 64  # positions of a convolution
+LARGEST_HEAD = 1 << 16  # number of heads, width of a head, a state or a latent
 MOST_STREAMS = 64
 
 Pooling = Literal["none", "mean", "cls", "last"]
 KVType = Literal["f16", "q8"]  # form of keys and values: codes of 16 bits, or of 8
 
 MAX_SCALE = 200.0  # on scores: those of the longest queries and keys stay within float32
-MAX_ALIBI = 64.0  # of the smallest slope, ``2**-64``
-CAPS = 1e-3, 1e3  # least and largest soft cap; beyond it, ``cap * tanh(x / cap)`` loses digits
+MAX_ALIBI = 64.0  # the smallest slope is at least ``2**-64``
+CAPS = 1e-3, 1e3  # least and largest soft cap; outside, ``cap * tanh(x / cap)`` loses digits
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ class Attention:
     head_dim: int  # width of a head
     rope: Rope | None  # position embedding; ``None``: no rotation
     scale: float  # factor on scores, at most 200
-    window: int = 0  # positions a query attends to, to each side with itself; 0: all
+    # positions that a query attends to on each side, itself included; 0: all
+    window: int = 0
     softcap: float = 0.0  # soft cap on scores, 0.001 to 1,000; 0: none
     # norms of queries and keys; ``head``: of each head, with one weight for all; ``rotated``: the
     # same behind the rotation; ``each``: of each head, with a weight of its own; ``whole``: of all
@@ -107,7 +109,7 @@ class Attention:
     # values are the keys before norm and rotation; there is no ``attn_v``
     keys_as_values: bool = False
     value_norm: bool = False  # there is an RMS norm of each value head, without a weight
-    # number of the cache that it reads, which an attention of the same shape before it fills;
+    # number of the cache that it reads, which an earlier attention of the same shape fills;
     # ``None``: it has keys and values of its own
     shared_cache: int | None = None
 
@@ -115,9 +117,9 @@ class Attention:
     def slopes(self) -> tuple[float, ...]:
         """Loss of a score per position of distance, for each head; empty without ``alibi``.
 
-        The first heads, a power of two of them, have slopes of ``2**-step`` with steps at equal
-        distances up to ``alibi``. The others have the steps half-way between those
-        (arXiv:2108.12409).
+        The first heads, as many as the largest power of two up to ``heads``, have slopes of
+        ``2**-step`` with steps at equal distances up to ``alibi``. The other heads have the steps
+        half-way between those (arXiv:2108.12409).
         """
         if not self.alibi:
             return ()
@@ -128,7 +130,7 @@ class Attention:
 
     @property
     def reads(self) -> KeysValues:
-        """The cache that it reads, its own or another's."""
+        """Shape of the cache that it reads, its own or that of another attention."""
         return KeysValues(self.kv_heads, self.head_dim, self.window)
 
     @property
@@ -152,7 +154,7 @@ class LatentAttention:
     value_dim: int  # width of a head's result
     rope: Rope  # position embedding, of dimensions of its own
     scale: float  # factor on scores, at most 200
-    query_rank: int  # width of the queries' latent; 0: they are a product of the input
+    query_rank: int  # width of the latent of the queries; 0: they are computed from the input
     eps: float  # epsilon of the norms of latents
     rotates: bool = True  # the dimensions of *rope* are rotated
     # the sigmoid of a product with a matrix of its own, ``attn_gate``, multiplies each head
@@ -162,7 +164,7 @@ class LatentAttention:
 
     @property
     def reads(self) -> KeysValues:
-        """The cache that it reads, its own."""
+        """Shape of the cache that it reads, which is its own."""
         return KeysValues(1, self.latent + self.rope.dims)
 
     @property
@@ -197,10 +199,10 @@ class Sum:
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """A part of a block."""
+    """A part of a block: mixers behind one norm, whose results are added to the stream."""
 
     norm: str  # name of the norm before it; empty: none
-    # its mixers, which read the same input; their results are added to the stream in order
+    # they read the same input; their results are added to the stream in order
     mixers: tuple[Mixer | Sum, ...]
     post_norm: str = ""  # name of the norm behind it; empty: none
     scale: float = 1.0  # factor on its result
@@ -208,12 +210,12 @@ class Branch:
     parallel: bool = False
     stream_norm: str = ""  # name of the norm of the sum of stream and result; empty: none
     stream_scale: float = 1.0  # factor on the sum of stream and result
-    # of several streams: it runs after all of them are corrected, reads the active one, and is
-    # added to all but the first
+    # in a model with several streams: it runs when all streams are corrected, reads the active one,
+    # and is added to all but the first
     beside: bool = False
 
     def every(self) -> Iterator[Mixer]:
-        """Its mixers, and those of the branches of a sum."""
+        """Its mixers, with those of the branches of a :class:`Sum` in place of the sum."""
         for mixer in self.mixers:
             if isinstance(mixer, Sum):
                 for branch in mixer.branches:
@@ -243,8 +245,8 @@ class ModelConfig:
     prompt_both_ways: bool = False
     # how hidden states are pooled to an embedding; ``none``: it generates text
     pooling: Pooling = "none"
-    classifier: Classifier | None = None  # of a pooled hidden state; ``None``: it has none
-    projections: tuple[Projection, ...] = ()  # of a pooled vector, one after another
+    classifier: Classifier | None = None  # on a pooled hidden state; ``None``: it has none
+    projections: tuple[Projection, ...] = ()  # on a pooled vector, one after another
     centered_norms: bool = False  # norms subtract the mean first (LayerNorm)
     norm_biases: bool = False  # norms have biases
     norm_weights: bool = True  # norms have weights
@@ -272,7 +274,7 @@ class ModelConfig:
     # token before
     joined: bool = False
     final_norm: str = "output_norm"  # name of the norm behind the last block; empty: none
-    # names of norms whose tensors are called so, without ``.weight``
+    # names of norms whose tensors have just these names, without ``.weight``
     bare_norms: tuple[str, ...] = ()
     # the model's block that drafts the token after next, as a decoder; ``None``: it has none
     drafter: ModelConfig | None = None
@@ -288,7 +290,7 @@ class ModelConfig:
 
     @property
     def vector_dim(self) -> int:
-        """Numbers of a vector that it makes of a text."""
+        """Width of the vector that it computes for a text."""
         return self.projections[-1].outputs if self.projections else self.dim
 
     @property
@@ -298,7 +300,7 @@ class ModelConfig:
 
     @property
     def looks_back(self) -> bool:
-        """True if no position sees those behind it: a prompt can be run in parts."""
+        """True if no position sees later ones, so that a prompt can be run in parts."""
         return self.causal and not self.prompt_both_ways
 
     def mixers(self) -> Iterator[Mixer]:
@@ -323,7 +325,7 @@ class ModelConfig:
 
     @cached_property
     def ropes(self) -> tuple[Rope, ...]:
-        """Its different position embeddings."""
+        """The position embeddings of its mixers, each once."""
         usual = [mixer.rope for mixer in self.mixers() if isinstance(mixer, Attention)]
         over_latents = [mixer for mixer in self.mixers() if isinstance(mixer, LatentAttention)]
         ropes = [*usual, *(mixer.rope for mixer in over_latents if mixer.rotates)]
@@ -353,7 +355,7 @@ class ModelConfig:
                 )
 
     def _stream_faults(self) -> Iterator[tuple[bool, str]]:
-        """Conditions on the streams that must be false, each with the fault it would be."""
+        """Conditions on the streams that must be false, each with its name in an error."""
         if self.streams is not None:
             count = self.streams.count
             yield not 2 <= count <= MOST_STREAMS, f"{count:,} residual streams"
@@ -366,10 +368,10 @@ def _outside(cap: float) -> bool:
 
 
 def _faults(mixer: Mixer) -> Iterator[tuple[bool, str]]:
-    """Conditions on *mixer* that must be false, each with the fault it would be.
+    """Conditions on *mixer* that must be false, each with its name in an error.
 
-    A later condition may divide by what an earlier one found not to be 0: the caller stops at the
-    first that is true.
+    A later condition may divide by a number that an earlier one has checked not to be 0: the caller
+    stops at the first condition that is true.
     """
     kernel = getattr(mixer, "kernel", 1)
     scale = getattr(mixer, "scale", 0.0)
@@ -383,6 +385,7 @@ def _faults(mixer: Mixer) -> Iterator[tuple[bool, str]]:
         case ShortConvolution():
             yield min(mixer.width, kernel) < 1, "a convolution of nothing"
         case Experts():
+            # a latent of width 0 is none
             yield min(mixer.width, mixer.latent + 1) < 1, "a size below 1 (inside the experts)"
             yield from _routing_faults(mixer.routing)
         case DeltaNet():

@@ -32,7 +32,7 @@ from bitnet.families.gpt import (
 )
 from bitnet.families.keys import HARMLESS, Config, Keys, neutral, reads
 
-#: Tensors of OPT and BioGPT.
+#: Names of tensors in OPT and BioGPT.
 FAIRSEQ_TENSORS = {
     "fc1": "ffn_up",
     "fc2": "ffn_down",
@@ -121,12 +121,12 @@ register(
         "n_layer": "num_hidden_layers",
         "seq_length": "max_position_embeddings",
     },
-    # Positions have no end; this is what the models were trained for.
+    # ALiBi does not bound positions; this is the length that the models were trained for.
     defaults={"max_position_embeddings": 2048, "tie_word_embeddings": True},
     config_keys={
         **reads("layer_norm_epsilon"),
         "apply_residual_connection_post_layernorm": neutral(None, False),
-        "hidden_act": HARMLESS,  # its class has one
+        "hidden_act": HARMLESS,  # its class always computes the tanh form of GELU
         "slow_but_exact": HARMLESS,
     },
     gguf_keys=LAYER_NORM_EPS,
@@ -146,8 +146,8 @@ register(
 
 def _opt(keys: Keys) -> ModelConfig:
     network = {"gated": False, "activation": "relu"}
-    places = {"biases": SPLIT_PRODUCTS, "positions": True}
-    return layer_norms(keys, rope=None, ffn=network, model=places)
+    fields = {"biases": SPLIT_PRODUCTS, "positions": True}
+    return layer_norms(keys, rope=None, ffn=network, model=fields)
 
 
 def _opt_keys(config: Config) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def _opt_keys(config: Config) -> dict[str, Any]:
 
 
 def leave_padding_out(_config: Config) -> Values:
-    """A function for the positions of OPT and BioGPT, whose first two rows are of padding."""
+    """A function that removes the first two rows of OPT's and BioGPT's positions, for padding."""
     return {"position_embd.weight": lambda rows: rows[2:]}
 
 
@@ -193,7 +193,7 @@ def _stablelm(keys: Keys) -> ModelConfig:
 
 
 def _norms_of_heads(keys: Keys) -> dict[str, Any]:
-    """Field of :class:`Attention`: norms of queries and keys, if there are any."""
+    """Field of :class:`Attention`: norms of queries and keys, if the model has them."""
     return {"qk_norm": "each" if "blk.0.attn_q_norm.weight" in keys.weights else ""}
 
 

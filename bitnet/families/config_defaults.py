@@ -1,8 +1,8 @@
 """Defaults of transformers for keys that a ``config.json`` leaves out.
 
 ``tests/support/config_defaults.py`` made the table beside this file from the configuration classes
-of the versions that the table names, from 4.30 on. If all versions that know a key have one default
-for it, a folder without the key means that value. If they differ, the folder is refused.
+of the versions that the table names, from 4.30 on. If all versions that know a key have the
+same default, that value counts in a folder without the key. If they differ, the folder is refused.
 """
 
 from __future__ import annotations
@@ -20,21 +20,23 @@ if TYPE_CHECKING:
 
     from bitnet.families.keys import Config
 
+# Keys that may be in the RoPE table instead.
 _OF_ROPE = {"rope_theta", "partial_rotary_factor"}
 # Types whose configuration class in transformers 5.24 scales positions if config.json has no RoPE
 # table, whatever `rope_theta` says; 4.57 does not scale them if the table is null.
 SCALED_BY_DEFAULT = frozenset({"apertus", "apertus1p5_text", "cwm", "gpt_oss", "ministral3"})
-# Keys that the tensors of a folder decide, if config.json leaves them out.
+# Keys whose values follow from the tensors of a folder, if config.json leaves them out.
 _OF_TENSORS = {"vocab_size"}
 _TABLE = Path(__file__).with_suffix(".json")
 
 
 @cache
 def read_table() -> Mapping[str, Any]:
-    """The table; ``agreed``, ``differing`` and ``names`` each have an entry by model type.
+    """The table of defaults.
 
-    ``agreed`` has defaults by key, ``differing`` defaults by key and version, ``names`` pairs of
-    names of one key; ``versions`` lists the versions.
+    ``agreed``, ``differing`` and ``names`` have an entry for each model type: ``agreed`` has the
+    defaults by key, ``differing`` the defaults by key and then by version, ``names`` pairs of names
+    of one key. ``versions`` lists the versions of transformers.
     """
     table: Mapping[str, Any] = json.loads(_TABLE.read_text(encoding="utf-8"))
     return table
@@ -76,18 +78,21 @@ def with_defaults(config: Config, model_type: str) -> dict[str, Any]:
 
 
 def list_defaults(model_type: str) -> Mapping[str, Any]:
-    """Defaults by key on which the versions of transformers agree."""
+    """Defaults of *model_type*, by key, on which the versions of transformers agree."""
     defaults: Mapping[str, Any] = read_table()["agreed"].get(model_type, {})
     return defaults
 
 
 def _may_be_null(key: str) -> bool:
-    """True if code that reads *key* accepts null; other keys are left out instead."""
+    """True if *key* may be null; the default null of another key is not added to a config."""
     return key in KINDS and KINDS[key].may_be_null
 
 
 def _list_stated(config: Config, names: Iterable[tuple[str, str]]) -> set[str]:
-    """Keys that *config* has, under any of their *names*, or in a table of RoPE parameters."""
+    """Keys that *config* states, directly or in a RoPE table.
+
+    *names* are pairs of names of one key: if *config* has one of a pair, both are stated.
+    """
     stated = set(config)
     for pair in names:
         if stated & {*pair}:
@@ -98,8 +103,8 @@ def _list_stated(config: Config, names: Iterable[tuple[str, str]]) -> set[str]:
 def _is_in_rope(name: str, config: Config) -> bool:
     """True if *config* has the RoPE parameter *name* in a table that counts.
 
-    ``rope_scaling`` hides ``rope_parameters``, unless the latter has a table per kind of layer.
-    Layers whose table lacks ``rope_theta`` have the default.
+    ``rope_scaling`` hides ``rope_parameters``, unless the latter has a table for each kind of
+    layer. A layer whose table lacks ``rope_theta`` has the default, so all of them must state it.
     """
     table = config.get("rope_parameters")
     of_layers = [own for own in table.values() if isinstance(own, dict)] if table else []

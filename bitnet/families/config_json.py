@@ -74,7 +74,7 @@ READ: dict[str, Rule] = {
 }
 _NOTHING = _NO_NUMBER = neutral(None, False, 0)
 _ONE = neutral(None, 1.0)
-#: Keys that change the computation of some family, with their values without effect.
+#: Keys that change the computation in some family, and the values with which they change nothing.
 CHANGES: dict[str, Rule] = {
     **dict.fromkeys(
         (
@@ -117,7 +117,7 @@ QUANTIZATION: dict[str, Rule] = {
     **reads("linear_class quantization_mode modules_to_not_convert use_rms_norm"),
     "rms_norm_eps": read("must be the model's own"),
 }
-#: The same of blocks of MXFP4 (gpt-oss).
+#: Of ``quantization_config``: blocks of MXFP4 (gpt-oss).
 MXFP4: dict[str, Rule] = {
     "quant_method": neutral("mxfp4"),
     "modules_to_not_convert": HARMLESS,
@@ -133,7 +133,7 @@ _FLOATS = (
     *("attention.scale", "embedding_scale", "residual_scale", "logit_scale"),
     *("expert_weights_scale", "final_logit_softcapping"),
 )
-# Lists of layers, and the entries with which they have no effect in families that do not read them.
+# Lists of layers, and the entries that a family without such lists allows (1: the layer has RoPE).
 _PLAIN_LAYERS: dict[str, set[Any]] = {"layer_types": {"full_attention"}, "no_rope_layers": {1}}
 
 
@@ -144,12 +144,12 @@ class Description:
     family: Family  # the family whose table was used
     metadata: dict[str, Any]  # GGUF keys, including the architecture prefix
     freq_factors: dict[str, NDArray[Any]]  # frequency factors, as the tensors that GGUF has
-    tied: bool  # the head is the embedding
+    tied: bool  # the head shares its matrix with the embedding
     headless: bool  # the model computes embeddings, without a head
     classifies: bool  # the model scores labels of texts
-    biases: frozenset[str]  # parts of a layer that have biases
+    biases: frozenset[str]  # names of matrices that have biases, without their blocks
     vocab_size: int | None  # rows the embedding must have; ``None``: not specified
-    # these four are as in :class:`Family`, for this ``config.json``
+    # the next four are as in :class:`Family`, for this ``config.json``
     values: Values
     orders: Values
     parts: Parts
@@ -165,7 +165,7 @@ class Description:
 
 
 def describe(outer: Config, *, model: str, ignore: Collection[str] = ()) -> Description:
-    """Description of the language model in *outer*, with every key accounted for.
+    """Description of the language model in *outer*, a ``config.json``; keys must be supported.
 
     In a multimodal model its ``text_config`` counts. Keys to *ignore* are named with or without the
     tables that contain them. Errors name *model*.
@@ -185,6 +185,7 @@ def describe(outer: Config, *, model: str, ignore: Collection[str] = ()) -> Desc
 
 
 def _describe(config: Config, quantization: Config, ignored: Config) -> Description:
+    """Description of the text model whose keys are *config*, by the table of its family."""
     kind = config.get("model_type")
     class_name = first_architecture(config)
     family = of_model_type(kind, class_name, config) if isinstance(kind, str) else None
@@ -201,7 +202,7 @@ def _describe(config: Config, quantization: Config, ignored: Config) -> Descript
     config = with_defaults(config, str(kind))
     for alias, name in family.aliases.items():
         if name not in config and alias in config:
-            config[name] = config[alias]  # the default of the class is under its other name
+            config[name] = config[alias]  # the class has a default for the other name
     own_names = {key: key for key in stated}
     own_names |= {name: alias for alias, name in family.aliases.items() if alias in stated}
     read_config = ReadConfig(config, own_names)
@@ -216,12 +217,12 @@ def _describe(config: Config, quantization: Config, ignored: Config) -> Descript
 def _describe_for(
     config: Config, stated: Config, family: Family, quantization: Config, ignored: Config
 ) -> Description:
-    """Description for *family* of *config*: the keys that a file *stated*, and defaults."""
+    """Description for *family* of *config*: the keys *stated* in the file, and defaults."""
     class_name = first_architecture(config)
     _check(config, family)
     if family.transposed_experts and quantization.get("quant_method") == "mxfp4":
         check(quantization, MXFP4, below=_BELOW)
-        quantization = {}  # the names of the tensors say which they are
+        quantization = {}  # the names of the tensors tell which are MXFP4
     _check_quantization(quantization, config)
     keys = _translate(config, family)
     rope_keys, freq_factors = _rope(config, keys, family)
@@ -249,7 +250,7 @@ def _describe_for(
 
 
 def _own_names(stated: Config, family: Family) -> dict[str, str]:
-    """Names of keys as the file *stated* them, by the GGUF key that each becomes."""
+    """Names of keys in the file, which *stated* them, by the GGUF key that each becomes."""
     aliases = {name: alias for alias, name in family.aliases.items() if alias in stated}
     names = (*READ, *family.config_rules)
     return {
@@ -262,7 +263,7 @@ def _own_names(stated: Config, family: Family) -> dict[str, str]:
 def _without_ignored(
     outer: Config, ignore: Collection[str]
 ) -> tuple[dict[str, Any], Config, dict[str, Any]]:
-    """The text model's keys and its quantization without ignored keys, and the ignored keys."""
+    """Keys of the text model, its ``quantization_config``, and the keys ignored in both."""
     merged = text_keys(outer)
     merged.pop("text_config", None)
     config, ignored = split_ignored(merged, ignore)
@@ -310,12 +311,13 @@ def _check(config: Config, family: Family) -> None:
             if value is not None and not set(value) <= _PLAIN_LAYERS[key]:
                 raise refusal(key, value)
         elif rule is not None and not rule.allows(None if value in ([], {}, "") else value):
+            # Without the key, transformers' default would count, which may be refused as well.
             is_ignorable = key not in defaults or rule.allows(defaults[key])
             raise refusal(key, value, rule=rule, is_ignorable=is_ignorable)
 
 
 def _both_ways(config: Config, keys: Config) -> dict[str, Any]:
-    """The key of bidirectional attention, if *config* asks for it."""
+    """The GGUF key of bidirectional attention if ``is_causal`` is false, else an empty dict."""
     value = config.get("is_causal")
     if value is None or value is True:
         return {}
@@ -362,7 +364,7 @@ def _rope(config: Config, keys: Config, family: Family) -> Tables:
         return {}, {}
     head_dim = keys.get("rope.dimension_count", keys.get("attention.key_length"))
     with_width = {**config, "head_dim": head_dim}
-    if family.layered_rope:
+    if family.layered_rope:  # transformers reads this key only if all layers have one RoPE
         with_width.pop("original_max_position_embeddings", None)
     table = rope_table(config)
     try:
@@ -381,9 +383,9 @@ def _rope_tables(config: Config, family: Family, table: str) -> Tables:
     *table* is the name of the table in *config* that describes it, for messages.
     """
     parameters: Config = rope_parameters(config)
-    local: dict[str, Any] = {}
+    window_keys: dict[str, Any] = {}
     if family.layered_rope:
-        parameters, local = _split_by_attention(config, family)
+        parameters, window_keys = _split_by_attention(config, family)
         if table == "rope_parameters" and not config.get("rope_scaling"):
             table = "rope_parameters.full_attention"
     parameters = {
@@ -394,44 +396,44 @@ def _rope_tables(config: Config, family: Family, table: str) -> Tables:
     kind = parameters.get("rope_type") or "default"
     if kind not in PARAMETERS or kind in {*OF_FAMILIES} - {*family.rope_scalings}:
         raise refusal(f"{table}.rope_type", kind, f"known are {', '.join(PARAMETERS)}")
-    if family.layered_rope and parameters.get("truncate") is False:
+    if family.layered_rope and parameters.get("truncate") is False:  # transformers ignores it here
         raise refusal("rope_parameters.full_attention.truncate", False)
     dims = _rotary_dims(config, parameters, family, table)
     names = {*_EVERYWHERE, *PARAMETERS[kind], *family.rope_parameters, "partial_rotary_factor"}
-    rest = {key: value for key, value in parameters.items() if key not in names}
-    check(rest, {}, below=f"{table}.")
+    unknown = {key: value for key, value in parameters.items() if key not in names}
+    check(unknown, {}, below=f"{table}.")
     base = base_above_zero(parameters.get("rope_theta"), config.get("rope_theta"))
     scaled, tensors = FORMULAS[kind](Scaling(config, parameters, base, dims))
     if family.has_freq_factors:
         tensors = {"rope_freqs.weight": np.ones(dims // 2, dtype=np.float32)} | tensors
-    return {"rope.freq_base": base, "rope.dimension_count": dims, **local, **scaled}, tensors
+    return {"rope.freq_base": base, "rope.dimension_count": dims, **window_keys, **scaled}, tensors
 
 
 def _split_by_attention(config: Config, family: Family) -> tuple[Config, dict[str, Any]]:
     """RoPE parameters of layers with full attention, and GGUF keys for those with windows."""
-    former = config.get("rope_scaling")
-    if former and not family.layered_scaling:
+    scaling = config.get("rope_scaling")
+    if scaling and not family.layered_scaling:
         why = "it is ignored in models of this class; `rope_parameters` is read"
-        raise refusal("rope_scaling", former, why)
+        raise refusal("rope_scaling", scaling, why)
     nested = config.get("rope_parameters") or {}
     full = with_rope_type(nested.get("full_attention") or {})
-    full |= with_rope_type(former or {})
+    full |= with_rope_type(scaling or {})
     local = with_rope_type(nested.get("sliding_attention") or {})
-    unknown = nested.keys() - {"full_attention", "sliding_attention"}
-    if unknown:
-        name = min(unknown)
+    unknown_tables = nested.keys() - {"full_attention", "sliding_attention"}
+    if unknown_tables:
+        name = min(unknown_tables)
         raise refusal(f"rope_parameters.{name}", nested[name])
     key = "rope_parameters.sliding_attention"
     if (local.get("rope_type") or "default") != "default":
         raise refusal(key, local, "layers with a window support RoPE without scaling only")
-    rest = {
+    unread = {
         name: value
         for name, value in local.items()
         if name not in _EVERYWHERE
         and value is not None
         and not (name == "partial_rotary_factor" and family.partial_rotation)
     }
-    check(rest, {}, below=f"{key}.")
+    check(unread, {}, below=f"{key}.")
     candidates = (
         local.get("rope_theta"),
         config.get("rope_local_base_freq"),
@@ -443,7 +445,7 @@ def _split_by_attention(config: Config, family: Family) -> tuple[Config, dict[st
 
 
 def _rotary_dims(config: Config, parameters: Config, family: Family, table: str) -> int:
-    """Number of rotary dimensions of a head; *parameters* are the *table* of *config*."""
+    """Number of rotary dimensions of a head; *parameters* are those of *table* in *config*."""
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if partial is None or partial == 1.0 or parameters.get("rope_type") == "proportional":

@@ -1,8 +1,8 @@
-"""Kinds of the values in ``config.json``: each is checked when it is read, before it is used.
+"""Kinds of the values in ``config.json``: each value is checked before it is used.
 
-transformers 5 refuses an integer written as ``2.0``, a flag written as ``1`` and ``null`` where its
-class has no such value; so do these checks, by the key's name. Sizes have bounds, so that nothing
-is counted or allocated by a wrong number.
+transformers 5 refuses an integer written as ``2.0``, a flag written as ``1``, and ``null`` if the
+type in its class does not allow it. These checks refuse the same, by the name of the key. Sizes
+have bounds, so that a wrong number cannot make a loop or an allocation huge.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from bitnet.families.keys import Config
 
-MAX_WIDTH = 2**24  # of a matrix, far above every published one
-MAX_POSITIONS = 2**31 - 1
+MAX_WIDTH = 2**24  # rows or columns of a matrix, far above those of every published model
+MAX_POSITIONS = 2**31 - 1  # positions, and also tokens of a vocabulary
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 _TABLES = ("rope_parameters", "rope_scaling")
 
@@ -34,7 +34,7 @@ class Kind:
     """A kind of value."""
 
     expected: str  # its description, for messages
-    fits: Callable[[Any], bool]
+    fits: Callable[[Any], bool]  # true for a value of this kind other than null
     may_be_null: bool = False
 
     def accepts(self, value: Any) -> bool:
@@ -62,6 +62,8 @@ def _is_text(value: Any) -> bool:
 
 
 def _integer(least: int, most: int, *, may_be_null: bool = False) -> Kind:
+    """Integers from *least* to *most*, both included."""
+
     def fits(value: Any) -> bool:
         return _is_integer(value) and least <= value <= most
 
@@ -71,6 +73,8 @@ def _integer(least: int, most: int, *, may_be_null: bool = False) -> Kind:
 def _number(
     condition: str = "", *, least: float = -sys.float_info.max, above: bool = False
 ) -> Kind:
+    """Finite numbers *above* the *least*, or not below it; *condition* says which in messages."""
+
     def fits(value: Any) -> bool:
         return is_finite(value) and (value > least if above else value >= least)
 
@@ -78,6 +82,8 @@ def _number(
 
 
 def _list_of(what: str, fits: Callable[[Any], bool], most: int = MAX_LAYERS) -> Kind:
+    """Lists of at most *most* entries that *fits* accepts, called *what* in messages; or null."""
+
     def are_all(values: Any) -> bool:
         return isinstance(values, list) and len(values) <= most and all(map(fits, values))
 
@@ -85,11 +91,12 @@ def _list_of(what: str, fits: Callable[[Any], bool], most: int = MAX_LAYERS) -> 
 
 
 def _or_null(kind: Kind) -> Kind:
+    """Values of *kind*, or null."""
     return Kind(f"{kind.expected}, or null", kind.fits, may_be_null=True)
 
 
 def _are_shapes(value: Any) -> bool:
-    """True for Gemma 4's ``per_layer_config``: integers by name, by the number of a layer."""
+    """True for Gemma 4's ``per_layer_config``: for some layers, by number, sizes by name."""
     return isinstance(value, dict) and all(
         isinstance(shape, dict) and all(map(_SIZE.accepts, shape.values()))
         for shape in value.values()
@@ -111,7 +118,7 @@ def _are_kinds(value: Any) -> bool:
 
 
 def _are_widths(value: Any) -> bool:
-    """True for one width for all layers, or a list with one for each."""
+    """True for a width of all layers, or a list with the width of each."""
     is_list = isinstance(value, list) and len(value) <= MAX_LAYERS
     return all(map(_COUNT.accepts, value)) if is_list else _COUNT.accepts(value)
 
@@ -130,10 +137,11 @@ _SHARE = Kind("a number above 0, at most 1", lambda value: is_finite(value) and 
 
 
 def _of(kind: Kind, names: str) -> dict[str, Kind]:
+    """The *kind* for each of *names*, which are separated by blanks."""
     return dict.fromkeys(names.split(), kind)
 
 
-#: Kinds of the keys that a family reads.
+#: Kinds of the values of all keys that some family reads, by key.
 KINDS: dict[str, Kind] = {
     **_of(
         _integer(1, MAX_LAYERS),
@@ -263,9 +271,10 @@ KINDS: dict[str, Kind] = {
         "an integer or a text", lambda value: _is_text(value) or _COUNT.accepts(value), True
     ),
 }
-# Keys of integers: kinds of other numbers accept fractions, flags nothing but themselves.
+# Keys whose values are integers: they accept 1 but not 0.5, while other numbers accept both and
+# flags accept neither.
 _SIZES = {key for key, kind in KINDS.items() if kind.fits(1) and not kind.fits(0.5)}
-#: Kinds of the values below ``rope_parameters``; null is as if a key were not there.
+#: Kinds of the values below ``rope_parameters``; a null there counts as a missing key.
 ROPE_KINDS: dict[str, Kind] = {
     **_of(
         _POSITIVE,
@@ -284,7 +293,7 @@ ROPE_KINDS: dict[str, Kind] = {
 
 
 def check_values(config: Config, read: set[str]) -> None:
-    """Check the values in *config* of the keys that are *read*."""
+    """Refuse a value of the wrong kind, among the keys *read* of *config* and its RoPE tables."""
     for key in sorted(read & config.keys()):
         _check_value(key, config[key], KINDS[key])
     for name in _TABLES:
@@ -293,7 +302,7 @@ def check_values(config: Config, read: set[str]) -> None:
 
 
 class ReadConfig(dict[str, Any]):
-    """A ``config.json`` that records which of its keys are read, to name one in an error.
+    """A ``config.json`` that records which of its keys are read, so that an error can name one.
 
     *own_names* are the file's names of keys, by the names under which they are read.
     """
@@ -336,7 +345,7 @@ class ReadConfig(dict[str, Any]):
 
 
 def list_sizes(config: Config) -> str:
-    """The sizes among the numbers that *config*, a ``config.json``, states, for messages."""
+    """Text for messages: the sizes that *config*, a ``config.json``, states."""
     inner = config.get("text_config")
     values = {**config, **inner} if isinstance(inner, dict) else config
     sizes = [
@@ -357,6 +366,7 @@ def _rope_values(table: Any, name: str) -> Iterator[tuple[str, Any, Kind]]:
 
 
 def _check_value(key: str, value: Any, kind: Kind) -> None:
+    """Refuse a *value* that is not of the *kind* of its *key*."""
     if not kind.accepts(value):
         raise InvalidFormat(
             f"config.json: {key} is {show_value(value)}, expected {kind.expected}", hint=COMPARE
@@ -366,7 +376,7 @@ def _check_value(key: str, value: Any, kind: Kind) -> None:
 def show_value(value: Any) -> str:
     """*value* for a message: constants as in JSON, cut to 80 characters."""
     if _is_integer(value) and abs(value) >= 10**30:
-        return "an integer of more than 30 digits"  # Python refuses to write thousands of them
+        return "an integer of more than 30 digits"  # str() fails from 4,301 digits on
     words = {None: "null", True: "true", False: "false"}
     text = words[value] if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

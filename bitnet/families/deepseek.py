@@ -32,20 +32,22 @@ if TYPE_CHECKING:
     from bitnet.families.family import Parts
 
 _LATENT_EPSILON = 1e-6  # of norms of latents in transformers, whatever the other norms have
+# Vocabulary and layers by which llama.cpp recognises GLM in files without `expert_gating_func`.
 _GLM_TOKENS = 154880
-_GLM_LAYERS = (47, 48)  # of files without `expert_gating_func`
-# Layers of DeepSeek 2 Lite and of Kanana 2, by which llama.cpp recognises models without a latent
-# of queries; Kanana 2 by its vocabulary, too.
+_GLM_LAYERS = (47, 48)
+# Numbers of layers by which llama.cpp recognises models without a latent of queries: DeepSeek 2
+# Lite and, if the vocabulary fits as well, Kanana 2.
 _LITE_LAYERS = (26, 27)
 _KANANA_LAYERS = 48
 _KANANA_TOKENS = 128256
 
 
 def _decoder(keys: Keys) -> ModelConfig:
+    """Attention over latents, with a dense network in the first layers and experts in others."""
     model_sizes = sizes(keys)
-    usual = FeedForward(model_sizes.ffn)
+    plain = FeedForward(model_sizes.ffn)
     first = keys.integer("leading_dense_block_count", 0)
-    network: FeedForward | Experts = usual
+    network: FeedForward | Experts = plain
     if first < model_sizes.layers:
         is_glm = model_sizes.vocab_size == _GLM_TOKENS and model_sizes.layers in _GLM_LAYERS
         default: Gating = "sigmoid" if is_glm else "softmax"
@@ -53,16 +55,17 @@ def _decoder(keys: Keys) -> ModelConfig:
     layers = model_sizes.layers - keys.integer("nextn_predict_layers", 0)
     is_kanana = layers == _KANANA_LAYERS and model_sizes.vocab_size == _KANANA_TOKENS
     mixer = latent_attention(keys, is_lite=layers in _LITE_LAYERS or is_kanana)
-    networks = (usual if layer < first else network for layer in range(model_sizes.layers))
+    networks = (plain if layer < first else network for layer in range(model_sizes.layers))
     return model_of(
         keys, model_sizes, (usual_block(mixer, layer_network) for layer_network in networks)
     )
 
 
 def latent_attention(keys: Keys, *, is_lite: bool = False) -> LatentAttention:
-    """Attention over latents, from the keys that all of these families have.
+    """Attention over latents, from the keys that all families with it have.
 
-    *is_lite* is true for models in whose files llama.cpp ignores a latent of queries.
+    *is_lite* is true for models that llama.cpp takes for models without a latent of queries,
+    whatever their files say.
     """
     if keys.value("attention.key_length_mla", None) is None:
         raise Unsupported(
@@ -79,15 +82,16 @@ def latent_attention(keys: Keys, *, is_lite: bool = False) -> LatentAttention:
     if rope.scaling != "yarn":
         _check_score_factor(keys)
     else:
-        divided_by = keys.number("rope.scaling.yarn_log_multiplier", 0.0) * 10
-        if not divided_by or keys.number("rope.scaling.attn_factor", 1.0) != 1:
+        mscale_all = keys.number("rope.scaling.yarn_log_multiplier", 0.0) * 10  # stored times 0.1
+        if not mscale_all or keys.number("rope.scaling.attn_factor", 1.0) != 1:
             why = "`yarn` is computed with `mscale_all_dim` and the same `mscale` only"
             raise _scaling_refusal(keys, "yarn", why)
-        if keys.config is None and keys.architecture == "mistral4" and divided_by != 1:
+        if keys.config is None and keys.architecture == "mistral4" and mscale_all != 1:
             why = "llama.cpp takes 1 for `mscale`, so only a `mscale_all_dim` of 1 is computed"
             raise _scaling_refusal(keys, "yarn", why)
         rope = replace(rope, attention_factor=1.0)
-        scale *= magnitude(rope.factor, divided_by) ** 2
+        # YaRN's factor on rotated queries and keys counts for whole scores, so it is squared
+        scale *= magnitude(rope.factor, mscale_all) ** 2
     growth = keys.number("attention.temperature_scale", 0.0)
     return LatentAttention(
         heads=keys.integer("attention.head_count"),
@@ -96,7 +100,7 @@ def latent_attention(keys: Keys, *, is_lite: bool = False) -> LatentAttention:
         value_dim=keys.integer("attention.value_length_mla"),
         rope=rope,
         scale=scale,
-        # In a folder that rank counts: only files mean what llama.cpp makes of them.
+        # A folder means the rank that it states; a GGUF file means what llama.cpp computes.
         query_rank=0
         if is_lite and keys.config is None
         else keys.integer("attention.q_lora_rank", 0),
@@ -119,7 +123,10 @@ def _latent_epsilon(keys: Keys) -> float:
 
 
 def _check_score_factor(keys: Keys) -> None:
-    """Refuse a file whose factor on rotated queries and keys llama.cpp applies to scores, too."""
+    """Refuse a GGUF file whose factor on rotated queries and keys llama.cpp applies twice.
+
+    It multiplies the whole scores by the factor, too.
+    """
     key = "rope.scaling.attn_factor"
     factor = keys.number(key, 1.0)
     if keys.config is None and keys.architecture in ("deepseek2", "mistral4") and factor != 1:
@@ -128,7 +135,7 @@ def _check_score_factor(keys: Keys) -> None:
 
 
 def _growth_length(keys: Keys) -> int:
-    """Positions between two steps of the growth of queries; llama.cpp aborts if they are 0."""
+    """Positions between two steps of the growth of queries, at least 1; llama.cpp aborts at 0."""
     key = "attention.temperature_length"
     length = keys.integer(key)
     if not length:
@@ -137,11 +144,12 @@ def _growth_length(keys: Keys) -> int:
 
 
 def _scaling_refusal(keys: Keys, scaling: str, why: str) -> Unsupported:
+    """Error for the kind of RoPE *scaling*."""
     return value_refusal(keys, "rope.scaling.type", scaling, why)
 
 
 def latent_keys(config: Config) -> dict[str, Any]:
-    """Keys of attention over latents and of experts by groups."""
+    """GGUF keys of attention over latents, and of experts that are chosen by groups."""
     if config.get("num_key_value_heads") not in (None, config["num_attention_heads"]):
         raise ValueError("num_key_value_heads is not num_attention_heads")
     latent = config["kv_lora_rank"]
@@ -160,15 +168,15 @@ def latent_keys(config: Config) -> dict[str, Any]:
 
 
 def _translate_glm(config: Config) -> dict[str, Any]:
-    """As :func:`latent_keys`; a list says which layers have no experts, by default the first."""
+    """As :func:`latent_keys`; ``mlp_layer_types`` has the dense layers, by default the first."""
     first = leading_dense_layers(config, 1)
     return latent_keys(config) | {"leading_dense_block_count": first}
 
 
 def _yarn(rope: Config, table: str) -> dict[str, Any]:
-    """Keys of ``yarn``, whose factor on scores replaces that on rotated queries and keys.
+    """GGUF keys of ``yarn``, whose factor on scores replaces that on rotated queries and keys.
 
-    *rope* is the *table* of a ``config.json``.
+    *rope* has the parameters of *table*, the name of a table in a ``config.json``.
     """
     mscale = rope.get("mscale_all_dim")
     bounds = rope.get("beta_fast") or 32, rope.get("beta_slow") or 1, rope.get("truncate", True)
@@ -239,7 +247,7 @@ register_variant(
 
 
 def _translate_v2(config: Config) -> dict[str, Any]:
-    """Keys of DeepSeek 2: a softmax over all experts, whose weights stay as they are."""
+    """GGUF keys of DeepSeek 2: a softmax over all experts, whose weights are not renormalised."""
     if config["topk_method"] not in (None, "greedy") and (config["n_group"] or 1) > 1:
         why = "groups are chosen by the sum of their two best experts only"
         raise refusal("topk_method", config["topk_method"], why)
@@ -271,6 +279,7 @@ register_variant(
 
 
 def _dense_latents(keys: Keys) -> ModelConfig:
+    """Attention over latents, then a dense network in every layer."""
     model_sizes = sizes(keys)
     mixer = latent_attention(keys)
     return model_of(
@@ -279,6 +288,7 @@ def _dense_latents(keys: Keys) -> ModelConfig:
 
 
 def _translate_dense(config: Config) -> dict[str, Any]:
+    """As :func:`latent_keys`, without those of experts."""
     keys = latent_keys({**config, "n_group": 1, "topk_group": 1})
     return {key: value for key, value in keys.items() if not key.startswith("expert_")}
 
@@ -356,10 +366,10 @@ register_variant(
 def _axk1(keys: Keys) -> ModelConfig:
     model = _decoder(keys)
     blocks = [
-        (before, replace(behind, post_norm="post_ffw_norm"))
-        if isinstance(behind.mixers[0], Experts)
-        else (before, behind)
-        for before, behind in model.blocks
+        (attention, replace(network, post_norm="post_ffw_norm"))
+        if isinstance(network.mixers[0], Experts)
+        else (attention, network)
+        for attention, network in model.blocks
     ]
     return replace(model, blocks=tuple(blocks))
 
@@ -439,11 +449,15 @@ _GLM_EXPERTS = register(
 
 
 def _sarvam_parts(config: Config) -> Parts:
-    """Functions for a matrix with the rows of all queries, then all keys, then all values."""
+    """Functions that split a matrix with rows of all queries, then all keys, then all values."""
     width = config["head_dim"]
-    queries = config["num_attention_heads"] * width
-    keys = queries + config["num_key_value_heads"] * width
-    places = {"attn_q": slice(queries), "attn_k": slice(queries, keys), "attn_v": slice(keys, None)}
+    first_key = config["num_attention_heads"] * width  # number of the first row of keys
+    first_value = first_key + config["num_key_value_heads"] * width
+    places = {
+        "attn_q": slice(first_key),
+        "attn_k": slice(first_key, first_value),
+        "attn_v": slice(first_value, None),
+    }
 
     def rows_of(part: slice) -> Any:
         return lambda rows: rows[part]

@@ -26,16 +26,17 @@ from bitnet.families.rope import Rope, rope_from, without_scaling
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-#: Names of the norms before and behind attention, and before and behind the feed-forward network.
+#: Names of the norms before and behind attention, and before and behind the feed-forward network;
+#: an empty name means that the norm is missing.
 BEFORE = (("attn_norm", ""), ("ffn_norm", ""))
 AFTER = (("", "post_attention_norm"), ("", "post_ffw_norm"))
 AROUND = (("attn_norm", "post_attention_norm"), ("ffn_norm", "post_ffw_norm"))
-# As BEFORE, with the name of another norm.
+# As BEFORE, in families whose second norm has the name that a norm behind attention has elsewhere.
 RENAMED = (("attn_norm", ""), ("post_attention_norm", ""))
 
 #: Rules for the keys of windows in ``config.json``.
 WINDOW_CONFIG = reads("layer_types sliding_window")
-_KINDS = {"sliding_attention": True, "full_attention": False}
+_KINDS = {"sliding_attention": True, "full_attention": False}  # True: the layer has a window
 
 Kind = TypeVar("Kind")
 
@@ -53,10 +54,14 @@ class Sizes:
 
 
 def sizes(keys: Keys, *, ffn: int | None = None) -> Sizes:
-    """Sizes of the model; *ffn* is the width of its networks, by default that of the key."""
+    """Sizes of the model.
+
+    *ffn* is the width inside its feed-forward networks, by default ``feed_forward_length``. A file
+    without a matrix of token embeddings is an InvalidFormat.
+    """
     embedding = keys.weights.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
-        # of a folder by its usual name there
+        # a message about a folder has the tensor's usual name in folders
         name = "token_embd.weight" if keys.config is None else "embed_tokens.weight"
         raise InvalidFormat(
             f"{keys.path.name} has no matrix {name}: it is not a whole model",
@@ -65,7 +70,7 @@ def sizes(keys: Keys, *, ffn: int | None = None) -> Sizes:
     layers = layer_count(keys)
     dim = keys.integer("embedding_length")
     if ffn is None:
-        has_experts = keys.value("expert_count", 0)  # then every network may be a mixture
+        has_experts = keys.value("expert_count", 0)  # then all layers may lack a plain network
         ffn = keys.integer("feed_forward_length", 0 if has_experts else ...)
     return Sizes(layers, dim, embedding.shape[0], ffn)
 
@@ -79,7 +84,7 @@ def layer_count(keys: Keys) -> int:
 
 
 def per_layer(keys: Keys, key: str, layers: int, default: Any = ...) -> tuple[int, ...]:
-    """The integers of *key*, one for each of *layers*; a single one is that of all."""
+    """The integers of *key*, one for each of *layers*; a single integer counts for all."""
     numbers = keys.value(key, default)
     if not isinstance(numbers, list):
         return (keys.integer(key, numbers),) * layers
@@ -94,10 +99,10 @@ def per_layer(keys: Keys, key: str, layers: int, default: Any = ...) -> tuple[in
 
 
 def attention(keys: Keys, dim: int, *, kv_heads: int | None = None, **overrides: Any) -> Attention:
-    """Attention of a layer, from the keys that all families have, with *overrides* fields.
+    """Attention of a layer, from the keys that all families have.
 
     *dim* is the width of the residual stream, *kv_heads* the layer's number of key heads if layers
-    differ.
+    differ. *overrides* are fields of :class:`Attention` that replace those from the keys.
     """
     heads = keys.integer("attention.head_count")
     head_dim = keys.integer("attention.key_length", dim // max(heads, 1))
@@ -143,20 +148,20 @@ def dense(
 ) -> ModelConfig:
     """ModelConfig of the usual blocks.
 
-    *window*, *period* and *causal* count if no key says otherwise: the last layer of each *period*
-    has full attention (0: none has), the others have the *window*.
+    *window*, *period* and *causal* are defaults for keys that the model may lack: the last layer of
+    each *period* has full attention (0: none has), the others have the *window*.
 
-    *norms* are the names before and behind each branch. *each* returns the attention of a layer,
-    from its number and the usual one. *ffn* has fields of :class:`FeedForward`, *model* of
-    :class:`ModelConfig`, *overrides* of :class:`Attention`. All layers have the *mixture*, but for
-    as many first ones as a key says.
+    *norms* are the names of the norms before and behind each branch. *each* returns the attention
+    of a layer, from its number and the usual one. *ffn* has fields of :class:`FeedForward`, *model*
+    of :class:`ModelConfig`, *overrides* of :class:`Attention`. With a *mixture*, only the first
+    ``leading_dense_block_count`` layers have a plain network.
     """
     model_sizes = sizes(keys)
-    both_ways = not causal
+    both_ways = not causal  # of the family, whatever the model's own key says
     causal = keys.flag("attention.causal", causal)
     window = keys.integer("attention.sliding_window", window)
     if window and not causal:
-        window = window // 2 + 1  # half of it on each side
+        window = window // 2 + 1  # half of it on each side, and the position itself
     usual = attention(keys, model_sizes.dim, **overrides)
     network = FeedForward(model_sizes.ffn, **(ffn or {}))
     dense_layers = keys.integer("leading_dense_block_count", 0) if mixture else model_sizes.layers
@@ -179,7 +184,10 @@ def dense(
 def usual_block(
     mixer: Mixer, network: Mixer, *, norms: tuple[tuple[str, str], ...] = BEFORE, scale: float = 1.0
 ) -> Block:
-    """Block of attention or another *mixer* of positions, then a *network*."""
+    """Block of attention or another *mixer* of positions, then a *network*.
+
+    *norms* are as for :func:`dense`, and the result of each branch is multiplied by *scale*.
+    """
     (before, behind), (network_before, network_behind) = norms
     return (
         Branch(before, (mixer,), behind, scale),
@@ -190,9 +198,10 @@ def usual_block(
 def model_of(
     keys: Keys, model_sizes: Sizes, blocks: Iterable[Block], **overrides: Any
 ) -> ModelConfig:
-    """Model of *blocks*, with the fields that all families read alike, and *overrides* fields.
+    """Model of *blocks*, with the fields that all families read alike.
 
-    The last blocks are left out if they only draft tokens (``nextn_predict_layers``).
+    *overrides* are further fields of :class:`ModelConfig`. The last blocks are left out if they
+    only draft tokens (``nextn_predict_layers``).
     """
     if "norm_eps" not in overrides:
         overrides["norm_eps"] = keys.number("attention.layer_norm_rms_epsilon")
@@ -219,9 +228,10 @@ def model_of(
 def rotate_windows(
     base: float | None = None, *, scaled: bool = False
 ) -> Callable[[int, Attention], Attention]:
-    """For :func:`dense`: layers with windows have a RoPE of another *base*.
+    """For :func:`dense`: layers with windows have a RoPE of their own.
 
-    It is without scaling, or *scaled* as that of the other layers.
+    Its base is *base*, or that of the other layers. It is not scaled, unless *scaled* is true: then
+    its scaling is that of the other layers.
     """
 
     def local(rope: Rope) -> Rope:
@@ -233,7 +243,7 @@ def rotate_windows(
 
 def rotate_windows_by(local: Callable[[Rope], Rope]) -> Callable[[int, Attention], Attention]:
     """For :func:`dense`: layers with windows have the RoPE that *local* makes of the usual one."""
-    local = cache(local)
+    local = cache(local)  # layers with one usual RoPE share the local one, too
 
     def each(_layer: int, usual: Attention) -> Attention:
         return replace(usual, rope=local(usual.rope)) if usual.window and usual.rope else usual
@@ -269,10 +279,10 @@ def check_local_base(keys: Keys, base: float) -> None:
 
 
 def check_attention_factor(keys: Keys) -> None:
-    """Refuse a file with a factor on rotated queries and keys.
+    """Refuse a GGUF file with a factor on rotated queries and keys.
 
-    It is for families without scaling in layers with windows: llama.cpp multiplies by the factor in
-    every layer.
+    Families whose layers with windows are not scaled call it: llama.cpp would multiply by the
+    factor in these layers, too.
     """
     key = "rope.scaling.attn_factor"
     factor = keys.number(key, 1.0)
@@ -282,7 +292,7 @@ def check_attention_factor(keys: Keys) -> None:
 
 
 def _check_file_with_windows(keys: Keys, *, both_ways: bool) -> None:
-    """Refuse keys of a file that llama.cpp reads otherwise in layers with windows.
+    """Refuse keys of a GGUF file that llama.cpp reads in another way in layers with windows.
 
     *both_ways* is true for families whose windows are on both sides.
     """
@@ -308,8 +318,9 @@ def read_windows(
 ) -> tuple[int, ...]:
     """Window of each layer, 0 for full attention.
 
-    Without a key, one layer in each *period* has none: the *last*, or else the first. *both_ways*
-    is true for families whose windows are on both sides.
+    Without a key, one layer in each *period* has full attention: the *last*, or else the first.
+    With a *period* of 0, all layers have the *window*. *both_ways* is true for families whose
+    windows are on both sides.
     """
     key = "attention.sliding_window_pattern"
     pattern = keys.value(key, period)
@@ -318,8 +329,8 @@ def read_windows(
         raise contradiction(keys, f"{keys.own_name(key)} {problem}")
     if not isinstance(pattern, list):
         pattern = keys.integer(key, period)
-        step = 1 if last else 0
-        pattern = [not pattern or (layer + step) % pattern != 0 for layer in range(layers)]
+        shift = 1 if last else 0
+        pattern = [not pattern or (layer + shift) % pattern != 0 for layer in range(layers)]
     if len(pattern) != layers:
         problem = f"another number of layers: {len(pattern):,}, expected {layers:,}"
         raise contradiction(keys, f"{keys.own_name(key)} is for {problem}")
@@ -330,12 +341,12 @@ def read_windows(
 
 
 def everywhere(config: Config) -> dict[str, Any]:
-    """``sliding_window`` for all layers (Mistral, Phi-3)."""
+    """GGUF key of windows: all layers have the ``sliding_window`` (Mistral, Phi-3)."""
     return {"attention.sliding_window": _window(config)}
 
 
 def from_first(config: Config) -> dict[str, Any]:
-    """``layer_types``, or windows from layer ``max_window_layers`` on (Qwen)."""
+    """GGUF keys of windows, by ``layer_types`` or from layer ``max_window_layers`` on (Qwen)."""
     window = _window(config) if config.get("use_sliding_window") else 0
     pattern = window_pattern(config, window)
     if pattern is None:
@@ -348,9 +359,10 @@ def from_first(config: Config) -> dict[str, Any]:
 
 
 def alternating(default_period: int, key: str = "") -> Callable[[Config], dict[str, Any]]:
-    """``layer_types``, or windows in all layers but one in every *default_period* (Gemma).
+    """A function that makes the GGUF keys of windows from a ``config.json`` (Gemma).
 
-    The *key*, if it has a name, overrides this number.
+    Layers have windows by ``layer_types``. Without it, all have one but the last of every
+    *default_period* layers, or of the number at *key*.
     """
 
     def keys(config: Config) -> dict[str, Any]:
@@ -367,6 +379,7 @@ def alternating(default_period: int, key: str = "") -> Callable[[Config], dict[s
 
 
 def _window(config: Config) -> int:
+    """``sliding_window`` of a ``config.json``, 0 if it is null."""
     window = config["sliding_window"]
     if window is None:
         return 0
@@ -378,7 +391,7 @@ def _window(config: Config) -> int:
 
 
 def window_pattern(config: Config, window: int) -> list[bool] | None:
-    """True for each layer with a window by ``layer_types``; ``None`` if they are not given."""
+    """For each layer, True if it has a window by ``layer_types``; None if *config* lacks these."""
     pattern = layer_kinds(config, config.get("layer_types"), _KINDS)
     if pattern and any(pattern) and not window:
         raise ValueError("layers with a window in layer_types, and no sliding_window")
@@ -386,7 +399,7 @@ def window_pattern(config: Config, window: int) -> list[bool] | None:
 
 
 def layer_kinds(config: Config, kinds: Any, meanings: Mapping[str, Kind]) -> list[Kind] | None:
-    """For each layer, the entry of *meanings* for its kind; None if *kinds* is None."""
+    """For each layer, the value of *meanings* for its kind in *kinds*; None if *kinds* is None."""
     if kinds is None:
         return None
     if not isinstance(kinds, list) or len(kinds) != config["num_hidden_layers"]:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from bitnet.families.family import Parts
 
 _CLASSIFIES = "ForSequenceClassification"
-_PERIOD = 3  # the first of this many layers of ModernBERT has full attention
-_NEOBERT_MULTIPLE = 8  # NeoBERT's network is as wide as the next multiple of it
+_PERIOD = 3  # by default, the first of this many layers of ModernBERT has full attention
+_NEOBERT_MULTIPLE = 8  # the width of NeoBERT's network is rounded up to a multiple of this
 #: ``pooling_type`` of GGUF, by ``classifier_pooling`` of ``config.json``.
 _POOLINGS = {"mean": 1, "cls": 2, "bos": 2}
 _GLUS = Rule("`hidden_activation`", ("gelu", "silu"), is_read=True, gguf="hidden_activation")
@@ -41,7 +41,7 @@ def _modern_bert(keys: Keys) -> ModelConfig:
     usual = attention(keys, model_sizes.dim, fused=True)
     check_attention_factor(keys)
     # The default is llama.cpp's, whatever the base of the other layers is.
-    local = rotate_windows(keys.number("rope.freq_base_swa", 10000.0))
+    rotate = rotate_windows(keys.number("rope.freq_base_swa", 10000.0))
     network = FeedForward(model_sizes.ffn, keys.value("hidden_activation", "gelu"), fused=True)
     window = keys.integer("attention.sliding_window", 0)
     reach = window // 2 + 1 if window else 0  # half of it on each side
@@ -50,11 +50,11 @@ def _modern_bert(keys: Keys) -> ModelConfig:
         keys, model_sizes.layers, period=_PERIOD, window=reach, last=False, both_ways=True
     )
     for layer, own_window in enumerate(windows):
-        # The first block reads the norm of the embeddings.
+        # The first block reads the normed embeddings, and usually lacks a norm of its own.
         is_normed = layer > 0 or "blk.0.attn_norm.weight" in keys.weights
         attention_norms = ("attn_norm" if is_normed else "", "")
         norms = (attention_norms, BEFORE[1])
-        mixer = local(layer, replace(usual, window=own_window))
+        mixer = rotate(layer, replace(usual, window=own_window))
         blocks.append(usual_block(mixer, network, norms=norms))
     return replace(
         encoder(keys, model_sizes, blocks, norm_biases=False, final_norm="output_norm"),
@@ -64,12 +64,12 @@ def _modern_bert(keys: Keys) -> ModelConfig:
 
 
 def _classifier_pooling(config: Config, computed: str) -> dict[str, Any]:
-    """The GGUF key of the pooling before a classifier; empty if *config* has no classifier.
+    """The GGUF key of the pooling before a classifier; empty without a classifier.
 
-    *computed* are the poolings that the family has, separated by spaces.
+    *computed* are the values of ``classifier_pooling`` that are computed, separated by spaces.
     """
-    named = config.get("architectures") or [""]
-    if not str(named[0]).endswith(_CLASSIFIES):
+    class_names = config.get("architectures") or [""]
+    if not str(class_names[0]).endswith(_CLASSIFIES):
         return {}
     pooling = config["classifier_pooling"]
     if pooling not in computed.split():

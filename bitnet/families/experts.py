@@ -1,4 +1,4 @@
-"""A mixture of experts by its keys, which most families share."""
+"""Mixtures of experts, from keys that most families with experts have in common."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from bitnet.families.keys import Config, Keys, reads, refusal
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-_GATINGS: dict[int, Gating] = {1: "softmax", 2: "sigmoid"}
+_GATINGS: dict[int, Gating] = {1: "softmax", 2: "sigmoid"}  # by ``expert_gating_func`` of GGUF
 _HINT = "the file is damaged, or of a kind that is not known; update bitnet"
 
 #: Rules for the keys of ``config.json``.
 EXPERT_CONFIG = reads("num_experts num_experts_per_tok num_local_experts")
-#: The same where experts are chosen by groups, in layers behind some that have none.
+#: The same for experts that are chosen by groups, where the first layers may be dense.
 GROUPED_CONFIG = EXPERT_CONFIG | reads(
     "first_k_dense_replace moe_intermediate_size n_group n_routed_experts n_shared_experts "
     "norm_topk_prob num_nextn_predict_layers routed_scaling_factor topk_group"
@@ -42,7 +42,7 @@ def experts(
 ) -> Experts:
     """The experts of a layer.
 
-    *width* is that of an expert if no key gives it. *routing* has further fields of
+    *width* is the width inside an expert if no key gives it. *routing* has further fields of
     :class:`Routing`, *overrides* of :class:`Experts`.
     """
     count = keys.integer("expert_count")
@@ -56,7 +56,10 @@ def experts(
 
 
 def group_keys(config: Config) -> dict[str, Any]:
-    """GGUF keys of experts by groups that :data:`GROUPED_CONFIG` does not give."""
+    """GGUF keys of experts by groups, besides those that :data:`GROUPED_CONFIG` maps directly.
+
+    Scores of experts are sigmoids.
+    """
     groups = config["n_group"] or 1
     used = config["topk_group"] or 1
     if 1 < groups == used:  # all groups are used: the same as one group, which llama.cpp loads
@@ -67,7 +70,7 @@ def group_keys(config: Config) -> dict[str, Any]:
 def leading_dense_layers(config: Config, usual: int) -> int:
     """Number of layers without experts before the first one that has them.
 
-    *config* may have a list of the layers' kinds; without it, the number is *usual*.
+    *config*, a ``config.json``, may list the kinds of the layers; otherwise the number is *usual*.
 
     Raises:
         Unsupported: a layer without experts follows one that has them.
@@ -75,7 +78,7 @@ def leading_dense_layers(config: Config, usual: int) -> int:
     kinds = config.get("mlp_layer_types")
     if kinds is None:
         return usual
-    first = next((at for at, kind in enumerate(kinds) if kind != "dense"), len(kinds))
+    first = next((layer for layer, kind in enumerate(kinds) if kind != "dense"), len(kinds))
     if set(kinds[first:]) - {"sparse"} or len(kinds) != config["num_hidden_layers"]:
         why = "only layers without experts before all others are computed"
         raise refusal("mlp_layer_types", kinds, why)
@@ -83,7 +86,7 @@ def leading_dense_layers(config: Config, usual: int) -> int:
 
 
 def experts_by_groups(keys: Keys, *, default: Gating = "sigmoid", **routing: Any) -> Experts:
-    """Experts that are chosen by groups; the networks beside them are one wide network.
+    """Experts that are chosen by groups; the shared experts beside them are one wide network.
 
     *default* is the gating if no key gives it, *routing* has further fields of :class:`Routing`.
     """
@@ -93,7 +96,7 @@ def experts_by_groups(keys: Keys, *, default: Gating = "sigmoid", **routing: Any
 
 
 def group_routing(keys: Keys, default: Gating = "sigmoid") -> dict[str, Any]:
-    """Fields of :class:`Routing` by the keys :data:`GROUPED_KEYS`."""
+    """Fields of :class:`Routing` from :data:`GROUPED_KEYS`; *default* is as in :func:`gating`."""
     groups = keys.integer("expert_group_count", 1) or 1
     return {
         "gating": gating(keys, default),
@@ -106,7 +109,7 @@ def group_routing(keys: Keys, default: Gating = "sigmoid") -> dict[str, Any]:
 
 
 def gating(keys: Keys, default: Gating) -> Gating:
-    """Gating by its number in GGUF."""
+    """Gating of the experts by its number in GGUF, or *default* if no key gives it."""
     number = keys.integer("expert_gating_func", 0)
     if number == 0:
         return default
@@ -118,12 +121,15 @@ def gating(keys: Keys, default: Gating) -> Gating:
 
 
 def has_corrections(names: Iterable[str]) -> bool:
-    """True if there are biases for the choice of experts among tensors of these *names*."""
+    """True if *names* of tensors have a bias that corrects scores for the choice of experts."""
     return any(name.endswith(".exp_probs_b.bias") for name in names)
 
 
 def expert_count(config: Config) -> Any:
-    """Number of experts by any of its names in ``config.json``; 0 if *config* has none of them."""
+    """Number of experts, under any of its names in *config*, a ``config.json``; 0 without one.
+
+    Different numbers under several names are a ValueError.
+    """
     names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     counts = {config[name] for name in names if config.get(name) is not None} or {0}
     if len(counts) > 1:

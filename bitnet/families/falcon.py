@@ -32,17 +32,18 @@ def _falcon(keys: Keys) -> ModelConfig:
     mixer = attention(keys, model_sizes.dim, fused=True)
     alibi = keys.factor("attention.max_alibi_bias", 0.0)
     if alibi:
+        # Falcon adds ALiBi before scores are scaled
         mixer = replace(mixer, rope=None, alibi=alibi, alibi_scale=mixer.scale)
     network = FeedForward(model_sizes.ffn, **_NETWORK)
     block: Block
-    if "blk.0.attn_norm_2.weight" in keys.weights:
+    if "blk.0.attn_norm_2.weight" in keys.weights:  # parallel, behind one norm each
         block = (
             Branch("attn_norm_2", (mixer,)),
             Branch("attn_norm", (network,), parallel=True),
         )
-    elif "blk.0.ffn_norm.weight" in keys.weights:
+    elif "blk.0.ffn_norm.weight" in keys.weights:  # one after the other
         block = usual_block(mixer, network)
-    else:
+    else:  # parallel, behind one norm
         block = (Branch("attn_norm", (mixer, network)),)
     return model_of(
         keys,
@@ -54,7 +55,7 @@ def _falcon(keys: Keys) -> ModelConfig:
 
 
 def _falcon_kv_heads(config: Config) -> int:
-    """Number of key heads; which keys count depends on the generation of the architecture."""
+    """Number of key heads, by the keys that count in this generation of the architecture."""
     heads: int = config["num_attention_heads"]
     kv_heads = config.get("num_kv_heads")
     if config.get("new_decoder_architecture"):
@@ -86,6 +87,7 @@ def _falcon_keys(config: Config) -> dict[str, Any]:
 
 
 def _queries_first(config: Config) -> Values:
+    """As :func:`order_queries_first`, for rows that are grouped by key head."""
     groups = _falcon_kv_heads(config)
     return order_queries_first(groups, config["num_attention_heads"] // groups)
 

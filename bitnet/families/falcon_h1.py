@@ -1,7 +1,7 @@
 """Falcon-H1: attention and Mamba-2 behind one norm.
 
-A GGUF file has the model's many factors in its weights; the weights of a folder are multiplied by
-them when they are read.
+A GGUF file has the model's many factors in its weights. A folder has them as keys, and its weights
+are multiplied by them when they are read.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ _FACTORS = (
 def _falcon_h1(keys: Keys) -> ModelConfig:
     model_sizes = sizes(keys)
     norm = {} if "blk.0.ssm_norm.weight" in keys.weights else {"norm_groups": 0}
-    first = bool(keys.config and keys.config.get("mamba_norm_before_gate", True))
-    mixers = (attention(keys, model_sizes.dim), mamba2(keys, norm_first=first, **norm))
+    # in a GGUF file the norm is behind the gate; in a folder before it, unless a key is false
+    is_first = bool(keys.config and keys.config.get("mamba_norm_before_gate", True))
+    mixers = (attention(keys, model_sizes.dim), mamba2(keys, norm_first=is_first, **norm))
     network = FeedForward(model_sizes.ffn)
     block = (Branch("attn_norm", mixers), Branch("ffn_norm", (network,)))
     return model_of(keys, model_sizes, [block] * model_sizes.layers, bare_norms=("ffn_norm",))
@@ -60,6 +61,7 @@ def _width(config: Config) -> int:
 
 
 def _falcon_factors(config: Config) -> dict[str, float]:
+    """Factors on tensors; a factor on inputs does not count for the bias of their product."""
     gate, down = config["mlp_multipliers"] or (1.0, 1.0)
     inner = config["attention_in_multiplier"]
     key = config["key_multiplier"]
@@ -82,17 +84,19 @@ def _falcon_factors(config: Config) -> dict[str, float]:
 
 
 def _falcon_values(config: Config) -> Values:
+    """As :func:`mamba2_values`, and functions for ``ssm_in``, whose groups of rows have factors."""
     width = _width(config)
     states = config["mamba_n_groups"] * config["mamba_d_state"]
+    # rows of gates, of values, of states' inputs (B) and outputs (C), and of steps
     parts = (width, width, states, states, config["mamba_n_heads"])
     factors = config["ssm_multipliers"] or [1.0] * len(parts)
     if len(factors) != len(parts):
         raise ValueError(f"ssm_multipliers has {len(factors)} entries, expected {len(parts)}")
 
-    of_input = np.array(factors, dtype=np.float32) * np.float32(config["ssm_in_multiplier"])
+    row_factors = np.array(factors, dtype=np.float32) * np.float32(config["ssm_in_multiplier"])
     return {
         **mamba2_values(config["mamba_n_groups"]),
-        "ssm_in.weight": RowFactors(tuple(of_input.tolist()), parts),
+        "ssm_in.weight": RowFactors(tuple(row_factors.tolist()), parts),
         "ssm_in.bias": RowFactors(tuple(factors), parts),
     }
 

@@ -22,17 +22,19 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# functions of a folder's tensor, by the end of its GGUF name, such as ``attn_q.weight``
+# Functions for a folder's tensors, by the end of their GGUF names, such as ``attn_q.weight``.
 Values: TypeAlias = "Mapping[str, Callable[[NDArray[Any]], NDArray[Any]]]"
 
-# functions that take parts of one tensor of a folder, by the end of the tensor's GGUF name and then
-# by that of the part
+# Functions that cut a part out of a folder's tensor, by the end of the tensor's GGUF name, then by
+# the end of the part's.
 Parts: TypeAlias = "Mapping[str, Mapping[str, Callable[[NDArray[Any]], NDArray[Any]]]]"
 
+# Names of matrices of a layer in GGUF.
 QKV = ("attn_q", "attn_k", "attn_v")
 ATTENTION = (*QKV, "attn_output")
 MLP = ("ffn_gate", "ffn_up", "ffn_down")
 
+# Keys of windows, and names of tensors in GGUF.
 WINDOWS = ("attention.sliding_window", "attention.sliding_window_pattern")
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 BIASES = tuple(f"{part}.bias" for part in (*QKV, "attn_qkv"))
@@ -57,25 +59,29 @@ class RowFactors:
         expected = sum(self.rows)
         if tensor.shape[0] != expected:  # before a wrong size allocates anything
             raise ValueError(f"{tensor.shape[0]:,} rows, expected {expected:,}")
-        of_rows = np.repeat(np.array(self.factors, dtype=np.float32), self.rows)
-        scaled: NDArray[Any] = tensor * of_rows.reshape(-1, *[1] * (tensor.ndim - 1))
+        row_factors = np.repeat(np.array(self.factors, dtype=np.float32), self.rows)
+        scaled: NDArray[Any] = tensor * row_factors.reshape(-1, *[1] * (tensor.ndim - 1))
         return scaled
 
 
 @dataclass(frozen=True)
 class LlamaCppSupport:
-    """Models of a family that llama.cpp can load, and where it differs from their keys."""
+    """The models of a family that llama.cpp loads, and where it computes them differently.
+
+    In the comments, "it" is llama.cpp.
+    """
 
     # optional tensors that it loads, by the end of their names
     tensors: tuple[str, ...] = ("output.weight", *BIASES)
-    required: tuple[str, ...] = ()  # those of them that it does not load a model without
-    # keys that it does not read, so that they mean nothing in a file
+    # those of *tensors* without which it does not load a model
+    required: tuple[str, ...] = ()
+    # keys that it does not read, so that they have no effect in a GGUF file
     ignores: tuple[str, ...] = WINDOWS
     tied: bool = True  # it loads models whose head is the embedding
     whole_width: bool = False  # it loads only models whose heads together are as wide as the model
     whole_keys: bool = False  # it loads only models with as many key heads as heads
-    # it scales scores by the width of the model over the number of heads, not by that of a head, in
-    # models with this many layers; 0: in none
+    # in models with this many layers, it takes the model's width over the number of heads for the
+    # width of a head when it scales scores; 0: in none
     wide_scale_layers: int = 0
     # it computes windows only in models with this many layers, whatever their keys say; 0: in all
     window_layers: int = 0
@@ -106,8 +112,8 @@ class Family:
     """One kind of decoder."""
 
     title: str  # its name in text for people
-    architecture: str  # ``general.architecture``, which also prefixes its keys here
-    # values of ``model_type`` in ``config.json``; as *architecture*, but with underscores
+    architecture: str  # ``general.architecture``, also the prefix of its keys in GGUF
+    # values of ``model_type`` in ``config.json``; by default *architecture* with underscores
     model_types: tuple[str, ...] = ("",)
     activation: str = "silu"  # activation function, by its name in ``config.json``
     # other names of the architecture in GGUF files; *architecture* is read unless *in_gguf* is
@@ -131,45 +137,48 @@ class Family:
     stated: str = ""
     # rules for ``config.json``, besides those shared by all families and those of *biases*
     config_keys: Mapping[str, Rule] = field(default_factory=dict)
-    # rules for ``rope_parameters``, besides those of the kind of scaling
+    # keys of ``rope_parameters`` that it reads besides those of the kind of scaling, each with a
+    # note for the documentation
     rope_parameters: Mapping[str, str] = field(default_factory=dict)
     # rules for GGUF files, besides those shared by all families
     gguf_keys: Mapping[str, Rule] = field(default_factory=dict)
     # names of tensors of a layer that differ from those in ``tensor_names.py``
     tensors: Mapping[str, str] = field(default_factory=dict)
-    # modules of the stacks of blocks in a folder, where there are several; in GGUF, the blocks of
-    # one are numbered behind those of the one before
+    # names of the modules of a folder that hold a stack of blocks each, if it has several stacks;
+    # in GGUF, the blocks of all stacks are numbered one stack after another
     stacks: tuple[str, ...] = ()
     # GGUF's names of a tensor in layers with a state, by its names in layers without one
     names_with_states: Mapping[str, str] = field(default_factory=dict)
-    # from ``config.json``: functions of those tensors of a folder whose numbers differ from those
-    # that GGUF stores
+    # from ``config.json``: functions for those tensors of a folder whose numbers are not the
+    # numbers that GGUF stores
     values: Callable[[Config], Values] = field(default=lambda _config: {})
-    # the same of tensors whose numbers GGUF has in another order; the numbers keep their encoding
+    # the same for tensors whose numbers GGUF has in another order; the numbers keep their encoding
     orders: Callable[[Config], Values] = field(default=lambda _config: {})
-    # the same of tensors that are several ones in GGUF
+    # the same for tensors that GGUF stores as several tensors
     parts: Callable[[Config], Parts] = field(default=lambda _config: {})
-    # tensors of a folder that hold one number for each layer; in GGUF the numbers of all layers are
-    # a key of this name, without a prefix
+    # names, without the block, of tensors that hold a single number in a folder; in GGUF the
+    # numbers of all layers are an array, whose key has this name and no prefix
     numbers: tuple[str, ...] = ()
     # from ``config.json``: factors on a folder's tensors, by the end of their GGUF names
     factors: Callable[[Config], Mapping[str, float]] = field(default=lambda _config: {})
-    # parts with biases, by the key that enables them; those under ``""`` always do
+    # matrices with biases, by the key of ``config.json`` that enables the biases; under ``""`` are
+    # those that always have them
     biases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rotates: bool = True  # positions are rotations of queries and keys
     partial_rotation: bool = False  # ``partial_rotary_factor`` is supported
     # kinds of scaling of its RoPE that transformers does not know
     rope_scalings: tuple[str, ...] = ()
     layered_rope: bool = False  # layers with a window have a RoPE of their own
-    # of these families: ``rope_scaling`` changes the RoPE of the other layers; transformers ignores
-    # it in most classes
+    # with *layered_rope*: ``rope_scaling`` scales the RoPE of the layers without a window; most
+    # classes of transformers with such layers ignore it
     layered_scaling: bool = False
-    has_freq_factors: bool = False  # files have frequency factors even where all of them are one
+    has_freq_factors: bool = False  # GGUF files have frequency factors even if all are one
     # ternary layers round a token's input to int8 (W1.58A8), as in training
     rounds_inputs: bool = False
     encodes: bool = False  # it is an encoder as BERT is: it embeds texts
     headless: bool = False  # it embeds texts, and its files have no output head
-    classifier: HeadLayers = (("score", SCORES, "identity"),)  # layers in a folder, in order
+    # layers of the classifier of a folder, in order
+    classifier: HeadLayers = (("score", SCORES, "identity"),)
     classifier_norm: str = ""  # name of the norm behind its inner layer; empty: it has none
     # beginnings of the names of a folder's tensors that are for other tasks
     unread: tuple[str, ...] = ()
@@ -177,12 +186,12 @@ class Family:
     # :func:`bitnet.formats.adapters.read_adapter`
     has_tasks: bool = False
     norms_from_zero: bool = False  # the safetensors weights of norms are stored minus one
-    # folders may have blocks behind the last, which draft tokens and are left out
+    # folders may have more blocks than ``num_hidden_layers``; these draft tokens and are left out
     more_blocks: bool = False
-    # a folder's matrices of experts are stored transposed, with rows of gate and up in turns, or as
-    # blocks of MXFP4
+    # a folder's matrices of experts are stored transposed, with rows of gate and up alternating, or
+    # as blocks of MXFP4
     transposed_experts: bool = False
-    # a folder's matrices of experts may be stored transposed; their shapes tell
+    # a folder's matrices of experts may be stored transposed, which their shapes show
     turned_experts: bool = False
     rope_style: RopeStyle = "half"  # pairing of rotary dimensions in a folder's weights
     # the same in a GGUF file; where it differs, converters permuted rows
@@ -192,7 +201,7 @@ class Family:
     # additional GGUF keys from a ``config.json``; the entry ``architecture``, if there is one, is
     # the model's architecture instead of the family's
     translate: Callable[[Config], dict[str, Any]] = field(default=lambda _config: {})
-    decoder: Callable[[Keys], ModelConfig] = dense  # its blocks, from the keys
+    decoder: Callable[[Keys], ModelConfig] = dense  # makes a model's configuration from its keys
 
     def __post_init__(self) -> None:
         if self.model_types == ("",):
@@ -219,24 +228,31 @@ _REGISTERED: list[Family] = []
 
 
 def register(**fields: Any) -> Family:
-    """The family of these fields, which is one of :func:`families` from now on."""
+    """Create a family with these *fields*, and add it to those that :func:`families` returns."""
     family = Family(**fields)
     _REGISTERED.append(family)
     return family
 
 
 def register_variant(parent: Family, **changes: Any) -> Family:
-    """A family that differs from *parent*; entries of tables are added to those of *parent*."""
-    whole = {
+    """Register a family like *parent*, but with other fields.
+
+    In *changes*, a table is merged into that of *parent*; any other value replaces that of
+    *parent*.
+    """
+    merged = {
         name: {**getattr(parent, name), **change} if isinstance(change, Mapping) else change
         for name, change in changes.items()
     }
-    return register(**vars(parent) | whole)
+    return register(**vars(parent) | merged)
 
 
 @cache
 def families() -> tuple[Family, ...]:
-    """All families, by title."""
+    """All families, sorted by title.
+
+    The modules of this package register them when they are imported.
+    """
     package = import_module("bitnet.families")
     for module in pkgutil.iter_modules(package.__path__):
         import_module(f"bitnet.families.{module.name}")
@@ -244,14 +260,16 @@ def families() -> tuple[Family, ...]:
 
 
 def of_gguf(architecture: str) -> Family | None:
-    """The family that reads GGUF files of *architecture*."""
+    """The family that reads GGUF files of *architecture*, or None if none does."""
     return next((family for family in families() if architecture in family.architectures), None)
 
 
 def of_model_type(model_type: str, named: str = "", config: Config | None = None) -> Family | None:
-    """The family of *model_type* in ``config.json``, or that of the class *named* there.
+    """The family that reads folders of *model_type*, or None if none does.
 
-    Families of one ``model_type`` differ in other values of the *config*.
+    A family that lists *named*, the class in ``architectures``, comes first, whatever its
+    ``model_type`` is; then one whose values of ``Family.apart`` are all in *config*, a
+    ``config.json``; then one without such values.
     """
     stated = config or {}
     candidates = [family for family in families() if model_type in family.model_types]
@@ -289,7 +307,10 @@ def architecture_refusal(
 def check_keys(
     metadata: Mapping[str, Any], family: Family, *, prefixes: Iterable[str], model: str
 ) -> None:
-    """Refuse keys of GGUF's *metadata*, below *prefixes*, that are not in the family's table."""
+    """Refuse a key of GGUF's *metadata*, below one of *prefixes*, that the family's rules refuse.
+
+    *model* is the name of the file, for messages.
+    """
     rules = COMMON | PROJECTION_KEYS | CLASSIFIER_KEYS | dict(family.gguf_keys)
     for prefix in (f"{name}." for name in prefixes):
         own = {key[len(prefix) :]: metadata[key] for key in metadata if key.startswith(prefix)}
@@ -297,9 +318,9 @@ def check_keys(
 
 
 def find_zero(metadata: Mapping[str, Any], family: Family) -> str:
-    """The first key that is 0 and with which llama.cpp then computes nothing; empty if none is.
+    """The first key that is 0 though llama.cpp then computes NaN or zeros; empty if none is.
 
-    *metadata* has no keys that llama.cpp ignores.
+    The keys that llama.cpp ignores must not be in *metadata*.
     """
     names = family.llama_cpp.nonzero if family.llama_cpp is not None else ()
     keys = (f"{family.architecture}.{name}" for name in names)

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 def _windows_of(kinds: list[str], config: Config) -> dict[str, Any]:
-    """Keys of windows, by ``layer_types`` or else by *kinds*."""
+    """GGUF keys of windows, by ``layer_types`` or, without it, by *kinds* of layers."""
     window = config["sliding_window"] or 0
     is_local = window_pattern({**config, "layer_types": config.get("layer_types") or kinds}, window)
     return {"attention.sliding_window": window, "attention.sliding_window_pattern": is_local}
@@ -78,9 +78,9 @@ def _hyperclova(keys: Keys) -> ModelConfig:
     scale = keys.number("attention.scale", 0.0)
     has_norms = "blk.0.post_attention_norm.weight" in keys.weights
     residual = keys.number("residual_scale", 1.0)
-    usual = {"norms": AROUND} if has_norms else {"residual_scale": residual}
+    overrides = {"norms": AROUND} if has_norms else {"residual_scale": residual}
     model = dense(
-        keys, each=lambda _layer, mixer: replace(mixer, scale=scale or mixer.scale), **usual
+        keys, each=lambda _layer, mixer: replace(mixer, scale=scale or mixer.scale), **overrides
     )
     return replace(
         model,
@@ -90,12 +90,13 @@ def _hyperclova(keys: Keys) -> ModelConfig:
 
 
 def _hyperclova_factors(config: Config) -> dict[str, float]:
-    """The factor on residuals, which follows the second norms, as a factor on their weights."""
+    """The factor on residuals as a factor on the weights of the second norms, which it follows."""
     factor = float(config["residual_multiplier"])
     return {"post_attention_norm.weight": factor, "post_ffw_norm.weight": factor}
 
 
 def _hyperclova_keys(config: Config) -> dict[str, Any]:
+    """A residual scale of 1 with second norms, whose weights then have the factor."""
     if not config["use_post_norm"]:
         return {}
     return {"residual_scale": 1.0}
@@ -188,7 +189,7 @@ def _flint(keys: Keys) -> ModelConfig:
 def _flint_keys(config: Config) -> dict[str, Any]:
     layers = config["num_hidden_layers"]
     is_full = [
-        layer < 2 or layer % 4 == 1 or layer == layers - 1  # as its class has it
+        layer < 2 or layer % 4 == 1 or layer == layers - 1  # default of transformers' class
         for layer in range(layers)
     ]
     kinds = ["full_attention" if full else "sliding_attention" for full in is_full]
@@ -204,7 +205,7 @@ register(
         **WINDOW_CONFIG,
         **reads("moe_intermediate_size norm_topk_prob shared_expert_intermediate_size"),
         "decoder_sparse_step": neutral(None, 1),
-        "mlp_only_layers": HARMLESS,  # the tensors say which they are
+        "mlp_only_layers": HARMLESS,  # a layer without a router is one of them
     },
     gguf_keys=SHARED_KEYS | reads("expert_weights_norm"),
     tensors={"self_attn.softmax_offset": "attn_sinks.weight"},
@@ -301,11 +302,12 @@ _NEO_BIASES = ("attn_output", "ffn_up", "ffn_down")
 
 def _gpt_neo(keys: Keys) -> ModelConfig:
     network = {"gated": False, "activation": "gelu_tanh"}
-    places = {"biases": _NEO_BIASES, "positions": True}
-    return layer_norms(keys, rope=None, scale=1.0, ffn=network, model=places)
+    fields = {"biases": _NEO_BIASES, "positions": True}
+    return layer_norms(keys, rope=None, scale=1.0, ffn=network, model=fields)
 
 
 def _gpt_neo_keys(config: Config) -> dict[str, Any]:
+    # by default 12 times the two kinds, as in transformers' class
     kinds = config.get("attention_types") or [[["global", "local"], 12]]
     by_layer = [kind for names, count in kinds for _ in range(count) for kind in names]
     if len(by_layer) != config["num_hidden_layers"] or {*by_layer} - {"global", "local"}:
@@ -319,7 +321,7 @@ def _gpt_neo_keys(config: Config) -> dict[str, Any]:
     }
 
 
-# Scores are not scaled; every second layer has a window.
+# Scores are not scaled; by default, every second layer has a window.
 register(
     title="GPT-Neo",
     architecture="gpt_neo",
@@ -384,7 +386,10 @@ register(
 
 
 def _aria_parts(config: Config) -> Any:
-    """Functions for the transposed matrices of experts; the first has the gate, then up."""
+    """Functions that turn the transposed matrices of experts, and split gate and up.
+
+    ``aria_fc1`` has the columns of the gate, then those of up; ``aria_fc2`` is down.
+    """
     width = config["intermediate_size"]
 
     def rows_of(part: slice) -> Any:

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 def split_groups(
     rows: NDArray[Any], groups: int, heads: int = 1
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Queries, keys and values among *rows*, which are stored group by group.
+    """The rows of queries, keys and values among *rows*, which are stored group by group.
 
     Args:
         rows: a matrix or a bias; each group has *heads* heads of queries, then a head of keys and
             one of values.
-        groups: number of groups: key heads, or other equal parts of the heads.
+        groups: number of groups, one for each key head, or another number of equal parts.
         heads: heads of queries in a group.
 
     Raises:
@@ -34,7 +34,7 @@ def split_groups(
 
 
 def order_queries_first(groups: int, heads: int = 1) -> Values:
-    """Functions that give all queries first, then all keys, then all values, as GGUF has them.
+    """Functions that put the rows of all queries first, then all keys, then all values, as in GGUF.
 
     The arguments are those of :func:`split_groups`.
     """
@@ -46,7 +46,7 @@ def order_queries_first(groups: int, heads: int = 1) -> Values:
 
 
 def order_by_head(config: Config) -> Values:
-    """As :func:`order_queries_first`, for rows with query, key and value of one head after another.
+    """As :func:`order_queries_first`, for rows that hold query, key and value of one head together.
 
     *config* is the ``config.json``.
     """
@@ -54,7 +54,7 @@ def order_by_head(config: Config) -> Values:
 
 
 def equal_parts(matrix: str, names: tuple[str, ...]) -> Parts:
-    """Functions that give the equal parts of the rows of *matrix* as the matrices *names*."""
+    """Functions that split the rows of *matrix* into equal parts, the matrices *names* in order."""
 
     def rows_of(number: int) -> Any:
         return lambda rows: np.split(rows, len(names))[number]
@@ -65,7 +65,7 @@ def equal_parts(matrix: str, names: tuple[str, ...]) -> Parts:
 def split_projections(
     groups: int, heads: int = 1, names: tuple[str, ...] = ("attn_q", "attn_k", "attn_v")
 ) -> Parts:
-    """Functions that give queries, keys and values as tensors of these *names*.
+    """Functions that split ``attn_qkv`` into queries, keys and values, tensors of these *names*.
 
     The other arguments are those of :func:`split_groups`.
     """

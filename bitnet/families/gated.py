@@ -32,6 +32,7 @@ from bitnet.families.family import ATTENTION, BIASES, LlamaCppSupport, Values, r
 from bitnet.families.keys import HARMLESS, Config, Keys, neutral, reads, refusal
 from bitnet.families.lfm2 import CONVOLUTION_BIASES, CONVOLUTION_KEYS, squeeze_convolution
 
+# By default, kinds of layers repeat after this many; Trinity's last has full attention and no RoPE.
 _PERIOD = 4
 
 
@@ -95,6 +96,7 @@ register(
     decoder=_afmoe,
 )
 
+# True: the layer has a window
 _LFM3_KINDS = {"full_attention": False, "sliding_attention": True, "conv": False}
 
 
@@ -124,6 +126,7 @@ def _lfm3(keys: Keys) -> ModelConfig:
 
 def _lfm3_keys(config: Config) -> dict[str, Any]:
     layers = range(config["num_hidden_layers"])
+    # the default of transformers' class: kinds by the number modulo 4, but for layer 0
     by_place = {0: "sliding_attention", 2: "full_attention"}
     kinds = config.get("layer_types") or [
         by_place.get(layer % _PERIOD, "conv") if layer else "conv" for layer in layers

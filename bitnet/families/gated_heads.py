@@ -42,7 +42,7 @@ _OWN_ROPE = reads("rope.dimension_count_swa rope.freq_base_swa")
 
 
 def _local_rope(keys: Keys, rope: Rope) -> Rope:
-    """RoPE of layers with a window; *rope* is that of the others."""
+    """RoPE of the layers with a window, from that of the other layers, *rope*."""
     return without_scaling(
         rope,
         theta=keys.number("rope.freq_base_swa", rope.theta),
@@ -51,7 +51,7 @@ def _local_rope(keys: Keys, rope: Rope) -> Rope:
 
 
 def _check_unscaled(keys: Keys) -> None:
-    """Refuse a file with scaled positions: llama.cpp scales those of layers with windows, too."""
+    """Refuse a GGUF file with scaled positions: llama.cpp scales layers with windows, too."""
     for key in ("rope.scaling.factor", "rope.scale_linear", "rope.scaling.attn_factor"):
         factor = keys.number(key, 1.0)
         if keys.config is None and factor not in (0, 1):
@@ -89,7 +89,7 @@ def _spark_keys(config: Config) -> dict[str, Any]:
 
 
 def _local_dimensions(config: Config) -> int:
-    """Rotary dimensions of layers with a window."""
+    """Rotary dimensions of layers with a window, from their table; by default the whole head."""
     table = config.get("rope_parameters") or {}
     share = (table.get("sliding_attention") or {}).get("partial_rotary_factor")
     return int(config["head_dim"] * (1.0 if share is None else share))

@@ -60,7 +60,7 @@ register(
     activation="gelu_pytorch_tanh",
     defaults={"tie_word_embeddings": True},
     config_keys={
-        # In the file of 2B, and never meant.
+        # Released files may say "gelu", which is meant to be the tanh form, as in transformers.
         "hidden_act": neutral(None, "gelu_pytorch_tanh", "gelu", note="tanh form either way"),
         "hidden_activation": HARMLESS,
     },
@@ -81,10 +81,10 @@ def _caps(config: Config) -> dict[str, Any]:
 
 
 def _score_scale(keys: Keys, layers_of_27b: int) -> float:
-    """Factor on attention scores.
+    """Factor on attention scores, by default one over the root of the width of a head.
 
-    The 27B models, which have *layers_of_27b* layers, divide the model's width by the number of
-    heads for it, and files do not say so.
+    In the 27B models, which are known by their *layers_of_27b*, the default takes the model's width
+    over the number of heads for that width. Files do not have a key for it.
     """
     model_sizes = sizes(keys)
     usual = attention(keys, model_sizes.dim)
@@ -189,8 +189,8 @@ def _gemma3_keys(config: Config) -> dict[str, Any]:
     both_ways: dict[str, Any] = {}
     if config.get("use_bidirectional_attention"):
         both_ways["attention.causal"] = False
-        named = config.get("architectures") or [""]
-        if str(named[0]).endswith("Model"):  # without a head: llama.cpp has a name for it
+        class_names = config.get("architectures") or [""]
+        if str(class_names[0]).endswith("Model"):  # a model without a head has another architecture
             both_ways["architecture"] = _EMBEDDING
     return alternating(6, "sliding_window_pattern")(config) | _caps(config) | both_ways
 
@@ -202,7 +202,7 @@ _GEMMA3 = register(
     architecture="gemma3",
     model_types=("gemma3", "gemma3_text"),
     activation="gelu_pytorch_tanh",
-    # Published files give little more than sizes.
+    # Published files leave out most keys that are not sizes.
     defaults={
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
@@ -239,8 +239,8 @@ register_variant(
 )
 
 
-_PERIOD = 6
-_OUTPUT_SCALE = "layer_output_scale"  # a factor on the stream behind a block: in all or in none
+_PERIOD = 6  # by default, the last of this many layers has full attention
+_OUTPUT_SCALE = "layer_output_scale"  # a factor on the stream behind a block; all have it or none
 
 
 def _gemma4(keys: Keys) -> ModelConfig:
@@ -248,19 +248,19 @@ def _gemma4(keys: Keys) -> ModelConfig:
     widths = per_layer(keys, "feed_forward_length", model_sizes.layers)
     attentions = _attentions(keys, model_sizes.layers, model_sizes.dim)
     width = keys.integer("embedding_length_per_layer_input", 0)
-    added = (Branch("", (LayerInput(width, _ACTIVATION),), "post_norm"),) if width else ()
+    inputs = (Branch("", (LayerInput(width, _ACTIVATION),), "post_norm"),) if width else ()
 
     def network(layer: int, ffn: int) -> Branch:
-        usual = FeedForward(ffn, _ACTIVATION)
+        plain = FeedForward(ffn, _ACTIVATION)
         if f"blk.{layer}.ffn_gate_inp.weight" not in keys.weights:
-            return Branch("ffn_norm", (usual,), "post_ffw_norm")
+            return Branch("ffn_norm", (plain,), "post_ffw_norm")
         mixture = experts(keys, activation=_ACTIVATION, normed=True)
-        first = Branch("ffn_norm", (usual,), "post_ffw_norm_1")
+        first = Branch("ffn_norm", (plain,), "post_ffw_norm_1")
         second = Branch("pre_ffw_norm_2", (mixture,), "post_ffw_norm_2")
         return Branch("", (Sum((first, second)),), "post_ffw_norm")
 
     blocks = (
-        (Branch("attn_norm", (mixer,), "post_attention_norm"), network(layer, ffn), *added)
+        (Branch("attn_norm", (mixer,), "post_attention_norm"), network(layer, ffn), *inputs)
         for layer, (mixer, ffn) in enumerate(zip(attentions, widths, strict=True))
     )
     return model_of(
@@ -288,6 +288,7 @@ def _attentions(keys: Keys, layers: int, dim: int) -> list[Attention]:
         keys, layers, period=_PERIOD, window=keys.integer("attention.sliding_window")
     )
     kv_heads = per_layer(keys, "attention.head_count_kv", layers)
+    # the number of key heads is replaced below by that of each layer
     full = attention(keys, dim, kv_heads=1, scale=1.0, qk_norm="head", value_norm=True)
     if full.rope is None or full.rope.freq_factors is None:
         raise InvalidFormat(
@@ -330,8 +331,8 @@ def read_last_caches(
 ) -> list[Attention]:
     """Attention of every layer; the first *own_caches* layers have caches of their own.
 
-    Each other one reads the cache of the last of those that has the same window. *windows* are
-    those of all layers; *own* gives the attention of a layer from its number and window.
+    Each later layer reads the cache of the last of these that has the same window. *windows* are
+    those of all layers; *own* returns the attention of a layer from its number and window.
     """
     attentions: list[Attention] = []
     for layer, window in enumerate(windows):
@@ -392,18 +393,22 @@ def _gemma4_keys(config: Config) -> dict[str, Any]:
 def _full_heads(config: Config, pattern: list[bool]) -> tuple[int, int]:
     """Width of the heads and number of key heads of layers with full attention."""
     usual = config["head_dim"], config["num_key_value_heads"]
-    layers = config.get("per_layer_config")
-    if layers is None:
+    layer_configs = config.get("per_layer_config")
+    if layer_configs is None:
         kv_heads = config.get("num_global_key_value_heads")
         own = kv_heads if config.get("attention_k_eq_v") and kv_heads is not None else usual[1]
-        return config.get("global_head_dim", 512), own
+        return config.get("global_head_dim", 512), own  # 512 is transformers' default
     names = ("head_dim", "num_key_value_heads")
     unknown = {
-        name for layer_config in layers.values() for name in layer_config if name not in names
+        name
+        for layer_config in layer_configs.values()
+        for name in layer_config
+        if name not in names
     }
+    # by True for layers with a window, whose shape must be the usual one
     shapes: dict[bool, set[tuple[int, int]]] = {True: {usual}, False: set()}
     for layer, is_local in enumerate(pattern):
-        layer_config = layers.get(str(layer), {})
+        layer_config = layer_configs.get(str(layer), {})
         shapes[is_local].add(
             (layer_config.get(names[0], usual[0]), layer_config.get(names[1], usual[1]))
         )

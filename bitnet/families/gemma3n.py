@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from bitnet.families.blocks import Activation
 
 _ACTIVATION: Activation = "gelu_tanh"
-_PERIOD = 5
-_HALF = math.sqrt(0.5)
-_SPARSE_LAYERS = 10  # of models with more layers, if no key says which
-_SHARE = 0.95  # share of the numbers inside these networks that are zero
+_PERIOD = 5  # by default, the last of this many layers has full attention
+_HALF = math.sqrt(0.5)  # factor on the stream after attention and the learned residual
+_SPARSE_LAYERS = 10  # number of sparse layers, the first ones, if no key says which are sparse
+_SHARE = 0.95  # share of zeros inside the network of a sparse layer
 _OWN_CACHES = 20  # layers with keys and values of their own, if no key says how many
-_RANK = 64  # of the learned residuals, if their tensor is missing: there is no key for it
+_RANK = 64  # of the learned residuals, if their tensor is missing: GGUF does not have a key for it
 _INPUT_WIDTH = 256  # of the vector of each token for a layer, if no key says it
 _LEFT_OUT = ("attn_k", "attn_v", "attn_k_norm")  # of layers that read the caches of others
 
@@ -88,7 +88,7 @@ def _gemma3n(keys: Keys) -> ModelConfig:
 
 
 def _rows(keys: Keys, name: str, default: int) -> int:
-    """Rows of the matrix *name*; *default* if it is missing, which is refused later."""
+    """Rows of the matrix *name*; *default* if it is missing, so that the error comes later."""
     matrix = keys.weights.get(name)
     return default if matrix is None else matrix.shape[0]
 
@@ -98,6 +98,7 @@ def _cutoffs(keys: Keys, layers: int) -> list[float | None]:
     key = "activation_sparsity_scale"
     # llama.cpp, which does not read the key, lowers the gates of the first layers of every model.
     sparse = min(_SPARSE_LAYERS, layers)
+    # a cutoff of minus infinity lowers nothing: the network is not sparse
     usual = [_deviations(_SHARE)] * sparse + [-math.inf] * (layers - sparse)
     scales = keys.value(key, usual)
     is_list = isinstance(scales, list) and len(scales) == layers
@@ -122,6 +123,7 @@ def _deviations(share: float) -> float:
 
 
 def _usual_shares(layers: int) -> list[float]:
+    """Share of zeros in each layer if a ``config.json`` does not say it, as in transformers."""
     sparse = _SPARSE_LAYERS if layers > _SPARSE_LAYERS else 0
     return [_SHARE] * sparse + [0.0] * (layers - sparse)
 

@@ -35,11 +35,13 @@ if TYPE_CHECKING:
 
 #: Rule for the key with the epsilon of LayerNorm.
 LAYER_NORM_EPS = reads("attention.layer_norm_epsilon")
-#: Matrices of a block without gate, with one for queries, keys and values, and with three.
+#: Names of the matrices of a block without a gate, where queries, keys and values are one matrix.
 FUSED_PRODUCTS = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
+#: The same where they are three.
 SPLIT_PRODUCTS = (*ATTENTION, "ffn_up", "ffn_down")
+#: Support of families of which llama.cpp loads all biases.
 WITH_BIASES = LlamaCppSupport(tensors=("output.weight", ".bias"))
-#: The usual names of sizes in GPT-1 and GPT-2.
+#: Sizes in ``config.json`` by their names in GPT-1 and GPT-2.
 GPT_SIZES = {
     "n_embd": "hidden_size",
     "n_head": "num_attention_heads",
@@ -47,7 +49,7 @@ GPT_SIZES = {
     "n_positions": "max_position_embeddings",
 }
 _KEYS = {"activation_function": "hidden_act", **GPT_SIZES}
-#: Tensors of GPT-1 and GPT-2.
+#: Names of tensors in GPT-1 and GPT-2.
 GPT_TENSORS = {
     "attn.c_attn": "attn_qkv",
     "attn.c_proj": "attn_output",
@@ -56,9 +58,9 @@ GPT_TENSORS = {
     "mlp.c_fc": "ffn_up",
     "mlp.c_proj": "ffn_down",
 }
-#: Tensors of networks in the style of Megatron.
+#: Names of the tensors of networks in the style of Megatron.
 MEGATRON_TENSORS = {"mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down"}
-#: Names of GELU by the hyperbolic tangent.
+#: Rule for the activation: names of GELU by the hyperbolic tangent.
 _GELU_TANH = neutral("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 _GPT2_CONFIG = {
     **reads("layer_norm_epsilon n_inner"),
@@ -83,21 +85,21 @@ def layer_norms(keys: Keys, **overrides: Any) -> ModelConfig:
 
 def _gpt2(keys: Keys) -> ModelConfig:
     network = {"gated": False, "activation": "gelu_tanh"}
-    places = {"biases": FUSED_PRODUCTS, "positions": True}
-    return layer_norms(keys, rope=None, fused=True, ffn=network, model=places)
+    fields = {"biases": FUSED_PRODUCTS, "positions": True}
+    return layer_norms(keys, rope=None, fused=True, ffn=network, model=fields)
 
 
 def refuse_bidirectional_alibi(config: Config) -> None:
-    """Raise for attention in both directions, for which transformers 5.24 leaves out ALiBi.
+    """Refuse bidirectional attention, since transformers 5.24 does not combine it with ALiBi.
 
-    It does so for Falcon, fails for MPT, and computes BLOOM's in eager code only.
+    It leaves out ALiBi in Falcon, fails in MPT, and computes BLOOM's in eager code only.
     """
     if config.get("is_causal") is False:
         raise refusal("is_causal", False, "ALiBi is computed for attention to earlier tokens only")
 
 
 def equal_heads(config: Config) -> dict[str, Any]:
-    """Keys of attention with as many key heads as heads, together as wide as the model."""
+    """GGUF keys of attention with as many key heads as heads, together as wide as the model."""
     heads = config["num_attention_heads"]
     return {
         "attention.head_count_kv": heads,
@@ -118,12 +120,12 @@ def _transpose(matrix: NDArray[Any]) -> NDArray[Any]:
 
 
 def transpose_matrices(names: tuple[str, ...]) -> Values:
-    """Functions for the matrices *names*, which have a row for each input in a folder."""
+    """Functions that transpose matrices of these *names*, which folders store by input."""
     return dict.fromkeys([f"{name}.weight" for name in names], _transpose)
 
 
 def transpose_products(_config: Config) -> Values:
-    """Functions for the matrices of GPT-1 and GPT-2, which have a row for each input."""
+    """Functions that transpose the matrices of GPT-1 and GPT-2."""
     return transpose_matrices(FUSED_PRODUCTS)
 
 
@@ -150,7 +152,7 @@ def _starcoder_keys(config: Config) -> dict[str, Any]:
     return _gpt2_keys(config) | {"attention.head_count_kv": 1}
 
 
-# All heads share their keys and values.
+# All query heads share one key head and one value head.
 register_variant(
     _GPT2,
     title="StarCoder 1",
@@ -166,6 +168,7 @@ register_variant(
 )
 
 
+# Matrices of a block that may have one for queries, keys and values, or three.
 _ALL = ("attn_qkv", *SPLIT_PRODUCTS)
 _TANH_NETWORK: dict[str, Any] = {"gated": False, "activation": "gelu_tanh"}
 
@@ -287,12 +290,12 @@ _GPTJ = register(
     translate=_gptj_keys,
     decoder=_gptj,
 )
-# Parts of a matrix for as many devices, which CodeGen's were trained and are stored in.
+# CodeGen stores a fused matrix in this many parts, one for each device that it was trained on.
 _PARTITIONS = 4
 
 
 def _codegen_parts(_config: Config) -> Parts:
-    """Functions for a matrix whose partitions each have rows of queries, values and keys."""
+    """Functions that split a matrix whose partitions each have rows of queries, values and keys."""
     return split_projections(_PARTITIONS, names=("attn_q", "attn_v", "attn_k"))
 
 

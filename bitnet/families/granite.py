@@ -53,7 +53,10 @@ _SCALES = ("embedding_scale", "residual_scale", "logit_scale")
 
 
 def _check_scales(config: Config) -> dict[str, Any]:
-    """Refuse scales of zero in a ``config.json``."""
+    """Refuse scales of zero in a ``config.json``.
+
+    The result is empty: it is for ``Family.translate``, and the scales are mapped by their rules.
+    """
     for key in ("attention_multiplier", "embedding_multiplier", "residual_multiplier"):
         if config[key] == 0:
             raise refusal(key, 0, "in GGUF, zero means that there is none")
@@ -61,13 +64,14 @@ def _check_scales(config: Config) -> dict[str, Any]:
 
 
 def _granite(keys: Keys) -> ModelConfig:
+    """Llama's blocks, with a factor on scores and the other scales."""
     return _with_scales(keys, scale=keys.number("attention.scale", 0.0))
 
 
 def _with_scales(keys: Keys, *, scale: float = 0.0) -> ModelConfig:
-    """ModelConfig of the usual blocks, with the scales in the keys; a scale of 0 means none.
+    """ModelConfig of the usual blocks, with the scales in the keys; a scale of 0 counts as missing.
 
-    *scale* is that of scores.
+    *scale* is the factor on scores, by default the usual one.
     """
     model = dense(
         keys,
@@ -87,7 +91,7 @@ def _model_scales(keys: Keys) -> dict[str, Any]:
 
 
 def _granite_experts(keys: Keys) -> Experts:
-    """The experts of a layer, and the network beside them."""
+    """The experts of a layer, with the network beside them if a key gives its width."""
     return experts(
         keys,
         width=sizes(keys).ffn,
@@ -135,18 +139,21 @@ _HAS_ATTENTION = {
 
 
 def _hybrid(keys: Keys) -> ModelConfig:
+    """Mamba-2 in layers without key heads, attention in the others."""
     model_sizes = sizes(keys)
     residual = keys.number("residual_scale", 1.0) or 1.0
     kv_heads = per_layer(keys, "attention.head_count_kv", model_sizes.layers)
     # in llama.cpp's Granite, false means that attention does not rotate
-    own: dict[str, Any] = {} if keys.flag("rope.scaling.finetuned", True) else {"rope": None}
+    overrides: dict[str, Any] = {} if keys.flag("rope.scaling.finetuned", True) else {"rope": None}
     if scale := keys.number("attention.scale", 0.0):
-        own["scale"] = scale
+        overrides["scale"] = scale
     has_experts = keys.integer("expert_count", 0)
     network = _granite_experts(keys) if has_experts else FeedForward(model_sizes.ffn)
     states = mamba2(keys)
     mixers = (
-        attention(keys, model_sizes.dim, kv_heads=layer_heads, **own) if layer_heads else states
+        attention(keys, model_sizes.dim, kv_heads=layer_heads, **overrides)
+        if layer_heads
+        else states
         for layer_heads in kv_heads
     )
     blocks = (usual_block(mixer, network, scale=residual) for mixer in mixers)
@@ -170,7 +177,7 @@ def _hybrid_keys(config: Config) -> dict[str, Any]:
         "rope.scaling.finetuned": config["position_embedding_type"] == "rope",
         "ssm.inner_size": width,
     }
-    if config["num_local_experts"] == 0:  # the network beside the experts is there alone
+    if config["num_local_experts"] == 0:  # only the shared network is left
         keys["feed_forward_length"] = config["shared_intermediate_size"]
     return keys
 
@@ -204,6 +211,7 @@ register_variant(
 
 
 def _granite_windows(keys: Keys) -> ModelConfig:
+    """Attention with sinks, with a window or without RoPE in some layers."""
     layers = layer_count(keys)
     rotates = keys.value("attention.rope_pattern", [True] * layers)
     if not isinstance(rotates, list) or len(rotates) != layers:
@@ -245,6 +253,7 @@ def _window_keys(config: Config) -> dict[str, Any]:
     # the layer_types are complete, so the period has no effect
     keys = _check_scales(config) | alternating(4)({**config, "layer_types": kinds})
     if bases is not None:
+        # a base of 0 means that the layer does not rotate
         keys["attention.rope_pattern"] = [bool(base_of_layer) for base_of_layer in bases]
     return keys
 

@@ -1,11 +1,11 @@
 """Weights in a rotated basis, as the keys ``prism.hadamard.*`` of a GGUF file describe them.
 
-The inputs of such a matrix go through ``H(signs * x)`` first: signs by the width of the input, then
-the Walsh-Hadamard transform of each block of columns. Rows of an embedding in that basis come back
-by ``signs * H(row)``. The encoding of the weights is another matter: float16 files are rotated as
-well, and files of the same encodings without these keys are not. The keys were defined with
-Bonsai 2. Without the transform such a model generates nothing but noise, so unknown keys and values
-are refused.
+The input of such a matrix is first replaced by ``H(signs * x)``: it is multiplied by signs, which
+depend on its width, and then each block of its columns goes through the Walsh-Hadamard transform.
+Rows of an embedding in that basis are turned back by ``signs * H(row)``. The encoding of the
+weights does not tell if they are rotated: only these keys do, which were defined with Bonsai 2.
+Without the transform such a model generates nothing but noise, so unknown keys and values are
+refused.
 """
 
 from __future__ import annotations
@@ -27,27 +27,29 @@ if TYPE_CHECKING:
 
 #: Beginning of the keys.
 PREFIX = "prism.hadamard."
+# The only values of these keys that are computed.
 _KNOWN = {
     "version": 1,
     "transform": "normalized-sylvester-walsh-hadamard",
     "axis": "input-last-dimension",
 }
+# The other keys, whose values are read.
 _READ = (
     *("block_size", "sign_mode", "sign_widths", "sign_values", "weight_names"),
     *("inverse_weight_names", "gdn_v_grouped"),
 )
-_LARGEST_BLOCK = 1 << 16
+_LARGEST_BLOCK = 1 << 16  # far above published models
 
 
 @dataclass(frozen=True, eq=False)
 class HadamardBasis:
-    """The basis of some matrices."""
+    """The rotated basis of some matrices of a model."""
 
     block: int  # columns that are transformed together, a power of two
-    # signs of the columns, 1 or -1, by the width of a matrix; a width that is missing has only 1
+    # signs of the columns, 1 or -1, by the width of a matrix; all signs of a missing width are 1
     signs: Mapping[int, NDArray[np.float32]]
     weights: frozenset[str]  # names of the matrices whose inputs are transformed
-    embeddings: frozenset[str]  # names of those whose rows are transformed back
+    embeddings: frozenset[str]  # names of the matrices whose rows are transformed back
     # inputs of a rotated ``ssm_out`` are ordered as in transformers' folders: neighbouring heads
     # share a key head
     grouped: bool = False
@@ -69,6 +71,7 @@ def hadamard_basis(checkpoint: Keys) -> HadamardBasis | None:
         return None
     for key, is_right, expected in _checks(keys, checkpoint.weights):
         if not is_right:
+            # a wrong value of a key that is read is damage, anything else a newer version of keys
             error = InvalidFormat if key in _READ else Unsupported
             raise error(
                 f"{checkpoint.path.name}: {PREFIX}{key} is {keys.get(key)!r:.80}, expected "
@@ -79,6 +82,7 @@ def hadamard_basis(checkpoint: Keys) -> HadamardBasis | None:
     widths, values = (
         list(keys.get(key, ())) if has_signs else [] for key in ("sign_widths", "sign_values")
     )
+    # the last part, behind all widths, is empty and is not in the dict
     parts = np.split(np.array(values, dtype=np.float32), np.cumsum(widths, dtype=int))
     return HadamardBasis(
         keys["block_size"],
@@ -90,7 +94,7 @@ def hadamard_basis(checkpoint: Keys) -> HadamardBasis | None:
 
 
 def _checks(keys: Mapping[str, Any], tensors: Mapping[str, Any]) -> Iterator[tuple[str, bool, str]]:
-    """Keys, each with True if its value is right, and with the values that are expected.
+    """Checks in order: a key, True if its value is right, and a text with the expected value.
 
     A later check relies on the earlier ones: the caller stops at the first that fails.
     """

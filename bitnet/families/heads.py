@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bitnet.families.keys import Keys
 
 HeadActivation = Literal["identity", "tanh", "relu", "gelu", "silu", "sigmoid"]
-#: Layers of a folder's classifier: the name there, GGUF's, and the activation behind.
+#: Layers of a folder's classifier, each with its name there, its name in GGUF and its activation.
 HeadLayers: TypeAlias = tuple[tuple[str, str, HeadActivation], ...]
 
 MOST_PROJECTIONS = 6  # of a vector, one after another
@@ -27,19 +27,18 @@ _NAMES = [f"dense_{number}" for number in range(_FIRST, _FIRST + MOST_PROJECTION
 
 @dataclass(frozen=True)
 class Projection:
-    """``norm(activation(weight x + bias))`` of a vector of a text; bias and norm may be missing."""
+    """``norm(activation(weight x + bias))`` of a text's vector; bias and norm may be missing."""
 
     name: str  # of its tensors
-    inputs: int  # numbers of *x*
-    outputs: int  # numbers of the result
+    inputs: int  # width of ``x``
+    outputs: int  # width of the result
     activation: HeadActivation = "identity"
     # weight of a LayerNorm of the result, ``(outputs,)``; None: it has none
     norm: NDArray[np.float32] | None = field(default=None, compare=False)
     norm_eps: float = 0.0  # its epsilon
 
 
-#: Rules for the keys of projections in GGUF's terms; llama.cpp knows the first two, without
-#: activations.
+#: Rules for the GGUF keys of projections; llama.cpp reads the widths and applies no activation.
 PROJECTION_KEYS: dict[str, Rule] = {
     f"{name}_{part}": read(about)
     for name in _NAMES
@@ -55,11 +54,12 @@ ScoreFunction = Literal["none", "sigmoid", "softmax"]
 
 RANKS = 4  # ``pooling_type`` of a model with a classifier
 YES_NO = ("yes", "no")  # labels of a model that answers whether a document is relevant
-#: Tensors of a classifier: its inner layer, and the scores of the labels.
+#: GGUF names of a classifier's layers: the inner one, and the one that gives the labels' scores.
 INNER = "cls"
 SCORES = "cls.output"
 HEAD_NORM = "cls.norm"  # weight of the norm behind the inner layer
-_INNER_ACTIVATIONS = {"modern-bert": "gelu"}  # of files that do not say it, by architecture
+# activations of inner layers by architecture, for files without the key; of others it is tanh
+_INNER_ACTIVATIONS = {"modern-bert": "gelu"}
 CLASSIFIER_KEYS: dict[str, Rule] = {
     "classifier.output_labels": read("names of the labels"),
     "classifier.pooling_type": Rule(
@@ -80,8 +80,8 @@ class Classifier:
 
     layers: tuple[Projection, ...]  # the last one has an output for each label
     labels: tuple[str, ...]
-    function: ScoreFunction = "softmax"  # from scores to shares of the labels
-    relevance_function: ScoreFunction = "none"  # from a score to a relevance
+    function: ScoreFunction = "softmax"  # makes the shares of the labels from their scores
+    relevance_function: ScoreFunction = "none"  # makes the relevance of a document from its score
 
     @property
     def ranks(self) -> bool:
@@ -95,24 +95,27 @@ class Classifier:
         return float(apply_function(self.relevance_function, scores)[0])
 
     def shares(self, scores: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
-        """Share of each label, ``(labels,)``, of a text with these *scores*."""
+        """Share of each label, ``(labels,)``, of a text with these *scores*.
+
+        It is from 0 to 1, unless *function* is ``none``: then it is the score itself.
+        """
         return apply_function(self.function, scores).astype(np.float32)
 
 
 def apply_function(
     name: ScoreFunction, scores: NDArray[np.floating[Any]]
 ) -> NDArray[np.floating[Any]]:
-    """The function *name* of *scores*, ``(labels,)``."""
+    """The function *name* of *scores*: both ``(labels,)``, in float64 unless it is ``none``."""
     if name == "none":
         return scores
-    whole = scores.astype(np.float64)
-    if name == "sigmoid":
+    doubles = scores.astype(np.float64)
+    if name == "sigmoid":  # the exponential of a positive number could overflow
         return np.where(
-            whole >= 0,
-            1 / (1 + np.exp(-np.abs(whole))),
-            np.exp(-np.abs(whole)) / (1 + np.exp(-np.abs(whole))),
+            doubles >= 0,
+            1 / (1 + np.exp(-np.abs(doubles))),
+            np.exp(-np.abs(doubles)) / (1 + np.exp(-np.abs(doubles))),
         )
-    weights = np.exp(whole - whole.max())
+    weights = np.exp(doubles - doubles.max())
     return np.asarray(weights / weights.sum())
 
 
@@ -147,7 +150,7 @@ def classifier(keys: Keys) -> Classifier | None:
 
 
 def _labels(keys: Keys, scores: int) -> tuple[str, ...]:
-    """Names of the labels of so many *scores*, by default their numbers."""
+    """Names of the labels; without a key, as many as *scores* says: LABEL_0, LABEL_1 ..."""
     key = "classifier.output_labels"
     names = keys.value(key, None) or [f"LABEL_{label}" for label in range(scores)]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -157,7 +160,7 @@ def _labels(keys: Keys, scores: int) -> tuple[str, ...]:
 
 
 def _one_of(keys: Keys, key: str, default: str, names: tuple[str, ...]) -> Any:
-    """The text *key*, which must be one of *names*."""
+    """The value of *key*, or *default* without it; it must be one of *names*."""
     name = keys.value(key, default)
     if name not in names:
         problem = f"{keys.own_name(key)} is {show(name)}, expected {' or '.join(names)}"
@@ -166,7 +169,7 @@ def _one_of(keys: Keys, key: str, default: str, names: tuple[str, ...]) -> Any:
 
 
 def _with_norm(keys: Keys, layer: Projection) -> Projection:
-    """*layer* with the norm behind it, if there is one."""
+    """*layer* with the norm behind it, if the model has one."""
     norm = keys.numbers(f"{HEAD_NORM}.weight", (layer.outputs,))
     if norm is None:
         return layer
@@ -188,6 +191,7 @@ def projections(keys: Keys) -> tuple[Projection, ...]:
 
 
 def _projections(keys: Keys) -> Iterator[Projection]:
+    """The projections up to the first one that is missing."""
     width = keys.integer("embedding_length")
     for name in _NAMES:
         if f"{name}.weight" not in keys.weights:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 def _hrm(keys: Keys) -> ModelConfig:
+    """All blocks in the order in which they run; later turns share tensors with the first."""
     model_sizes = sizes(keys)
     cycles = Cycles(keys.integer("hrm.layers_per_stack"), keys.integer("hrm.l_cycles"))
     high_turns = keys.integer("hrm.h_cycles")
@@ -75,7 +76,10 @@ def _keys(config: Config) -> dict[str, Any]:
 
 
 def _parts(_config: Config) -> Parts:
-    """Functions for the fused matrices of published folders; transformers' have separate ones."""
+    """Functions that split the fused matrices of published folders.
+
+    Folders that transformers writes have separate matrices.
+    """
     return {
         **equal_parts("attn_gqkv", ("attn_gate", *QKV)),
         **equal_parts("ffn_gate_up", ("ffn_gate", "ffn_up")),

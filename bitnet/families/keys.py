@@ -26,12 +26,13 @@ RopeStyle = Literal["interleaved", "half"]
 Config: TypeAlias = Mapping[str, Any]  # a ``config.json``
 
 
-#: Hint of errors about a folder, whose files may be as they were published.
+#: Hint of errors about a folder. To fetch it again may not help: it may have been published so.
 COMPARE = "compare the folder's files with those that the model's author publishes"
 _CONFIG = "config.json"
 _IGNORE_HINT = "choose another model, or, to compute as if the key were not there: --ignore-key {}"
-_LARGEST = 2**32 - 1
-# Of these llama.cpp b11434 reads one number for all layers, or one for each (``get_key_or_arr``).
+_LARGEST = 2**32 - 1  # GGUF's integers of models are unsigned, of 32 bits
+# Keys that may be one number for all layers or an array with one for each, as llama.cpp b11434
+# reads them (``get_key_or_arr``).
 _OF_LAYERS = {
     *("attention.head_count", "attention.head_count_kv"),
     *("expert_feed_forward_length", "expert_used_count", "feed_forward_length"),
@@ -62,7 +63,10 @@ class Keys:
         return (self.architecture, *(name for name in spellings if name != self.architecture))
 
     def value(self, key: str, default: Any = ...) -> Any:
-        """The architecture's own *key*, such as ``attention.head_count``; arrays as lists."""
+        """The architecture's own *key*, such as ``attention.head_count``; arrays as lists.
+
+        A missing key is an InvalidFormat, unless there is a *default*.
+        """
         for prefix in self.prefixes:
             value = self.metadata.get(f"{prefix}.{key}")
             if value is not None:
@@ -79,7 +83,7 @@ class Keys:
     def own_name(self, key: str) -> str:
         """Name of the architecture's own *key* in the container, for messages.
 
-        In a folder that is the key of ``config.json`` that it is made of.
+        In a folder, that is the key of ``config.json`` from which it is made.
         """
         if self.config is None:
             return f"{self.architecture}.{key}"
@@ -87,7 +91,10 @@ class Keys:
         return f"{name} in {_CONFIG}"
 
     def integer(self, key: str, default: Any = ...) -> int:
-        """The integer *key*, an unsigned 32-bit number, GGUF's type for these."""
+        """The integer *key*, from 0 to 2**32 - 1; one for all layers if the file has one for each.
+
+        Layers with different integers are Unsupported.
+        """
         value = self.value(key, default)
         if isinstance(value, list) and key in _OF_LAYERS:
             value = self._common_value(key, value)
@@ -104,39 +111,39 @@ class Keys:
         return float(value)
 
     def factor(self, key: str, default: Any = ...) -> float:
-        """The number *key*, where one below 0 means none, 0."""
+        """The number *key*, or 0 if it is negative: llama.cpp then computes as without it."""
         return max(self.number(key, default), 0.0)
 
     def flag(self, key: str, default: Any = ...) -> bool:
-        """True or false, the value of *key*."""
+        """The value of *key*, which must be true or false."""
         value = self.value(key, default)
         if not isinstance(value, bool):
             raise self._wrong_value(key, value, "true or false")
         return value
 
     def numbers(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
-        """The tensor *name* decoded; ``None`` if it does not exist."""
-        raise NotImplementedError
+        """The tensor *name* of this *shape*, dequantized; None if it does not exist."""
+        raise NotImplementedError  # the checkpoint, a subclass, decodes tensors
 
     def tensor_name(self, name: str, usual_name: Callable[[str], str]) -> str:
         """The container's own name of the tensor that is GGUF's *name*, for messages.
 
-        A tensor that a folder lacks is named as the same tensor of another layer is, or gets its
-        usual name.
+        For a tensor that a folder lacks, it is the name of the same tensor in another layer, with
+        the number of this layer. If no layer has it, *usual_name* makes a name from GGUF's.
         """
         if name in self.own_names or self.config is None:
             return self.own_names.get(name, name)
-        block, _, rest = name.removeprefix("blk.").partition(".")
+        block, _, suffix = name.removeprefix("blk.").partition(".")
         for sibling, own in self.own_names.items():
             number, _, part = sibling.removeprefix("blk.").partition(".")
-            if part == rest and sibling.startswith("blk.") and own.count(f".{number}.") == 1:
+            if part == suffix and sibling.startswith("blk.") and own.count(f".{number}.") == 1:
                 return own.replace(f".{number}.", f".{block}.")
         if not name.startswith("blk."):
             return usual_name(name)
-        return f"{usual_name(rest)} of layer {block}"
+        return f"{usual_name(suffix)} of layer {block}"
 
     def _common_value(self, key: str, values: list[Any]) -> Any:
-        """The value of *key* in every layer, from *values* of all layers."""
+        """The one value that *values*, those of *key* in each layer, must all have."""
         layers = self.integer("block_count")
         if len(values) != layers:
             problem = f"has {len(values):,} entries, expected one for each of {layers:,} layers"
@@ -222,7 +229,8 @@ def refusal(
 ) -> Unsupported:
     """Error for a key of *model* that changes the result in an unsupported way.
 
-    Its hint names the option that leaves the key out, if that *is_ignorable*.
+    The message gives the values that *rule* allows, or else *why* the value is refused. The hint
+    names the option that leaves the key out, if that *is_ignorable*.
     """
     if rule is not None and rule.values is not None:
         why = f"only {' or '.join(show(value) for value in rule.values)} is computed"
@@ -238,7 +246,8 @@ def value_refusal(
 ) -> Unsupported:
     """Error for the architecture's own *key*, whose *value* a family does not compute.
 
-    A key that the family requires is not *is_ignorable*, as in :func:`refusal`.
+    *is_ignorable* is as in :func:`refusal`, and false for a key that the family requires. It does
+    not count in a folder, where several keys of ``config.json`` may make up *key*.
     """
     label = keys.path.name
     if keys.config is None:
@@ -257,8 +266,8 @@ def contradiction(keys: Keys, problem: str) -> InvalidFormat:
 def without(keys: Mapping[str, Any], ignored: Iterable[str], *, prefix: str = "") -> dict[str, Any]:
     """*keys* without the *ignored* keys, which are named with or without their table.
 
-    *prefix* is the name of that table in ``config.json``, with a dot. In GGUF, the table is the
-    architecture, and part of the key.
+    In ``config.json``, *prefix* is the name of the table that *keys* are in, with a dot. In GGUF,
+    the table is the architecture, and each of *keys* begins with it.
     """
     names = frozenset(ignored)
     return {
@@ -271,18 +280,19 @@ def without(keys: Mapping[str, Any], ignored: Iterable[str], *, prefix: str = ""
 def split_ignored(
     table: Any, ignored: Iterable[str], *, prefix: str = ""
 ) -> tuple[Any, dict[str, Any]]:
-    """*table* without the *ignored* keys at every depth, and these with their values.
+    """*table* without the *ignored* keys at every depth, and the ignored keys with their values.
 
-    Keys are named as in :func:`without`, those left out with the tables that contain them.
+    *ignored* and *prefix* are as in :func:`without`. The ignored keys are returned with the names
+    of the tables that contain them. A *table* that is not a dict is returned as it is.
     """
     if not isinstance(table, dict):
         return table, {}
-    rest = without(table, ignored, prefix=prefix)
-    left_out = {f"{prefix}{key}": table[key] for key in table.keys() - rest.keys()}
-    for key, value in rest.items():
-        rest[key], below = split_ignored(value, ignored, prefix=f"{prefix}{key}.")
+    remaining = without(table, ignored, prefix=prefix)
+    left_out = {f"{prefix}{key}": table[key] for key in table.keys() - remaining.keys()}
+    for key, value in remaining.items():
+        remaining[key], below = split_ignored(value, ignored, prefix=f"{prefix}{key}.")
         left_out |= below
-    return rest, left_out
+    return remaining, left_out
 
 
 @dataclass(frozen=True)
@@ -290,17 +300,19 @@ class IgnoredKeys:
     """Keys to leave out of the files of a folder, and those that were left out."""
 
     names: Collection[str] = ()
-    left_out: dict[str, Any] = field(default_factory=dict)  # with the file, and their values
+    # values of the keys that were left out, by key behind the *prefix* of its file
+    left_out: dict[str, Any] = field(default_factory=dict)
 
     def without(self, table: dict[str, Any], *, prefix: str = "") -> dict[str, Any]:
-        """*table*, whose keys have the *prefix* in messages, without keys to ignore."""
-        rest, left_out = split_ignored(table, self.names, prefix=prefix)
+        """*table* without the keys to ignore, which are added to *left_out* with the *prefix*."""
+        remaining, left_out = split_ignored(table, self.names, prefix=prefix)
         self.left_out.update(left_out)
-        kept: dict[str, Any] = rest
+        kept: dict[str, Any] = remaining
         return kept
 
 
 def _same(value: Any, expected: Any) -> bool:
+    """True if both are equal, where neither a flag nor null equals a number."""
     if isinstance(value, bool) or isinstance(expected, bool) or value is None or expected is None:
         return value is expected
     return bool(value == expected)
@@ -391,9 +403,10 @@ _COMPUTED_FROM = {
 
 
 def name_in_config(key: str, config: Config) -> str:
-    """The key of *config*, a ``config.json``, that GGUF's *key* is made of.
+    """The key of *config*, a ``config.json``, from which GGUF's *key* is made.
 
-    *config* of an outer model may have it below ``text_config``.
+    In the *config* of an outer model, it may be below ``text_config``. If *config* has none of the
+    keys that *key* can be made from, the first of them is returned.
     """
     inner = config.get("text_config")
     tables = (config, inner) if isinstance(inner, Mapping) else (config,)
@@ -409,7 +422,7 @@ def name_in_config(key: str, config: Config) -> str:
 
 
 _OFF = neutral(0, False, note="not computed")
-#: For every family.
+#: Rules for the GGUF keys of every family.
 COMMON: dict[str, Rule] = {
     **reads("block_count embedding_length feed_forward_length context_length attention.head_count"),
     **reads("attention.head_count_kv attention.key_length attention.layer_norm_rms_epsilon"),

@@ -35,11 +35,12 @@ if TYPE_CHECKING:
 
     from bitnet.families.family import Values
 
-# Without a key, one layer in this many has full attention: layers 4, 8, ..., counted from 0.
+# By default, one layer in this many has full attention: layers 4, 8, ..., numbered from 0.
 _PERIOD = 4
 
 
 def _linear(keys: Keys) -> KimiDelta:
+    """Linear attention, from the keys that both families have."""
     return KimiDelta(
         heads=keys.integer("attention.head_count"),
         head_dim=keys.integer("kda.head_dim"),
@@ -49,7 +50,7 @@ def _linear(keys: Keys) -> KimiDelta:
 
 def _kimi(keys: Keys) -> ModelConfig:
     full = replace(latent_attention(keys), rotates=False)
-    # llama.cpp divides by the sum whatever a file says, and its converter does not write the key.
+    # llama.cpp always divides weights by their sum, and its converter does not write the key.
     renormalised = keys.flag("expert_weights_norm", True)
     return _decoder(keys, _linear(keys), full, renormalised=renormalised)
 
@@ -59,8 +60,8 @@ def _decoder(
 ) -> ModelConfig:
     """Blocks with *linear* attention, or with *full* attention in layers that have key heads.
 
-    *shared* is the width of the networks beside the experts, or 0 for the one that the keys give;
-    *routing* has fields of :class:`Routing`.
+    *shared* is the width of all networks beside the experts together; if it is 0, the keys of
+    grouped experts give it. *routing* has fields of :class:`Routing`.
     """
     model_sizes = sizes(keys)
     kv_heads = per_layer(keys, "attention.head_count_kv", model_sizes.layers)
@@ -78,7 +79,11 @@ def _decoder(
 
 
 def _kinds(config: Config, own: Config) -> list[str]:
-    """Kind of each layer; *own* is the table of linear attention, which may list the layers."""
+    """Kind of each layer, ``full_attention`` or ``linear_attention``.
+
+    *own* is ``linear_attn_config``; its lists of layers, if it has both, come before
+    ``layer_types``.
+    """
     layers = config["num_hidden_layers"]
     if "full_attn_layers" in own and "kda_layers" in own:
         full = set(own["full_attn_layers"])  # numbered from 1
@@ -94,6 +99,7 @@ def _kinds(config: Config, own: Config) -> list[str]:
 
 
 def _keys(config: Config) -> dict[str, Any]:
+    """GGUF keys of Kimi Linear; its options of linear attention may be in a table of their own."""
     own = config.get("linear_attn_config") or {}
     key = "linear_attn_config.num_heads" if "num_heads" in own else "linear_num_heads"
     heads = own.get("num_heads", config.get("linear_num_heads"))
@@ -113,10 +119,11 @@ def _keys(config: Config) -> dict[str, Any]:
 
 
 def _values(_config: Config) -> Values:
+    """A function that computes rates of decay, ``(heads, 1)``, from the logarithms of a folder."""
     return {"ssm_a": lambda logarithms: decay_rates(logarithms.reshape(-1, 1))}
 
 
-# Names of keys that both families have.
+# Other names of keys, in both families.
 _ALIASES = {
     "model_max_length": "max_position_embeddings",
     "moe_renormalize": "norm_topk_prob",
@@ -234,15 +241,17 @@ def _ling3_keys(config: Config) -> dict[str, Any]:
 
 
 def _ling3_values(_config: Config) -> Values:
+    """As :func:`_values`, but the rates are positive, as in GGUF files of this architecture."""
+
     def rates(logarithms: NDArray[Any]) -> NDArray[Any]:
-        factors: NDArray[Any] = np.exp(logarithms.reshape(-1, 1))
-        return factors
+        positive_rates: NDArray[Any] = np.exp(logarithms.reshape(-1, 1))
+        return positive_rates
 
     return {"ssm_a": rates}
 
 
 _NO_LIMITS = Rule("must be 0 or null for each layer")
-# Names within the attention of a layer, in published folders and in transformers' modules.
+# Names of tensors within the attention, in published folders and in transformers' modules.
 _LING3_TENSORS = {
     **{f"{part}_conv1d": f"ssm_conv1d_{part}" for part in "qkv"},
     **{f"{part}_proj": f"attn_{part}" for part in "qkv"},

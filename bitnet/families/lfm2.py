@@ -22,12 +22,12 @@ from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, experts
 from bitnet.families.family import Family, LlamaCppSupport, Values, register_variant
 from bitnet.families.keys import Config, Keys, neutral, reads
 
-#: Rules for the keys of short convolutions in GGUF, and their parts with biases as in
-#: ``Family.biases``.
+#: Rules for the keys of short convolutions in GGUF.
 CONVOLUTION_KEYS = {
     **reads("shortconv.l_cache"),
     "attention.causal": neutral(True, note="convolutions look back only"),
 }
+#: Matrices of short convolutions with biases, as in ``Family.biases``.
 CONVOLUTION_BIASES = {"conv_bias": ("shortconv.in_proj", "shortconv.conv", "shortconv.out_proj")}
 _LFM2_SUPPORT = LlamaCppSupport(
     tensors=("output.weight",),
@@ -38,6 +38,7 @@ _LFM2_SUPPORT = LlamaCppSupport(
 
 
 def _lfm2(keys: Keys) -> ModelConfig:
+    """Short convolutions in layers without key heads, attention in the others."""
     model_sizes = sizes(keys)
     convolution = ShortConvolution(model_sizes.dim, keys.integer("shortconv.l_cache"))
     networks: list[FeedForward | Experts] = [FeedForward(model_sizes.ffn)] * model_sizes.layers
@@ -56,7 +57,7 @@ def _lfm2(keys: Keys) -> ModelConfig:
 
 
 def _lfm2_keys(config: Config) -> dict[str, Any]:
-    """Keys of convolutions and attention."""
+    """The GGUF key that tells layers with attention from those with convolutions: key heads."""
     layers = config["num_hidden_layers"]
     kinds = config.get("layer_types")
     if kinds is None:
@@ -81,7 +82,7 @@ def _lfm2_width(config: Config) -> int:
 
 
 def squeeze_convolution(_config: Config) -> Values:
-    """A function for the kernels of short convolutions, which have an axis of length 1."""
+    """A function that removes the axis of length 1 from the kernels of short convolutions."""
     return {"shortconv.conv.weight": partial(np.squeeze, axis=1)}
 
 

@@ -12,12 +12,12 @@ from bitnet.families.keys import Keys, reads
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Rules of its keys in ``config.json``.
+#: Rules for the keys of a delta net in ``config.json``.
 DELTA_CONFIG = reads(
     "linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads linear_num_value_heads "
     "linear_value_head_dim"
 )
-#: Rules of its keys in GGUF files.
+#: Rules for the keys of a delta net in GGUF files.
 DELTA_KEYS = reads(
     "ssm.conv_kernel ssm.group_count ssm.inner_size ssm.state_size ssm.time_step_rank"
 )
@@ -30,7 +30,7 @@ def decay_rates(logarithms: NDArray[Any]) -> NDArray[Any]:
 
 
 def delta_net(keys: Keys, **fields: Any) -> DeltaNet:
-    """The mixer of the keys that all families with a delta net have, with further *fields*."""
+    """The delta net of a model, from its keys and further *fields* of :class:`DeltaNet`."""
     heads = keys.integer("ssm.time_step_rank")
     return DeltaNet(
         heads=heads,

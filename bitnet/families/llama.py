@@ -82,7 +82,7 @@ def _llama_embed(keys: Keys) -> ModelConfig:
     Without the key, llama.cpp computes causal attention, and the authors' code bidirectional
     attention: such a file is refused.
     """
-    keys.value("attention.causal")
+    keys.value("attention.causal")  # an InvalidFormat if it is missing
     return dense(keys)
 
 
@@ -106,7 +106,11 @@ _MISTRAL = register(
 
 
 def _keys_by_layer(full: Callable[[int], bool]) -> Callable[[Config], dict[str, Any]]:
-    """Keys of windows by ``layer_types``; by default, layers for which *full* is true have none."""
+    """A function that makes the GGUF keys of windows from a ``config.json``.
+
+    Layers have windows by ``layer_types``. Without it, all have one but those with a number for
+    which *full* is true.
+    """
 
     def keys(config: Config) -> dict[str, Any]:
         window = config["sliding_window"]
@@ -115,6 +119,7 @@ def _keys_by_layer(full: Callable[[int], bool]) -> Callable[[Config], dict[str, 
         if kinds is None:
             has_window = [bool(window) and not full(layer) for layer in layers]
             kinds = [f"{'sliding' if local else 'full'}_attention" for local in has_window]
+        # the layer_types are complete, so the period has no effect
         return alternating(1)({**config, "layer_types": kinds})
 
     return keys
@@ -342,9 +347,9 @@ register_variant(
 
 def _nanbeige(keys: Keys) -> ModelConfig:
     model = dense_as_stored(keys)
-    turns = keys.integer("num_loops", 1)
-    if not 1 <= turns * model.n_layers <= MAX_LAYERS:
-        raise contradiction(keys, f"{turns:,} turns of {model.n_layers:,} layers")
+    runs = keys.integer("num_loops", 1)
+    if not 1 <= runs * model.n_layers <= MAX_LAYERS:
+        raise contradiction(keys, f"{runs:,} turns of {model.n_layers:,} layers")
     (head_dim,) = {attention.head_dim for attention in model.attentions}
     if keys.integer("attention.head_dim", head_dim) != head_dim:
         stated = keys.integer("attention.head_dim")
@@ -352,8 +357,8 @@ def _nanbeige(keys: Keys) -> ModelConfig:
     has_norms = not keys.flag("skip_loop_final_norm", False)
     return replace(
         model,
-        blocks=model.blocks * turns,
-        block_numbers=tuple(range(model.n_layers)) * turns,
+        blocks=model.blocks * runs,
+        block_numbers=tuple(range(model.n_layers)) * runs,
         loop_norm="output_norm" if has_norms else "",
     )
 
@@ -371,7 +376,7 @@ def _nanbeige_keys(config: Config) -> dict[str, Any]:
     }
 
 
-# All blocks run several times, each time with caches of their own. The published code can do more
+# All blocks run several times, and each run has its own caches. The published code can do more
 # (a number of runs for each layer, several streams, attention to earlier layers, embeddings of
 # several tokens), which published models do not use.
 register(

@@ -22,11 +22,13 @@ _KEYS = {
     **reads("ssm.conv_kernel ssm.inner_size ssm.state_size ssm.time_step_rank"),
 }
 _NORMS = ("ssm_dt_norm", "ssm_b_norm", "ssm_c_norm")
-# By default, the vector that gives the steps (``dt_rank``) has a number for this many channels.
+# By default, the width of the vector that gives the steps (``dt_rank``) is hidden_size over this.
+# ``hidden_size``.
 _CHANNELS = 16
 
 
 def _mamba1(keys: Keys) -> Mamba1:
+    """The mixer, from the keys that all of these families have."""
     norms: Literal["", "weighted", "bare"] = "weighted" if keys.architecture == "jamba" else ""
     if keys.flag("ssm.dt_b_c_rms", False):
         norms = "bare"
@@ -42,18 +44,20 @@ def _mamba1(keys: Keys) -> Mamba1:
 
 
 def _states_alone(keys: Keys) -> ModelConfig:
+    """Blocks of a single mixer, without a network."""
     model_sizes = sizes(keys, ffn=0)
     block = (Branch("attn_norm", (_mamba1(keys),)),)
     return model_of(keys, model_sizes, [block] * model_sizes.layers)
 
 
 def _step_rank(config: Config, key: str) -> int:
-    """Width of the vector that gives the steps, the value of *key* or its default."""
+    """Width of the vector that gives the steps: the value of *key*, or its default if not set."""
     rank = config[key]
     return -(-config["hidden_size"] // _CHANNELS) if rank in (None, "auto") else int(rank)
 
 
 def _values(_config: Config) -> Values:
+    """Functions that make rates of decay, and remove the axis of length 1 from kernels."""
     return {"ssm_a": decay_rates, "ssm_conv1d.weight": lambda weight: weight[:, 0]}
 
 
@@ -80,7 +84,7 @@ def _tensors(module: str) -> dict[str, str]:
     }
 
 
-# Each block is a state space. A folder does not state a context length, hence the default.
+# Each block is a state space. A folder does not state a context length, hence the default, 2**20.
 _MAMBA = register(
     title="Mamba 1",
     architecture="mamba",
@@ -149,6 +153,7 @@ def _check_experts(keys: Keys, layers: int) -> None:
 
 
 def _jamba(keys: Keys) -> ModelConfig:
+    """Mamba in layers without key heads, attention in others; experts in layers with a router."""
     model_sizes = sizes(keys)
     _check_experts(keys, model_sizes.layers)
     kv_heads = per_layer(keys, "attention.head_count_kv", model_sizes.layers)

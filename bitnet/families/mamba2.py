@@ -1,4 +1,4 @@
-"""Mamba 2: the mixer, which several families have, and the family that has nothing else."""
+"""Mamba 2: the mixer, which several families have, and the family whose blocks have no other."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from bitnet.families.family import LlamaCppSupport, Values, register
 from bitnet.families.keys import Config, Keys, contradiction, neutral, reads
 from bitnet.families.linear import decay_rates
 
-#: Rules of the mixer's keys in GGUF files.
+#: Rules for the mixer's keys in GGUF files.
 MAMBA2_KEYS = {
     "attention.causal": neutral(True, note="states look back only"),
     "attention.sliding_window": neutral(0),
     **reads("ssm.conv_kernel ssm.group_count ssm.inner_size ssm.state_size ssm.time_step_rank"),
 }
 _INFINITY = {"__float__": "Infinity"}  # as transformers writes it
-#: Rule of ``time_step_limit``.
+#: Rule for ``time_step_limit``.
 NO_LIMIT = neutral(None, [0.0, math.inf], [0.0, _INFINITY], note="steps are not limited")
-#: Rules of most of the mixer's keys in ``config.json``.
+#: Rules for the mixer's keys in ``config.json`` that most families with it have.
 MAMBA2_CONFIG = {
     **reads("mamba_d_conv mamba_d_head mamba_d_state mamba_n_groups mamba_n_heads"),
     "time_step_limit": NO_LIMIT,
@@ -28,7 +28,9 @@ MAMBA2_CONFIG = {
 
 
 def mamba2(keys: Keys, **overrides: Any) -> Mamba2:
-    """The mixer of the keys that all families with Mamba-2 have, with *overrides* fields.
+    """The mixer, from the keys that all families with Mamba-2 have.
+
+    *overrides* are fields of :class:`Mamba2` that replace those from the keys.
 
     Raises:
         InvalidFormat: the width is not a multiple of the number of heads.
@@ -75,7 +77,7 @@ def _mamba2_keys(config: Config) -> dict[str, Any]:
     }
 
 
-# Each block is a state space. A folder does not state a context length, hence the default.
+# Each block is a state space. A folder does not state a context length, hence the default, 2**20.
 register(
     title="Mamba 2",
     architecture="mamba2",

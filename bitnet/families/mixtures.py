@@ -1,4 +1,4 @@
-"""Families that differ from others in their experts: EXAONE MoE, HY V3, Cohere2 MoE, Grok ...
+"""Families that differ from others in their experts: EXAONE MoE, HY V3, Cohere2 MoE and others.
 
 Their attention, norms and windows are those of other families.
 """
@@ -55,8 +55,8 @@ from bitnet.families.keys import (
     value_refusal,
 )
 
-_PERIOD = 4  # one layer in this many has no window
-# Constants of Grok 1, whose files have no keys for them: factors on embeddings, logits and scores,
+_PERIOD = 4  # by default, one layer in this many has full attention
+# Constants of Grok 1, for files without keys for them: factors on embeddings, logits and scores,
 # and the soft cap of scores.
 _GROK_EMBEDDING = 78.38367176906169
 _GROK_OUTPUT = 0.5773502691896257
@@ -144,7 +144,7 @@ def _hy_v3(keys: Keys) -> ModelConfig:
 
 
 def _hy_v3_keys(config: Config) -> dict[str, Any]:
-    leading_dense_layers(config, 1)  # the tensors say which they are
+    leading_dense_layers(config, 1)  # only to refuse other lists: a dense layer lacks a router
     shared = config["num_shared_experts"]
     return {
         "expert_gating_func": 2,
@@ -187,11 +187,11 @@ def _cohere2_experts(keys: Keys) -> ModelConfig:
     dense_layers = keys.integer("leading_dense_block_count")
     routing = group_routing(keys) | {"corrected": False}
     mixture = experts(keys, width=model_sizes.ffn, routing=routing)
-    share = 1.0  # the mean of the experts and of the network beside them: half of each
+    mixture_scale = 1.0
     if shared := keys.integer("expert_shared_count", 0):
         width = keys.integer("expert_shared_feed_forward_length", 0)
         mixture = replace(mixture, shared=width or shared * mixture.width)
-        share = 0.5
+        mixture_scale = 0.5  # the result is the mean of the experts and of the network beside them
     network = FeedForward(model_sizes.ffn)
     window_size = keys.integer("attention.sliding_window")
     windows = read_windows(keys, model_sizes.layers, period=_PERIOD, window=window_size, last=False)
@@ -203,7 +203,7 @@ def _cohere2_experts(keys: Keys) -> ModelConfig:
         beside = Branch(
             "attn_norm",
             (network if is_dense else mixture,),
-            scale=1.0 if is_dense else share,
+            scale=1.0 if is_dense else mixture_scale,
             parallel=True,
         )
         blocks.append((Branch("attn_norm", (mixer,)), beside))
@@ -242,8 +242,8 @@ def _cohere2_keys(config: Config) -> dict[str, Any]:
     if kinds is None:
         period = config["sliding_window_pattern"]
         layers = range(config["num_hidden_layers"] - dense_layers)
-        rest = ["full" if (layer + 1) % period == 0 else "sliding" for layer in layers]
-        kinds = [f"{kind}_attention" for kind in ["full"] * dense_layers + rest]
+        others = ["full" if (layer + 1) % period == 0 else "sliding" for layer in layers]
+        kinds = [f"{kind}_attention" for kind in ["full"] * dense_layers + others]
     keys = alternating(_PERIOD)({**config, "layer_types": kinds}) | {
         "expert_feed_forward_length": config["intermediate_size"],
         "expert_gating_func": 2 if is_sigmoid else 1,
@@ -308,7 +308,7 @@ def _deepseek_ocr(keys: Keys) -> ModelConfig:
     return model
 
 
-# The text of a model that sees; its attention is the usual one, without latents.
+# The text part of a model of images; its attention is the usual one, not that over latents.
 register(
     title="DeepSeek-OCR, its text",
     architecture="deepseek2-ocr",
@@ -359,7 +359,7 @@ register(
         **EXPERT_KEYS,
         **reads("attention.output_scale attn_logit_softcapping embedding_scale"),
         **reads("final_logit_softcapping logit_scale"),
-        "router_logit_softcapping": HARMLESS,  # read by no engine
+        "router_logit_softcapping": HARMLESS,  # engines do not read it
         "attention.temperature_length": HARMLESS,
     },
     llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES), whole_width=True),
@@ -378,7 +378,7 @@ def _arctic(keys: Keys) -> ModelConfig:
     return model_of(keys, model_sizes, [block] * model_sizes.layers)
 
 
-# A dense network as wide as the model; experts read the input of the block.
+# The dense network is as wide as the model; the experts read the input of the block.
 register(
     title="Snowflake Arctic",
     architecture="arctic",

@@ -25,6 +25,7 @@ _FORMER_NAMES = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
 def _nemotron_h(keys: Keys) -> ModelConfig:
+    """One mixer a block: by the sizes of its layer, a network, attention or else Mamba-2."""
     model_sizes = sizes(keys, ffn=0)
     kv_heads = per_layer(keys, "attention.head_count_kv", model_sizes.layers)
     widths = per_layer(keys, "feed_forward_length", model_sizes.layers)
@@ -47,9 +48,9 @@ def _nemotron_h(keys: Keys) -> ModelConfig:
 
 
 def _mixture(keys: Keys, width: int) -> Experts:
-    """Experts of a layer.
+    """Experts of a layer, with the network beside them.
 
-    If no key gives their width, the experts of a token are together *width* wide.
+    If no key gives the width of an expert, those of a token are together *width* wide.
     """
     routing = group_routing(keys) | {"corrected": True, "gating": "sigmoid"}
     used = max(keys.integer("expert_used_count"), 1)

@@ -22,7 +22,7 @@ Activation = Literal[
 ]
 Gating = Literal["softmax", "softmax_chosen", "sigmoid", "sparse"]
 
-MOST_EXPERTS = 1 << 16
+MOST_EXPERTS = 1 << 16  # far above published models; a damaged file may state billions
 
 
 class Stateless:
@@ -38,7 +38,7 @@ class FeedForward(Stateless):
     width: int  # of its inner layer
     activation: Activation = "silu"  # on the gate
     gated: bool = True  # it is a GLU; if not, the activation is on ``up`` itself
-    fused: bool = False  # gate and up are one matrix, ``ffn_up``
+    fused: bool = False  # gate and up are one matrix, ``ffn_up``, the gate first
     sub_norm: bool = False  # there is a norm before the output projection
     # before the activation, ``gate = max(gate - mean - cutoff * deviation, 0)``, with the mean and
     # the standard deviation of a token's gates (Gemma 3n); ``None``: the gates stay as they are
@@ -50,18 +50,18 @@ class FeedForward(Stateless):
 
 @dataclass(frozen=True, eq=False)
 class BlockInput(Stateless):
-    """The stream as it was before the block, as a mixer: it is added once more."""
+    """The stream as it was before the block, which is added once more, like a mixer's result."""
 
 
 @dataclass(frozen=True)
 class Routing:
     """The choice of a token's experts, from the logits of a router.
 
-    The experts with the best scores are chosen; of equal scores, the expert with the lower number.
+    The experts with the best scores are chosen; among equal scores, those with lower numbers.
     """
 
     count: int  # experts
-    used: int  # experts of a token
+    used: int  # experts chosen for a token
     # scores and weights of experts; ``softmax``: a softmax over all logits; ``sigmoid``: the
     # sigmoid of each; ``softmax_chosen``: the logits, with the softmax over the chosen ones as
     # weights; ``sparse``: the logits, and the weight of an expert is its share in a softmax over
@@ -72,12 +72,12 @@ class Routing:
     nearness: float = 0.0
     # a tensor is added to the scores that choose experts, not to those that give their weights
     corrected: bool = False
-    correction: str = "exp_probs_b.bias"  # its name
-    # equal parts of the experts: experts are chosen only from the groups with the best scores; the
-    # score of a group is the sum of its two best experts' scores
+    correction: str = "exp_probs_b.bias"  # name of that tensor
+    # number of groups, equal parts of the experts: experts are chosen only from the groups with the
+    # best scores; the score of a group is the sum of its two best experts' scores
     groups: int = 1
     groups_used: int = 1  # groups from which experts are chosen
-    renormalised: bool = True  # weights are divided by their sum, at least 2**-14
+    renormalised: bool = True  # weights are divided by their sum, or by 2**-14 if that is larger
     scale: float = 1.0  # factor on the weights
 
 
@@ -94,15 +94,17 @@ class Experts(Stateless):
     biased: bool = False  # the router and the experts must have biases
     sum_biased: bool = False  # a bias, ``ffn_moe_out``, is added to the weighted sum
     early: bool = False  # the router reads the input of the block, before its first norm
-    # the router reads the stream with a norm of its own, ``ffn_gate_inp.scale``, divided by the
-    # root of its width; the experts read the norm of their branch
+    # the router reads the stream through a norm of its own, ``ffn_gate_inp.scale``, and divided by
+    # the root of its width; the experts read the norm of their branch
     normed: bool = False
     # width of the inputs and outputs of experts, if it is not that of the model:
     # ``ffn_latent_down`` is multiplied before them, ``ffn_latent_up`` behind; 0: that of the model
     latent: int = 0
-    shared: int = 0  # width inside a network that every token goes through; 0: there is none
+    shared: int = 0  # width inside a network for every token, beside the experts; 0: it has none
     shared_fused: bool = False  # gate and up of that network are one matrix, ``ffn_up_shexp``
-    shared_gated: bool = False  # its result is scaled by a sigmoid, ``ffn_gate_inp_shexp``
+    # the result of that network is multiplied by the sigmoid of a product with
+    # ``ffn_gate_inp_shexp``
+    shared_gated: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,12 +117,12 @@ class LayerInput(Stateless):
 
     width: int  # of the vector of a block
     activation: Activation  # on the gate
-    # rows of the table; tokens with larger ids have row 0; 0: there is a row for each token
+    # rows of the table; tokens with ids beyond them have row 0; 0: the table has all tokens
     rows: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class LowRank(Stateless):
-    """``x + norm(right(left(x)))``, a residual that is learned (LAuReL, arXiv:2411.07501)."""
+    """``x + norm(right(left(x)))``, a learned residual (LAuReL, arXiv:2411.07501)."""
 
     rank: int  # width between the two matrices

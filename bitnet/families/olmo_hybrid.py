@@ -30,6 +30,7 @@ _PERIOD = 4  # without ``layer_types``, the last of each four layers has full at
 
 
 def _olmo_hybrid(keys: Keys) -> ModelConfig:
+    """A delta net in layers without key heads, attention in the others."""
     model_sizes = sizes(keys)
     kv_heads = per_layer(keys, "attention.head_count_kv", model_sizes.layers)
     linear = delta_net(

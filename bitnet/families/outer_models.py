@@ -1,8 +1,9 @@
 """Multimodal models that generate the same text as the text model inside them.
 
 The text model is the ``text_config`` of a ``config.json``; the parts for images and sounds are left
-out. A type that is not in this table is refused: some scale the logits, or let a prompt attend to
-later positions. ``tests/models/test_outer_models.py`` compares them with transformers.
+out. A ``model_type`` that is not in :data:`SAME_TEXT` is refused: some of the others scale the
+logits, or let positions of a prompt attend to later ones. ``tests/models/test_outer_models.py``
+compares those in the table with transformers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from bitnet.families.keys import Config
 
 _NOTHING: dict[str, Any] = {}
-#: Types that generate what their text model does, with the keys of it that they override.
+#: Types that generate what their text model does, each with the keys of it that they override.
 SAME_TEXT: dict[str, Mapping[str, Any]] = {
     "audioflamingo3": _NOTHING,
     "cohere2_vision": {"logit_scale": 1.0},  # its logits are not scaled, unlike its text model's
@@ -61,7 +62,7 @@ _OTHER_TEXT = {
     "aya_vision": "versions of transformers differ: 4.51 scales its logits as its text model does, "
     "4.57 and later do not",
 }
-# Keys next to ``text_config`` that count for the text model, too.
+# Keys next to ``text_config`` that count for the text model, too, unless it states them itself.
 _OF_THE_WHOLE = ("architectures", "auto_map", "quantization_config", "quantization")
 _HINT = "choose a model that was made for text alone"
 
@@ -84,7 +85,7 @@ def text_keys(outer: Config) -> dict[str, Any]:
     merged: dict[str, Any] = {name: outer[name] for name in _OF_THE_WHOLE if name in outer}
     merged |= inner
     merged.setdefault("model_type", kind)  # older folders name the type once
-    if "architectures" in outer:
+    if "architectures" in outer:  # names the class that runs; the inner one may name another
         merged["architectures"] = outer["architectures"]
     if isinstance(outer.get("tie_word_embeddings"), bool):
         merged["tie_word_embeddings"] = outer["tie_word_embeddings"]  # as in transformers 5

@@ -111,10 +111,11 @@ def _jais_factors(config: Config) -> dict[str, float]:
 
 
 def _jais_orders(_config: Config) -> Values:
+    """Functions that transpose the matrices of a block, which folders store by input."""
     return transpose_matrices(_JAIS_PRODUCTS)
 
 
-# Scores are divided by the width of a head, and not by its root.
+# Scores are divided by the width of a head, not by the root of the width.
 register(
     title="Jais 1",
     architecture="jais",
@@ -259,9 +260,9 @@ def _plamo_keys(config: Config) -> dict[str, Any]:
 
 
 def _plamo_orders(config: Config) -> Values:
-    """Functions that bring heads which share a key head next to each other, as in GGUF.
+    """Functions that put the heads that share a key head next to each other, as in GGUF.
 
-    In a folder, every ``kv_heads``-th head has the same key head.
+    In a folder, heads whose numbers differ by a multiple of ``kv_heads`` share a key head.
     """
     shared = config["n_shared_head"]
     kv_heads = config["num_attention_heads"] // shared
@@ -310,7 +311,7 @@ def _refact(keys: Keys) -> ModelConfig:
 
 def _refact_keys(config: Config) -> dict[str, Any]:
     inner = config.get("n_inner") or 4 * config["hidden_size"]
-    width = int(2 * inner / 3)
+    width = int(2 * inner / 3)  # a GLU has three matrices where a plain network has two
     return equal_heads(config) | {
         "attention.head_count_kv": 1,
         "attention.layer_norm_epsilon": config["layer_norm_epsilon"],
@@ -325,8 +326,8 @@ def _refact_parts(_config: Config) -> Parts:
     }
 
 
-# The norms of the published code subtract the mean, and llama.cpp's do not: its files have another
-# architecture here.
+# The norms of the published code subtract the mean, and llama.cpp's do not. So these folders have
+# an architecture of their own, other than that of llama.cpp's files.
 register(
     title="Refact, as published",
     architecture="gpt_refact",

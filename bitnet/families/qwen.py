@@ -82,6 +82,7 @@ register(
 
 
 def _with_experts(keys: Keys) -> ModelConfig:
+    # the experts of a token are together as wide as the plain network, if no key gives their width
     width = sizes(keys).ffn // max(keys.integer("expert_used_count"), 1)
     return dense(keys, qk_norm="head", mixture=experts(keys, width=width))
 
@@ -138,11 +139,12 @@ register(
     llama_cpp=LlamaCppSupport(whole_width=True, required=("output.weight",), tied=False),
     decoder=_qwen2_experts,
 )
-_PERIOD = 4
+_PERIOD = 4  # by default, the last of this many layers has full attention
 _IS_LINEAR = {"linear_attention": True, "full_attention": False}
 
 
 def _qwen35(keys: Keys) -> ModelConfig:
+    """Gated delta nets and full attention, with a drafter if the file has its block."""
     model_sizes = sizes(keys)
     is_next = keys.architecture == "qwen3next"
     full = attention(keys, model_sizes.dim, qk_norm="head", gated=True)
@@ -163,19 +165,24 @@ def _qwen35(keys: Keys) -> ModelConfig:
         for is_linear in _linear_layers(keys, model_sizes.layers)
     )
     model = model_of(keys, model_sizes, blocks)
-    last = f"blk.{model.n_layers}."
-    own = {f"{last}nextn.{name}.weight" for name in ("embed_tokens", "shared_head_head")}
-    if len(model.left_out) != 1 or own & keys.weights.keys():
-        return model  # a draft needs a single block that shares the model's embedding and head
+    last_block = f"blk.{model.n_layers}."
+    unshared = {f"{last_block}nextn.{name}.weight" for name in ("embed_tokens", "shared_head_head")}
+    if len(model.left_out) != 1 or unshared & keys.weights.keys():
+        return model  # a drafter is a single block that shares the model's embedding and head
     model = replace(model, left_out=())
-    if f"{last}nextn.eh_proj.weight" not in keys.weights:
-        return model  # the file was written without the block
+    if f"{last_block}nextn.eh_proj.weight" not in keys.weights:
+        return model  # the file was written without the drafter's block
     block = usual_block(full, network, norms=RENAMED)
     drafter = replace(model, blocks=(block,), first_block=model.n_layers, joined=True)
     return replace(model, drafter=drafter)
 
 
 def _experts35(keys: Keys, width: int) -> Experts:
+    """Experts with a shared one.
+
+    If no keys give the widths, the shared one is *width* wide, and so are those of a token
+    together.
+    """
     return experts(
         keys,
         width=width // max(keys.integer("expert_used_count"), 1),
@@ -185,7 +192,10 @@ def _experts35(keys: Keys, width: int) -> Experts:
 
 
 def _sections(pairs: int) -> list[int]:
-    """Numbers of pairs that rotate by each coordinate, if *pairs* are dealt to three in turn."""
+    """Numbers of pairs that rotate by each of four coordinates, as ``rope.dimension_sections``.
+
+    The first three take turns at the *pairs*, and the fourth has none.
+    """
     return [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0]
 
 
@@ -263,13 +273,17 @@ register_variant(
 
 
 def _next_parts(config: Config) -> Parts:
-    """Functions for a matrix with rows of a query, a key, values and gates for each key head."""
+    """Functions that split a matrix whose rows are grouped by key head.
+
+    Each group has the rows of a query, a key, the values of its heads and their gates.
+    """
     key_heads = config["linear_num_key_heads"]
     width = config["linear_key_head_dim"]
     values = config["linear_num_value_heads"] // key_heads * config["linear_value_head_dim"]
     ends = np.cumsum([width, width, values, values])
 
     def pieces(matrix: NDArray[Any]) -> list[NDArray[Any]]:
+        """Rows of all queries, of all keys, of all values and of all gates."""
         by_head = matrix.reshape(key_heads, ends[-1], matrix.shape[-1])
         parts = np.split(by_head, ends[:-1], axis=1)
         return [part.reshape(-1, matrix.shape[-1]) for part in parts]
@@ -284,12 +298,13 @@ def _next_parts(config: Config) -> Parts:
 
 
 def _next_keys(config: Config) -> dict[str, Any]:
+    """Keys as of Qwen 3.5, without the sections: a position of Qwen 3-Next has one coordinate."""
     keys = _qwen35_keys(config)
     del keys["rope.dimension_sections"]
     return keys
 
 
-# Linear attention has two matrices, whose rows are stored key head by key head.
+# The inputs of linear attention are products with two matrices, whose rows are grouped by key head.
 register_variant(
     _QWEN35,
     title="Qwen 3-Next",

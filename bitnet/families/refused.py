@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+# Kinds, and the names of their architectures, separated by blanks.
 _KINDS = {
     "an encoder and a decoder, which needs a second program and attention between both": "t5 "
     "t5encoder mt5 umt5 bart mbart "
@@ -79,7 +80,7 @@ _KINDS = {
 }
 _BY_NAME = {name: kind for kind, names in _KINDS.items() for name in names.split()}
 
-#: Those whose GGUF files are read, and the reason why their folders are not.
+#: Architectures whose GGUF files are read, and the reason why their folders are not.
 _FOLDERS = {
     "dbrx": "whose folders give two bases of the rotation, of which transformers and llama.cpp "
     "follow one each; its GGUF files are read",
@@ -87,9 +88,9 @@ _FOLDERS = {
 
 
 def kind_of(architecture: str, *, is_folder: bool = False) -> str:
-    """Kind of a model of *architecture*, in words; empty if it is not known.
+    """Kind of a model of *architecture*, in words for an error; empty if it is not known.
 
-    Some are refused as a folder only.
+    A few architectures have one for folders only (*is_folder*), since their GGUF files are read.
     """
     own = _FOLDERS.get(architecture, "") if is_folder else ""
     return own or _BY_NAME.get(architecture.replace("-", "_"), "")

@@ -55,7 +55,8 @@ register(
 )
 
 
-_BARE = ("post_attention_norm", "post_ffw_norm")  # norms of PLaMo 3 without ``.weight``
+# Norms of PLaMo 3 whose tensors have just these names, without ``.weight``.
+_BARE = ("post_attention_norm", "post_ffw_norm")
 
 
 def _plamo3(keys: Keys) -> ModelConfig:
@@ -203,8 +204,8 @@ def _minimax_m2(keys: Keys) -> ModelConfig:
 def _minimax_m2_keys(config: Config) -> dict[str, Any]:
     rope = rope_parameters(config)
     share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    turning = config.get("rotary_dim")
-    own = {"rope.dimension_count": turning} if turning and share is None else {}
+    rotary_dim = config.get("rotary_dim")
+    own = {"rope.dimension_count": rotary_dim} if rotary_dim and share is None else {}
     return {
         "expert_gating_func": 2,
         "expert_feed_forward_length": config["intermediate_size"],
@@ -238,7 +239,7 @@ register(
 
 def _mellum(keys: Keys) -> ModelConfig:
     base = keys.number("rope.freq_base", 10000.0)
-    check_local_base(keys, base)  # llama.cpp reads another, and does not use it
+    check_local_base(keys, base)  # llama.cpp reads another base, and does not use it
     return dense_as_stored(
         keys,
         qk_norm="head",
@@ -310,15 +311,19 @@ def _apertus(keys: Keys) -> ModelConfig:
     parameters = [_numbers_per_layer(keys, f"xielu.{name}", layers) for name in names]
     model = dense_as_stored(keys, qk_norm="head", ffn={"gated": False, "activation": "xielu"})
     blocks = []
-    for (before, behind), own in zip(model.blocks, zip(*parameters, strict=True), strict=True):
-        (network,) = behind.every()
+    # each block has two branches, attention and network
+    for (first, second), own in zip(model.blocks, zip(*parameters, strict=True), strict=True):
+        (network,) = second.every()
         assert isinstance(network, FeedForward), "the usual block has a network"
-        blocks.append((before, replace(behind, mixers=(replace(network, xielu=own),))))
+        blocks.append((first, replace(second, mixers=(replace(network, xielu=own),))))
     return replace(model, blocks=tuple(blocks))
 
 
 def _numbers_per_layer(keys: Keys, key: str, layers: int) -> list[float]:
-    """The numbers of *key*, which has no prefix, one for each of *layers* or one for all."""
+    """A number for each of *layers*, from *key*, which has one for each or one for all.
+
+    The name of *key* does not begin with the architecture.
+    """
     value = keys.metadata.get(key)
     numbers = [value] * layers if isinstance(value, int | float) else list(value or ())
     if len(numbers) != layers or not all(map(is_finite, numbers)):

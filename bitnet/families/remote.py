@@ -69,7 +69,7 @@ register(
     decoder=dense_as_stored,
 )
 
-_BAICHUAN_2 = 125696  # tokens of Baichuan 2, which normalizes the rows of its head
+_BAICHUAN_2 = 125696  # vocabulary by which Baichuan 2 is known, whose head has rows of length 1
 _ALIBI_LAYERS = 40  # number of layers of the 13B models, which have ALiBi; those of 7B have RoPE
 
 
@@ -88,15 +88,16 @@ def _baichuan_keys(config: Config) -> dict[str, Any]:
 
 
 def _thirds(_config: Config) -> Parts:
-    """Queries, keys and values are equal parts of the rows of one matrix."""
+    """Functions that split a matrix into queries, keys and values, equal numbers of rows."""
     return equal_parts("attn_qkv", QKV)
 
 
 def _unit_rows(config: Config) -> Values:
-    """The head of Baichuan 2, each of whose rows is divided by its length."""
+    """A function that divides each row of Baichuan 2's head by its length; none for Baichuan."""
 
     def divide(head: NDArray[Any]) -> NDArray[Any]:
         lengths = np.linalg.norm(head.astype(np.float64), axis=1, keepdims=True)
+        # the least length is that of torch's ``normalize``
         rows: NDArray[Any] = head / np.maximum(lengths, 1e-12)
         return rows.astype(np.float32)
 

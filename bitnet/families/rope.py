@@ -40,7 +40,7 @@ class Rope:
     style: RopeStyle  # which elements form a pair
     scaling: str = "none"  # method of context extension, one of ``SCALINGS``
     factor: float = 1.0  # factor of the extension
-    original_context: int = 2  # positions the model was first trained for
+    original_context: int = 2  # positions that the model was trained for before the extension
     attention_factor: float = 0.0  # factor on rotated queries and keys; 0: as *scaling* implies
     # frequencies are divided by these, ``(dims / 2,)`` (``rope_freqs.weight``)
     freq_factors: NDArray[np.float32] | None = None
@@ -48,7 +48,7 @@ class Rope:
     long_freq_factors: NDArray[np.float32] | None = None
 
     def regime(self, context: int) -> int:
-        """Key of the frequencies: contexts with equal keys have the same ones."""
+        """Key of the frequencies: contexts with equal keys have equal frequencies."""
         if self.scaling == "dynamic":
             return max(context, self.original_context)
         return int(self.long_freq_factors is not None and context > self.original_context)
@@ -75,12 +75,13 @@ class Rope:
         return frequencies, self.attention_factor or self._attention_factor_of_scaling()
 
     def _yarn(self, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
+        """*frequencies*: slow ones divided by the factor, fast ones kept, others interpolated."""
         context = self.original_context
         fast = _pair_with(_YARN_FAST, context, theta=self.theta, dims=self.dims)
         slow = _pair_with(_YARN_SLOW, context, theta=self.theta, dims=self.dims)
         low = max(math.floor(fast), 0)
         high = min(math.ceil(slow), self.dims - 1)
-        ramp = (np.arange(self.dims // 2) - low) / max(high - low, 0.001)
+        ramp = (np.arange(self.dims // 2) - low) / max(high - low, 0.001)  # as in ggml
         interpolated = np.clip(ramp, 0, 1)
         return frequencies * (1 - interpolated) + frequencies / self.factor * interpolated
 
@@ -93,18 +94,18 @@ class Rope:
 
 
 def _pair_with(rotations: float, context: int, *, theta: float, dims: int) -> float:
-    """Number of the pair that makes so many *rotations* over *context* positions, not rounded."""
+    """Number, not rounded, of the pair that makes so many *rotations* in *context* positions."""
     inverse_frequency = context / (rotations * 2 * math.pi)
     return dims * math.log(inverse_frequency) / (2 * math.log(theta))
 
 
 def magnitude(factor: float, scale: float = 1.0) -> float:
-    """YaRN's factor on rotated queries and keys for an extension by *factor*."""
+    """YaRN's factor on rotated queries and keys for an extension by *factor*; *scale* is mscale."""
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
 def without_scaling(rope: Rope, **changes: Any) -> Rope:
-    """*rope* without scaling and frequency factors, with other *changes*."""
+    """*rope* without scaling and frequency factors, and with the *changes* of other fields."""
     return replace(rope, scaling="none", attention_factor=1.0, freq_factors=None, **changes)
 
 
@@ -113,7 +114,7 @@ def rope_from(checkpoint: Keys, head_dim: int) -> Rope:
     dims = checkpoint.integer("rope.dimension_count", head_dim)
     pairs = (dims // 2,)
     context = checkpoint.integer("context_length")
-    former_factor = checkpoint.number("rope.scale_linear", 0.0)  # the key of files of 2023
+    former_factor = checkpoint.number("rope.scale_linear", 0.0)  # older name, in files of 2023
     factor = checkpoint.number("rope.scaling.factor", former_factor) or 1.0
     scaling = checkpoint.value("rope.scaling.type", "linear" if factor != 1 else "none")
     short = checkpoint.numbers("rope_factors_short.weight", pairs)
@@ -166,19 +167,20 @@ def rope_from(checkpoint: Keys, head_dim: int) -> Rope:
             if not is_usable:
                 name = checkpoint.own_name(key)
                 raise contradiction(checkpoint, f"no frequencies of yarn follow from {name}")
+        # as in llama.cpp, which takes 1 for `mscale`; the key is `mscale_all_dim`
         log_multiplier = checkpoint.number("rope.scaling.yarn_log_multiplier", 0.0)
         implied = magnitude(factor) / magnitude(factor, log_multiplier)
     return replace(rope, attention_factor=attention_factor * implied)
 
 
-# GGUF's keys and tensors.
+# GGUF's keys, and its tensors by name.
 Tables: TypeAlias = "tuple[dict[str, Any], dict[str, NDArray[np.float32]]]"
 
-# Parameters of each kind of scaling, besides rope_theta and the kind itself. With ``dynamic`` the
-# original context is ignored: ``max_position_embeddings`` counts.
 _CONTEXT = "original_max_position_embeddings"
 #: Kinds of scaling that transformers refuses; families with them list them in ``rope_scalings``.
 OF_FAMILIES = ("mrope", "ntk")
+# Parameters of each kind of scaling, besides rope_theta and the kind itself. With ``dynamic`` the
+# original context is ignored: ``max_position_embeddings`` counts.
 PARAMETERS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -213,14 +215,14 @@ def rope_parameters(config: Config) -> dict[str, Any]:
 
 
 def with_rope_type(parameters: Config) -> dict[str, Any]:
-    """*parameters* with the kind of scaling as ``rope_type``, even if they call it ``type``."""
+    """*parameters* with the kind of scaling as ``rope_type``, even if it is called ``type``."""
     kinds = {parameters[key] for key in ("rope_type", "type") if parameters.get(key) is not None}
     if kinds == {"default", "mrope"}:  # as transformers 4 wrote it for models with images
         kinds = {"mrope"}
     if len(kinds) > 1:
         raise ValueError(f"rope_type and type are {' and '.join(sorted(map(repr, kinds)))}")
-    rest = {key: value for key, value in parameters.items() if key not in ("rope_type", "type")}
-    return rest | ({"rope_type": kinds.pop()} if kinds else {})
+    others = {key: value for key, value in parameters.items() if key not in ("rope_type", "type")}
+    return others | ({"rope_type": kinds.pop()} if kinds else {})
 
 
 class Scaling(NamedTuple):
@@ -269,17 +271,23 @@ def above_zero(value: Any, label: str) -> float:
 
 
 def _dynamic(scaling: Scaling) -> Tables:
-    if scaling.parameters.get("alpha"):  # Hunyuan's, which does not depend on the length after all
+    """A base that grows with the length of the text, or with Hunyuan's ``alpha`` only once."""
+    if scaling.parameters.get("alpha"):
         stretch = scaling.parameters["alpha"] ** (scaling.dims / (scaling.dims - 2))
         return {"rope.freq_base": base_above_zero(scaling.base * stretch)}, {}
     return _scaling_keys("dynamic", scaling.require_factor()), {}
 
 
 def _scaling_keys(kind: str, factor: float) -> dict[str, Any]:
+    """GGUF's keys of the scaling *kind* by *factor*."""
     return {"rope.scaling.type": kind, "rope.scaling.factor": factor}
 
 
 def _yarn(scaling: Scaling) -> Tables:
+    """Slow frequencies divided by the factor, fast ones kept, those between interpolated.
+
+    They become keys if llama.cpp computes the same from them, and frequency factors otherwise.
+    """
     parameters = scaling.parameters
     factor = scaling.factor
     implied = magnitude(factor)
@@ -293,7 +301,7 @@ def _yarn(scaling: Scaling) -> Tables:
     slow = parameters.get("beta_slow") or 1
     if fast < slow:
         raise ValueError("beta_fast below beta_slow")
-    is_truncated = bool(parameters.get("truncate", True))  # bounds become whole numbers of pairs
+    is_truncated = bool(parameters.get("truncate", True))  # the bounds are rounded to whole pairs
     low, high = (
         _pair_with(rotations, scaling.original, theta=scaling.base, dims=scaling.dims)
         for rotations in (fast, slow)
@@ -319,6 +327,7 @@ def _yarn(scaling: Scaling) -> Tables:
 
 
 def _longrope(scaling: Scaling) -> Tables:
+    """Lists of frequency factors, one for short and one for long contexts."""
     factor = scaling.factor
     scale = scaling.parameters.get("attention_factor")
     if scale is None:
@@ -349,7 +358,7 @@ def _floats(freq_factors: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 def _llama3(scaling: Scaling) -> Tables:
-    """Low frequencies divided by the factor, high ones kept, interpolated between (Llama 3.1)."""
+    """Low frequencies divided by the factor, high ones kept, others interpolated (Llama 3.1)."""
     pairs = scaling.dims // 2
     parameters = scaling.parameters
     frequencies = scaling.base ** (-np.arange(pairs, dtype=np.float64) / pairs)
@@ -364,7 +373,7 @@ def _llama3(scaling: Scaling) -> Tables:
 
 
 def _ntk(scaling: Scaling) -> Tables:
-    """A larger base, and all frequencies divided (the published code of GTE)."""
+    """The base times the factor, and all frequencies divided (the published code of GTE)."""
     factor = scaling.require_factor()
     divisor = factor ** (2 / scaling.dims)
     keys = {"rope.freq_base": base_above_zero(scaling.base * factor)}
@@ -372,7 +381,7 @@ def _ntk(scaling: Scaling) -> Tables:
 
 
 def _proportional(scaling: Scaling) -> Tables:
-    """Frequencies of the whole head, of which only the first ones are not zero (Gemma 4)."""
+    """Frequencies by the width of the whole head, all but the first set to zero (Gemma 4)."""
     share = scaling.parameters.get("partial_rotary_factor", 1.0)
     pairs = scaling.dims // 2
     rotated_pairs = int(share * scaling.dims // 2)
@@ -387,7 +396,7 @@ def _proportional(scaling: Scaling) -> Tables:
 #: GGUF's keys and tensors for each kind of scaling.
 FORMULAS: dict[str, Callable[[Scaling], Tables]] = {
     "default": lambda _scaling: ({}, {}),
-    # The coordinates of an image's position, which are equal in a text.
+    # Several coordinates of a position in an image; in a text they are equal, so nothing is scaled.
     "mrope": lambda _scaling: ({}, {}),
     "linear": lambda scaling: (_scaling_keys("linear", scaling.require_factor()), {}),
     "dynamic": _dynamic,
@@ -400,7 +409,7 @@ FORMULAS: dict[str, Callable[[Scaling], Tables]] = {
 
 
 def rope_faults(rope: Rope, head_dim: int) -> Iterator[tuple[bool, str]]:
-    """Conditions on *rope* that must be false, each with the fault it would be.
+    """Conditions on *rope* that must be false, each with its name in an error.
 
     *head_dim* is the width of a head.
     """

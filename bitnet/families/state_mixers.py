@@ -10,7 +10,7 @@ from typing import Literal
 class State:
     """A cache of fixed size: the last inputs of a convolution, or a matrix per head."""
 
-    size: int  # numbers
+    size: int  # numbers for one sequence
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,11 +22,11 @@ class DeltaNet:
     key_dim: int  # width of a query or key
     value_dim: int  # width of a value
     kernel: int  # positions of the convolution
-    # neighbouring heads share a key head, as in transformers' folders; otherwise every key_heads-th
-    # head does, as in GGUF
+    # neighbouring heads share a key head, as in transformers' folders; otherwise heads share one
+    # whose numbers differ by a multiple of *key_heads*, as in GGUF
     grouped: bool
-    # strengths (beta) and decays (alpha) are one matrix, ``ssm_ba``, with the rows of one key head
-    # after those of another: strengths of its heads, then their decays
+    # strengths (beta) and decays (alpha) are one matrix, ``ssm_ba``, with rows for one key head
+    # after another: those of the strengths of its heads, then those of their decays
     joined: bool = False
     # queries, keys and values have separate matrices, each with a convolution of its own
     apart: bool = False
@@ -76,7 +76,7 @@ class Mamba2:
     groups: int  # groups of neighbouring heads that share inputs (B) and outputs (C) of states
     state_size: int  # rows of a state
     kernel: int  # positions of the convolution
-    norm_groups: int = 1  # parts of the result with a norm of their own; 0: it has no norm
+    norm_groups: int = 1  # equal parts of the result, each with its own norm; 0: it has no norm
     norm_first: bool = False  # the norm is before the gate; otherwise behind it
 
     @property
@@ -101,7 +101,8 @@ class Mamba1:
 
     width: int  # channels
     state_size: int  # numbers of a channel's state
-    step_rank: int  # width of the vector that gives the steps of all channels (``dt_rank``)
+    # width of the vector from which the steps of all channels are computed (``dt_rank``)
+    step_rank: int
     kernel: int  # positions of the convolution
     # RMS norms of that vector, and of the inputs (B) and outputs (C) of states; ``bare``: without
     # weights
@@ -118,7 +119,7 @@ class Mamba1:
 class KimiDelta:
     """Linear attention with a decay for each row of a state (KDA, arXiv:2510.26692)."""
 
-    heads: int  # of queries, keys and values, each with a square matrix
+    heads: int  # heads of queries, keys and values, each with a square matrix as its state
     head_dim: int  # width of a head
     kernel: int  # positions of the convolutions of queries, keys and values
     # decays and gates are products with two matrices each, ``head_dim`` wide between them;

@@ -1,4 +1,4 @@
-"""Decoders with more than one residual stream: beside each other, or in turns."""
+"""Decoders with more than one residual stream: in parallel (AltUp), or in turns (HRM)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from dataclasses import dataclass
 class Streams:
     """Several streams, of which a block computes one (AltUp, arXiv:2301.13310).
 
-    At first, stream 0 holds the embeddings and each other one a product with them, scaled to their
-    length. Before a block, every stream is predicted from all of them, with coefficients that the
-    active one gives; behind it, each is corrected by a share of the change that the block made. The
-    result is the mean of stream 0 and of products with the others, scaled to its length.
+    At first, stream 0 holds the embeddings, and each other stream a product with them, scaled to
+    their length. Before a block, every stream is predicted from all streams, with coefficients that
+    are computed from the active one; behind the block, each is corrected by a share of the change
+    that the block made. The result is the mean of stream 0 and of products with the other streams,
+    scaled to the length of stream 0.
     """
 
-    count: int  # number of streams
-    active: int  # number of the one that blocks read
+    count: int  # how many streams there are
+    active: int  # number of the stream that blocks read
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +44,7 @@ class Cycles:
     def numbers(self, cycles: int) -> tuple[int, ...]:
         """For each block that runs in so many *cycles*, the number in the names of its tensors.
 
-        Those of the low stack are numbered first.
+        Names number the blocks of the low stack first.
         """
         low = tuple(range(self.layers))
         high = tuple(range(self.layers, 2 * self.layers))

@@ -31,7 +31,7 @@ _OUTER = {
     "per_layer_model_projection.weight": "per_layer_model_proj.weight",
     "per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
     "z_L_init": "hrm.z_l_init",
-    # Names of older decoders and of encoders, behind the usual ones.
+    # Names in older decoders and in encoders. They follow the usual ones, which messages have.
     "wte.weight": "token_embd.weight",
     "wpe.weight": "position_embd.weight",
     "tokens_embed.weight": "token_embd.weight",
@@ -67,9 +67,10 @@ _OUTER = {
     "encoder.weight": "token_embd.weight",
     "encoder.relative_attention_bias.weight": "attn_rel_b.weight",
 }
-# Ends of the names of norms in folders that were converted from TensorFlow, and today's.
+# Ends of the names of norms in folders that were converted from TensorFlow, and of today's names.
 _FORMER = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 _MATRICES = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
+# Parts of a layer with a state.
 _STATES = {
     "in_proj": "ssm_in",
     "conv1d": "ssm_conv1d",
@@ -80,7 +81,7 @@ _STATES = {
     "out_proj": "ssm_out",
 }
 # Names within a block. Of several names for one tensor, the usual one is first: messages have it.
-# The tensors of single experts have been stacked before they are renamed.
+# The experts of a layer have one name, since their tensors are stacked before they get GGUF's name.
 _INNER = {
     **{
         f"{module}.{part}_proj": name
@@ -182,17 +183,19 @@ _INNER = {
 }
 #: Ends of the names of scales that belong to the model, and not to the encoding of another tensor.
 SCALES = tuple(name for name in _INNER.values() if name.endswith(".scale"))
-# Numbers have few digits, so that any name of a file can be matched and read.
+# Numbers have at most 9 digits: int() fails for very long ones, which a file may have.
 _BLOCK = re.compile(r"^blk\.(?P<number>[0-9]{1,9})\.")
 _LAYER = re.compile(
     r"(?:layers\.layers|layers|h|blocks|layer|encoder\.layer|transformer_encoder)\.(?P<number>[0-9]{1,9})\.(?P<part>.+?)(?:\.(?P<kind>weight|bias|weight_scale))?"
 )
+# Modules around the blocks, in the order in which names have them.
 _PREFIX = re.compile(
     r"^(?:language_model\.)?(?:model\.)?(?:language_model\.)?(?:text_model\.)?(?:model\.)?(?:backbone\.)?"
     r"(?:bert\.|roberta\.|distilbert\.|mpnet\.|biogpt\.|nomic_bert\.|gte\.|new\.)?"
     r"(?:transformer\.)?(?:gpt_neox\.)?(?:decoder\.)?"
     r"(?:encoder\.(?=layers\.|final_layernorm\.))?"
 )
+# Tensors that text does not need: of images and sounds, of drafts, and tables that are computed.
 _NOT_TEXT = re.compile(
     r"^(?:model\.)?(?:vision_tower|audio_tower|image_tower|video_tower|embed_vision|embed_audio"
     r"|visual|vision_encoder|vision_model|vision_embedder|vision_projection|merger"
@@ -207,7 +210,7 @@ _BELOW_TASKS = ".parametrizations.weight.original"
 
 
 def classifier_name(name: str, family: Family) -> str:
-    """GGUF's name of the tensor *name* if it belongs to the classifier; else empty."""
+    """GGUF's name of a folder's tensor *name* if it belongs to the classifier; else empty."""
     short = _PREFIX.sub("", name)
     norm = family.classifier_norm
     layers = [(own, gguf) for own, gguf, _ in family.classifier]
@@ -220,7 +223,7 @@ def classifier_name(name: str, family: Family) -> str:
 def usual_name(name: str) -> str:
     """Name that folders usually have for the tensor that is *name* in GGUF, else *name* itself.
 
-    Names of tensors of a layer are those within the layer.
+    For a tensor of a layer, both names are without the layer.
     """
     for own, gguf in {**_OUTER, **_INNER}.items():
         if name == gguf:
@@ -242,7 +245,10 @@ def block_number(name: str) -> int:
 
 
 def name_with_states(name: str, family: Family, names: Container[str]) -> str:
-    """*name*, or GGUF's other name of the tensor if its layer has a state among all *names*."""
+    """*name*, GGUF's name of a tensor, or its other name if its layer has a state.
+
+    *names* are GGUF's names of all tensors of the model; layers with a state have an ``ssm_a``.
+    """
     block, _, part = name.rpartition(".")[0].rpartition(".")
     if part in family.names_with_states and f"{block}.ssm_a" in names:
         return name.replace(part, family.names_with_states[part])
@@ -250,13 +256,16 @@ def name_with_states(name: str, family: Family, names: Container[str]) -> str:
 
 
 def layers_of_stack(names: Iterable[str], family: Family) -> int:
-    """Number of blocks in a stack, from the *names* of a folder's tensors; 0 without stacks."""
+    """Number of blocks in a stack, from the *names* of a folder's tensors; 0 without stacks.
+
+    The largest stack counts.
+    """
     blocks = (_block_of_stack(_PREFIX.sub("", name), family) for name in names)
     return max((int(match["number"]) + 1 for _, match in filter(None, blocks)), default=0)
 
 
 def _block_of_stack(short: str, family: Family) -> tuple[int, re.Match[str]] | None:
-    """Number of the stack with the tensor *short*, and the parts of its name in the stack.
+    """Number of the stack that has the tensor *short*, and the match of its name in the stack.
 
     None if it is not in a stack. *short* is the tensor's name without the prefix of the model.
     """
@@ -268,7 +277,7 @@ def _block_of_stack(short: str, family: Family) -> tuple[int, re.Match[str]] | N
 
 
 def gguf_name(name: str, family: Family, stack: int = 0) -> str:
-    """GGUF's name of the tensor *name*; unchanged if unknown, empty to leave it out.
+    """GGUF's name of a folder's tensor *name*; unchanged if unknown, empty to leave it out.
 
     A ``weight_scale`` becomes ``<linear>.scale``. *stack* is the number of blocks in a stack, from
     :func:`layers_of_stack`.

@@ -15,6 +15,7 @@ from bitnet.families.family import ATTENTION, BIASES, QKV, LlamaCppSupport, regi
 from bitnet.families.keys import HARMLESS, Config, Keys, neutral, read, reads, refusal
 from bitnet.families.rope import rope_parameters
 
+# Rules for the GGUF keys of these families that have no effect on text.
 _SECTIONS = {
     # Numbers of pairs that rotate by each coordinate; in a text all coordinates are equal. The
     # slowest pairs may be in none of the sections: they rotate as in transformers, and llama.cpp

@@ -36,7 +36,7 @@ from bitnet.families.family import (
 )
 from bitnet.families.keys import Config, Keys, neutral, read, reads, refusal, value_refusal
 
-_PERIOD = 4  # one layer in this many is different
+_PERIOD = 4  # one layer in this many has full attention or lacks RoPE
 
 
 def _cohere2(keys: Keys) -> ModelConfig:
@@ -44,12 +44,12 @@ def _cohere2(keys: Keys) -> ModelConfig:
     usual = attention(keys, model_sizes.dim)
     network = FeedForward(model_sizes.ffn)
     check_local_base(keys, usual.rope.theta if usual.rope else 0.0)
-    local = read_windows(
+    windows = read_windows(
         keys, model_sizes.layers, period=_PERIOD, window=keys.integer("attention.sliding_window")
     )
     mixers = (
         rotate_windows_only(layer, replace(usual, window=window))
-        for layer, window in enumerate(local)
+        for layer, window in enumerate(windows)
     )
     blocks = ((Branch("attn_norm", (mixer, network)),) for mixer in mixers)
     return model_of(
@@ -94,8 +94,8 @@ register(
     decoder=_cohere2,
 )
 
+# Default window of GGUF files, and the number of layers of the models that have it.
 _EXAONE_WINDOW = 4096
-# In a GGUF file, only models with so many layers have windows, by default _EXAONE_WINDOW wide.
 _LAYERS_OF_32B = 64
 
 
@@ -155,6 +155,7 @@ def _smollm3_keys(config: Config) -> dict[str, Any]:
 
 
 def _is_rotated(layer: int) -> bool:
+    """True if *layer* of a GGUF file has RoPE."""
     return (layer + 1) % _PERIOD != 0
 
 
@@ -176,7 +177,7 @@ register(
     decoder=_smollm3,
 )
 
-_LIMIT = 7.0  # of gate and up inside Maple's experts
+_LIMIT = 7.0  # at which gate and up are clamped inside Maple's experts
 
 
 def _maple(keys: Keys) -> ModelConfig:
@@ -303,12 +304,13 @@ def _gpt_oss(keys: Keys) -> ModelConfig:
 
 
 def _gpt_oss_keys(config: Config) -> dict[str, Any]:
+    """GGUF keys of windows and of the width of experts."""
     width = {"expert_feed_forward_length": config["intermediate_size"]}
     return width | alternating(2)(config)
 
 
 # Experts with clamped gates, biases in all matrices, sinks. A folder stores the matrices of experts
-# transposed, with rows of gate and up in turns, or as blocks of MXFP4.
+# transposed, with rows of gate and up alternating, or as blocks of MXFP4.
 register(
     title="gpt-oss",
     architecture="gpt-oss",
