@@ -86,13 +86,13 @@ def _nomic_keys(config: Config) -> dict[str, Any]:
     trained = config.get("max_trained_positions") or positions
     keys = both_ways(config) | {"context_length": min(positions, trained)}
     period = config.get("moe_every_n_layers") or 0
-    usual = {
+    required = {
         "activation_function": "gelu" if period else "swiglu",
         "qkv_proj_bias": bool(period),
         "mlp_fc1_bias": bool(period),
         "mlp_fc2_bias": bool(period),
     }
-    for key, value in usual.items():
+    for key, value in required.items():
         if config.get(key, value) != value:
             kind = "with experts" if period else "without experts"
             raise refusal(key, config[key], f"only {value} is computed in a model {kind}")

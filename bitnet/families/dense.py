@@ -40,7 +40,7 @@ _KINDS = {"sliding_attention": True, "full_attention": False}  # True: the layer
 
 Kind = TypeVar("Kind")
 
-MAX_LAYERS = 4096  # keeps a damaged file from making us list billions of tensors
+MAX_LAYERS = 4096  # a damaged file may state billions, and all their tensors would be listed
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def sizes(keys: Keys, *, ffn: int | None = None) -> Sizes:
 
 
 def layer_count(keys: Keys) -> int:
-    """Number of layers; an InvalidFormat if there are too many to list them."""
+    """Number of layers; an InvalidFormat if it is above :data:`MAX_LAYERS`."""
     layers = keys.integer("block_count")
     if layers > MAX_LAYERS:
         raise contradiction(keys, f"{layers:,} layers, expected at most {MAX_LAYERS:,}")

@@ -44,7 +44,8 @@ def _modern_bert(keys: Keys) -> ModelConfig:
     rotate = rotate_windows(keys.number("rope.freq_base_swa", 10000.0))
     network = FeedForward(model_sizes.ffn, keys.value("hidden_activation", "gelu"), fused=True)
     window = keys.integer("attention.sliding_window", 0)
-    reach = window // 2 + 1 if window else 0  # half of it on each side
+    # half of it on each side, and the position itself
+    reach = window // 2 + 1 if window else 0
     blocks = []
     windows = read_windows(
         keys, model_sizes.layers, period=_PERIOD, window=reach, last=False, both_ways=True

@@ -181,8 +181,8 @@ def _flint(keys: Keys) -> ModelConfig:
     blocks = []
     for layer, local in enumerate(read_windows(keys, model_sizes.layers, period=0, window=window)):
         mixer = rotate_windows_only(layer, replace(usual, window=local))
-        routed = f"blk.{layer}.ffn_gate_inp.weight" in keys.weights
-        blocks.append(usual_block(mixer, mixture if routed else network))
+        has_router = f"blk.{layer}.ffn_gate_inp.weight" in keys.weights
+        blocks.append(usual_block(mixer, mixture if has_router else network))
     return model_of(keys, model_sizes, blocks)
 
 

@@ -72,7 +72,7 @@ register(
 
 
 def _caps(config: Config) -> dict[str, Any]:
-    """Soft caps and attention scale of a ``config.json``."""
+    """GGUF keys of the soft caps and of the factor on scores."""
     keys = {
         name: float(config.get(name) or 0.0)
         for name in ("attn_logit_softcapping", "final_logit_softcapping")
@@ -94,6 +94,7 @@ def _score_scale(keys: Keys, layers_of_27b: int) -> float:
 
 
 def _gemma2(keys: Keys) -> ModelConfig:
+    # the defaults, for files without the keys, are those of llama.cpp
     model = _gemma(
         keys,
         norms=AROUND,
@@ -248,7 +249,7 @@ def _gemma4(keys: Keys) -> ModelConfig:
     widths = per_layer(keys, "feed_forward_length", model_sizes.layers)
     attentions = _attentions(keys, model_sizes.layers, model_sizes.dim)
     width = keys.integer("embedding_length_per_layer_input", 0)
-    inputs = (Branch("", (LayerInput(width, _ACTIVATION),), "post_norm"),) if width else ()
+    input_branches = (Branch("", (LayerInput(width, _ACTIVATION),), "post_norm"),) if width else ()
 
     def network(layer: int, ffn: int) -> Branch:
         plain = FeedForward(ffn, _ACTIVATION)
@@ -260,7 +261,7 @@ def _gemma4(keys: Keys) -> ModelConfig:
         return Branch("", (Sum((first, second)),), "post_ffw_norm")
 
     blocks = (
-        (Branch("attn_norm", (mixer,), "post_attention_norm"), network(layer, ffn), *inputs)
+        (Branch("attn_norm", (mixer,), "post_attention_norm"), network(layer, ffn), *input_branches)
         for layer, (mixer, ffn) in enumerate(zip(attentions, widths, strict=True))
     )
     return model_of(

@@ -133,6 +133,7 @@ def _checks(keys: Mapping[str, Any], tensors: Mapping[str, Any]) -> Iterator[tup
         yield "sign_widths", is_whole, f"different widths, {sorted(columns)} among them"
         are_signs = all(type(value) is int and abs(value) == 1 for value in values)
         yield "sign_values", are_signs and len(values) == sum(widths), "1 or -1 for every column"
+    # this key is required if ``ssm_out`` is rotated, and must not be true otherwise
     is_recurrent = any(name.endswith(".ssm_out.weight") for name in names)
     grouped = keys.get("gdn_v_grouped", None if is_recurrent else False)
     is_flag = type(grouped) is bool and (is_recurrent or not grouped)

@@ -100,19 +100,19 @@ def _kinds(config: Config, own: Config) -> list[str]:
 
 def _keys(config: Config) -> dict[str, Any]:
     """GGUF keys of Kimi Linear; its options of linear attention may be in a table of their own."""
-    own = config.get("linear_attn_config") or {}
-    key = "linear_attn_config.num_heads" if "num_heads" in own else "linear_num_heads"
-    heads = own.get("num_heads", config.get("linear_num_heads"))
+    table = config.get("linear_attn_config") or {}
+    key = "linear_attn_config.num_heads" if "num_heads" in table else "linear_num_heads"
+    heads = table.get("num_heads", config.get("linear_num_heads"))
     if heads != config["num_attention_heads"]:
         why = "only as many heads as of attention are computed"
         raise refusal(key, heads, why, is_ignorable=False)
     first = config.get("first_k_dense_replace", 1)
-    kernel = own.get("short_conv_kernel_size", config.get("linear_conv_kernel_dim"))
+    kernel = table.get("short_conv_kernel_size", config.get("linear_conv_kernel_dim"))
     return latent_keys(config) | {
         "attention.head_count_kv": layer_kinds(
-            config, _kinds(config, own), {"full_attention": 1, "linear_attention": 0}
+            config, _kinds(config, table), {"full_attention": 1, "linear_attention": 0}
         ),
-        "kda.head_dim": own.get("head_dim", config.get("linear_head_dim")),
+        "kda.head_dim": table.get("head_dim", config.get("linear_head_dim")),
         "leading_dense_block_count": leading_dense_layers(config, first),
         "ssm.conv_kernel": kernel,
     }

@@ -69,12 +69,12 @@ def _lfm2_keys(config: Config) -> dict[str, Any]:
 
 
 def _lfm2_width(config: Config) -> int:
-    """Width inside the feed-forward network, which transformers rounds to a multiple."""
+    """Width inside the feed-forward network, computed as in transformers."""
     width = config["intermediate_size"]
     factor = config["block_ffn_dim_multiplier"]
     if not config["block_auto_adjust_ff_dim"]:
         return int(width)
-    width = int(2 * width / 3)
+    width = int(2 * width / 3)  # a GLU has three matrices where a plain network has two
     if factor is None:
         return width
     multiple = config["block_multiple_of"]

@@ -23,7 +23,6 @@ _KEYS = {
 }
 _NORMS = ("ssm_dt_norm", "ssm_b_norm", "ssm_c_norm")
 # By default, the width of the vector that gives the steps (``dt_rank``) is hidden_size over this.
-# ``hidden_size``.
 _CHANNELS = 16
 
 

@@ -123,8 +123,9 @@ register(
 
 def _hy_v3(keys: Keys) -> ModelConfig:
     model_sizes = sizes(keys)
+    # the last layer that does not draft has experts, with corrections if the model has any
     last = model_sizes.layers - keys.integer("nextn_predict_layers", 0) - 1
-    correction = "exp_probs_b"
+    correction = "exp_probs_b"  # unlike that of other families, its name lacks ``.bias``
     own_routing = {
         "corrected": f"blk.{last}.{correction}" in keys.weights,
         "correction": correction,
@@ -138,8 +139,8 @@ def _hy_v3(keys: Keys) -> ModelConfig:
         raise contradiction(keys, "layers without experts behind one that has them")
     mixer = attention(keys, model_sizes.dim, qk_norm="head", fused=is_fused(keys))
     mixture = _with_shared(keys, network)
-    usual = FeedForward(model_sizes.ffn)
-    networks = (mixture if routed else usual for routed in has_router)
+    plain = FeedForward(model_sizes.ffn)
+    networks = (mixture if routed else plain for routed in has_router)
     return model_of(keys, model_sizes, (usual_block(mixer, network) for network in networks))
 
 
@@ -200,13 +201,13 @@ def _cohere2_experts(keys: Keys) -> ModelConfig:
         is_dense = layer < dense_layers
         rotates = window or is_dense
         mixer = replace(usual, window=window, rope=usual.rope if rotates else None)
-        beside = Branch(
+        network_branch = Branch(
             "attn_norm",
             (network if is_dense else mixture,),
             scale=1.0 if is_dense else mixture_scale,
             parallel=True,
         )
-        blocks.append((Branch("attn_norm", (mixer,)), beside))
+        blocks.append((Branch("attn_norm", (mixer,)), network_branch))
     return model_of(
         keys, model_sizes, blocks, logit_scale=keys.number("logit_scale"), **_norms(keys)
     )

@@ -153,6 +153,7 @@ def _qwen35(keys: Keys) -> ModelConfig:
     if not isinstance(sections, list) or sections != _sections(pairs):
         why = f"only {_sections(pairs)}, which cover all {pairs} pairs, is computed"
         raise value_refusal(keys, "rope.dimension_sections", sections, why)
+    # folders, and files of Qwen 3-Next, have the heads in transformers' order
     grouped = keys.config is not None or is_next
     linear = delta_net(keys, grouped=grouped, joined=is_next)
     network = (

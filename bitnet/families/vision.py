@@ -32,6 +32,7 @@ _ROPE_OF_IMAGES = {
 
 
 def _qwen_vl_keys(config: Config) -> dict[str, Any]:
+    """The GGUF key of the sections, which llama.cpp requires; they have no effect on text."""
     kinds = config.get("layer_types") or []
     if "sliding_attention" in kinds:
         raise refusal("layer_types", kinds, "in GGUF, no layer has a window")
