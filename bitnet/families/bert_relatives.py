@@ -59,6 +59,7 @@ def _rotary(keys: Keys, **network: Any) -> ModelConfig:
 
 
 def _nomic_experts(keys: Keys) -> ModelConfig:
+    """Encoder with RoPE; ``moe_every_n_layers`` tells which layers have experts."""
     model_sizes = sizes(keys)
     mixer = attention(keys, model_sizes.dim, fused=is_fused(keys))
     plain = FeedForward(model_sizes.ffn, "gelu", gated=False)
@@ -82,6 +83,7 @@ def _nomic_experts(keys: Keys) -> ModelConfig:
 
 
 def _nomic_keys(config: Config) -> dict[str, Any]:
+    """GGUF keys, with the architecture of models with experts if the file has them."""
     positions = config["max_position_embeddings"]
     trained = config.get("max_trained_positions") or positions
     keys = both_ways(config) | {"context_length": min(positions, trained)}
@@ -279,6 +281,7 @@ _ALIBI = 8.0  # the field of :class:`Attention`
 
 
 def _jina2(keys: Keys) -> ModelConfig:
+    """Encoder with ALiBi; its tensors tell which norms and gates it has."""
     model_sizes = sizes(keys)
     names = keys.weights
     mixer = attention(

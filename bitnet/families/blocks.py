@@ -94,8 +94,8 @@ class Attention:
     sub_norm: bool = False  # there is a norm before the output projection
     # largest absolute value of the entries of queries, keys and values; 0: they are not clamped
     clamp: float = 0.0
-    # ALiBi: the smallest slope by which scores fall with the distance is ``2**-alibi`` for a power
-    # of two of heads; 0: no ALiBi
+    # ALiBi: scores fall with the distance, by slopes of which the smallest is ``2**-alibi`` if the
+    # number of heads is a power of two; 0: no ALiBi
     alibi: float = 0.0
     alibi_scale: float = 1.0  # factor on the slopes
     # scores get a bias by the distance of their key, from ``-reach`` to ``reach``, out of
@@ -278,7 +278,7 @@ class ModelConfig:
     bare_norms: tuple[str, ...] = ()
     # the model's block that drafts the token after next, as a decoder; ``None``: it has none
     drafter: ModelConfig | None = None
-    basis: HadamardBasis | None = None  # of rotated matrices; ``None``: there are none
+    basis: HadamardBasis | None = None  # ``None``: no matrix is rotated
     # ranks of low-rank adapters, by the name of the matrix that they change
     adapted: Mapping[str, int] = field(default_factory=dict)
     kv_type: KVType = "f16"  # form of its keys and values

@@ -19,7 +19,7 @@ _ENCODER_HEADS = ("ForMaskedLM", "ForPreTraining")
 _HEADLESS = "Model"  # as in Qwen3Model, whose output is the last hidden states
 # Entries of ``auto_map`` that name the class of a configuration or a model.
 _OWN_CODE = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")
-_OWN_CLASSIFIER = "AutoModelForSequenceClassification"  # the same of a model that scores labels
+_OWN_CLASSIFIER = "AutoModelForSequenceClassification"  # entry of a model that scores labels
 
 
 def first_architecture(config: Config) -> str:

@@ -37,6 +37,7 @@ _GLUS = Rule("`hidden_activation`", ("gelu", "silu"), is_read=True, gguf="hidden
 
 
 def _modern_bert(keys: Keys) -> ModelConfig:
+    """Encoder with windows in most layers, which have a RoPE of their own."""
     model_sizes = sizes(keys)
     usual = attention(keys, model_sizes.dim, fused=True)
     check_attention_factor(keys)

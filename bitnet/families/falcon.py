@@ -28,6 +28,7 @@ _NETWORK: dict[str, Any] = {"activation": "gelu", "gated": False}
 
 
 def _falcon(keys: Keys) -> ModelConfig:
+    """Blocks of one of three forms, by the norms among the tensors."""
     model_sizes = sizes(keys)
     mixer = attention(keys, model_sizes.dim, fused=True)
     alibi = keys.factor("attention.max_alibi_bias", 0.0)

@@ -168,6 +168,7 @@ register(
 
 
 def _flint(keys: Keys) -> ModelConfig:
+    """Attention with sinks, then experts in layers with a router."""
     model_sizes = sizes(keys)
     width = keys.integer("expert_shared_feed_forward_length")
     routing = {
@@ -276,7 +277,7 @@ def _openai_gpt_keys(config: Config) -> dict[str, Any]:
     }
 
 
-# Norms are behind the sums, and there is none behind the last block.
+# Norms are behind the sums of stream and branch, so the last block needs no further norm behind it.
 register(
     title="GPT-1",
     architecture="openai-gpt",

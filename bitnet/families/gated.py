@@ -101,6 +101,7 @@ _LFM3_KINDS = {"full_attention": False, "sliding_attention": True, "conv": False
 
 
 def _lfm3(keys: Keys) -> ModelConfig:
+    """Short convolutions in layers without key heads, attention in the others."""
     model_sizes = sizes(keys)
     is_gated = any(name.endswith(".attn_gate.weight") for name in keys.weights)
     own_gate = "numbers" if is_gated else ""

@@ -123,6 +123,7 @@ register(
 
 
 def _laguna(keys: Keys) -> ModelConfig:
+    """Attention whose heads and windows differ by layer; experts behind dense layers."""
     model_sizes = sizes(keys)
     layers = model_sizes.layers
     heads = per_layer(keys, "attention.head_count", layers)

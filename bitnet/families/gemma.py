@@ -245,6 +245,7 @@ _OUTPUT_SCALE = "layer_output_scale"  # a factor on the stream behind a block; a
 
 
 def _gemma4(keys: Keys) -> ModelConfig:
+    """Blocks of attention, a network or a sum with experts, and an input for each layer."""
     model_sizes = sizes(keys, ffn=0)
     widths = per_layer(keys, "feed_forward_length", model_sizes.layers)
     attentions = _attentions(keys, model_sizes.layers, model_sizes.dim)
@@ -357,6 +358,7 @@ def _has_no_values(keys: Keys, layer: int) -> bool:
 
 
 def _gemma4_keys(config: Config) -> dict[str, Any]:
+    """GGUF keys; those that end with ``_swa`` are of layers with a window."""
     layers = config["num_hidden_layers"]
     kv_heads = config["num_key_value_heads"]
     keys = alternating(_PERIOD)(config)

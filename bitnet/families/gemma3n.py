@@ -41,6 +41,7 @@ _LEFT_OUT = ("attn_k", "attn_v", "attn_k_norm")  # of layers that read the cache
 
 
 def _gemma3n(keys: Keys) -> ModelConfig:
+    """Blocks of attention, a learned residual, a network and an input for each layer."""
     model_sizes = sizes(keys, ffn=0)
     layers = model_sizes.layers
     widths = per_layer(keys, "feed_forward_length", layers)

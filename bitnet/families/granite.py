@@ -161,6 +161,7 @@ def _hybrid(keys: Keys) -> ModelConfig:
 
 
 def _hybrid_keys(config: Config) -> dict[str, Any]:
+    """GGUF keys of scales and of Mamba-2; layers without key heads have Mamba-2."""
     layers = config["num_hidden_layers"]
     kinds = config.get("layers_block_type") or config.get("layer_types") or ["mamba"] * layers
     has_attention = layer_kinds(config, kinds, _HAS_ATTENTION) or []

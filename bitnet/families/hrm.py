@@ -51,6 +51,7 @@ def _hrm(keys: Keys) -> ModelConfig:
 
 
 def _keys(config: Config) -> dict[str, Any]:
+    """GGUF keys; ``block_count`` counts the blocks of all turns."""
     scale = config.get("embedding_scale")
     if scale is None:
         scale = 1 / config["initializer_range"]

@@ -198,6 +198,7 @@ _LIMITS = ("swiglu_clamp_exp", "swiglu_clamp_shexp")
 
 
 def _ling3(keys: Keys) -> ModelConfig:
+    """Linear attention with limited decays, and gated attention over latents."""
     for key in _LIMITS:
         limits = keys.value(key, 0.0)
         if any(limits if isinstance(limits, list) else [limits]):
@@ -213,6 +214,7 @@ def _ling3(keys: Keys) -> ModelConfig:
 
 
 def _ling3_keys(config: Config) -> dict[str, Any]:
+    """GGUF keys of Ling 3; layers without key heads have linear attention."""
     layers = config["num_hidden_layers"]
     period = config["layer_group_size"]
     kinds = config.get("layer_types") or [

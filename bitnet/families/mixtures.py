@@ -122,6 +122,7 @@ register(
 
 
 def _hy_v3(keys: Keys) -> ModelConfig:
+    """Attention, then experts in layers with a router and a dense network in others."""
     model_sizes = sizes(keys)
     # the last layer that does not draft has experts, with corrections if the model has any
     last = model_sizes.layers - keys.integer("nextn_predict_layers", 0) - 1
@@ -182,6 +183,7 @@ register(
 
 
 def _cohere2_experts(keys: Keys) -> ModelConfig:
+    """Attention parallel to a dense network in the first layers, to experts in others."""
     model_sizes = sizes(keys)
     usual = attention(keys, model_sizes.dim, fused=is_fused(keys))
     check_local_base(keys, usual.rope.theta if usual.rope else 0.0)
@@ -222,6 +224,7 @@ def _norms(keys: Keys) -> dict[str, Any]:
 
 
 def _cohere2_keys(config: Config) -> dict[str, Any]:
+    """GGUF keys of windows and experts; options without a key in GGUF are refused."""
     dense_layers = leading_dense_layers(config, config.get("first_k_dense_replace") or 0)
     shared = config["num_shared_experts"]
     strategy = config["shared_expert_combination_strategy"]
@@ -323,6 +326,7 @@ register(
 
 
 def _grok(keys: Keys) -> ModelConfig:
+    """Attention and experts with norms on both sides; refuses what Grok 2 adds."""
     model_sizes = sizes(keys)
     cap = keys.number("attn_logit_softcapping", _GROK_CAP)
     scale = keys.number("attention.output_scale", _GROK_SCORES)

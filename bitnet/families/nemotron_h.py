@@ -65,6 +65,7 @@ def _mixture(keys: Keys, width: int) -> Experts:
 
 
 def _nemotron_keys(config: Config) -> dict[str, Any]:
+    """GGUF keys; the kind of a layer follows from its key heads and its network's width."""
     kinds = config.get("layers_block_type") or config.get("layer_types")
     if kinds is None:
         pattern = config.get("hybrid_override_pattern")

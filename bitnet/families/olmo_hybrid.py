@@ -53,6 +53,7 @@ def _olmo_hybrid(keys: Keys) -> ModelConfig:
 
 
 def _keys(config: Config) -> dict[str, Any]:
+    """GGUF keys; layers without key heads have linear attention."""
     layers = config["num_hidden_layers"]
     kinds = config.get("layer_types")
     if kinds is None:

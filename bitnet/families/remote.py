@@ -69,7 +69,7 @@ register(
     decoder=dense_as_stored,
 )
 
-_BAICHUAN_2 = 125696  # vocabulary by which Baichuan 2 is known, whose head has rows of length 1
+_BAICHUAN_2 = 125696  # size of the vocabulary by which Baichuan 2 is recognised
 _ALIBI_LAYERS = 40  # number of layers of the 13B models, which have ALiBi; those of 7B have RoPE
 
 

@@ -40,6 +40,7 @@ _PERIOD = 4  # one layer in this many has full attention or lacks RoPE
 
 
 def _cohere2(keys: Keys) -> ModelConfig:
+    """Attention and network in parallel, with RoPE in layers with a window only."""
     model_sizes = sizes(keys)
     usual = attention(keys, model_sizes.dim)
     network = FeedForward(model_sizes.ffn)
