@@ -240,8 +240,8 @@ class ModelConfig:
     embedding_scale: float = 1.0  # factor on embeddings
     logit_scale: float = 1.0  # factor on logits
     final_softcap: float = 0.0  # soft cap on logits, 0.001 to 1,000; 0: none
-    causal: bool = True  # positions attend only to those before them
-    # positions of a prompt attend to the whole prompt, those of an answer to earlier ones only
+    causal: bool = True  # positions attend only to themselves and to earlier ones
+    # positions of a prompt attend to the whole prompt, those of an answer only to earlier ones
     prompt_both_ways: bool = False
     # how hidden states are pooled to an embedding; ``none``: it generates text
     pooling: Pooling = "none"

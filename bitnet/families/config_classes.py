@@ -23,7 +23,7 @@ _OWN_CLASSIFIER = "AutoModelForSequenceClassification"  # entry of a model that 
 
 
 def first_architecture(config: Config) -> str:
-    """The first of ``architectures``; empty if there is none."""
+    """The first of ``architectures``, the name of a class; empty if the list is missing."""
     names = config.get("architectures") or [""]
     if not isinstance(names, list):
         raise InvalidFormat(
@@ -59,6 +59,7 @@ def check_classes(config: Config, family: Family) -> None:
     names = [*_OWN_CODE, *([_OWN_CLASSIFIER] if class_name.endswith(CLASSIFIES) else [])]
     entries = [code[name] for name in names if name in code] if isinstance(code, dict) else [code]
     classes = {str(entry).rpartition(".")[2].lower() for entry in entries}
+    # Names of transformers' own classes for the family, in lower case.
     own = {
         f"{kind.replace('_', '')}{end}"
         for kind in family.model_types

@@ -202,7 +202,7 @@ def _describe(config: Config, quantization: Config, ignored: Config) -> Descript
     config = with_defaults(config, str(kind))
     for alias, name in family.aliases.items():
         if name not in config and alias in config:
-            config[name] = config[alias]  # the class has a default for the other name
+            config[name] = config[alias]  # the default of the class has the other name
     own_names = {key: key for key in stated}
     own_names |= {name: alias for alias, name in family.aliases.items() if alias in stated}
     read_config = ReadConfig(config, own_names)
@@ -291,6 +291,7 @@ def _check(config: Config, family: Family) -> None:
     rope = rope_parameters(config)
     if family.layered_rope:
         rope |= config.get("rope_parameters") or {}
+    # a required key may be in the RoPE table, or in one of its tables for kinds of layers
     tables = config, rope, *(nested for nested in rope.values() if isinstance(nested, dict))
     for key in (*_REQUIRED, *family.stated.split()):
         if not any(key in table for table in tables):
@@ -310,6 +311,7 @@ def _check(config: Config, family: Family) -> None:
         if key in _PLAIN_LAYERS and rule is None:
             if value is not None and not set(value) <= _PLAIN_LAYERS[key]:
                 raise refusal(key, value)
+        # an empty value counts as null
         elif rule is not None and not rule.allows(None if value in ([], {}, "") else value):
             # Without the key, transformers' default would count, which may be refused as well.
             is_ignorable = key not in defaults or rule.allows(defaults[key])
@@ -353,10 +355,7 @@ def _check_quantization(quantization: Config, config: Config) -> None:
 
 
 def _rope(config: Config, keys: Config, family: Family) -> Tables:
-    """GGUF keys and tensors of the position embedding of *config*.
-
-    *keys* are the other GGUF keys of the model.
-    """
+    """GGUF keys and tensors of the position embedding; *keys* are the model's other GGUF keys."""
     if not family.rotates:
         for key in ("rope_parameters", "rope_scaling"):
             if config.get(key):
@@ -378,10 +377,7 @@ def _rope(config: Config, keys: Config, family: Family) -> Tables:
 
 
 def _rope_tables(config: Config, family: Family, table: str) -> Tables:
-    """GGUF keys and tensors of the position embedding of *config*.
-
-    *table* is the name of the table in *config* that describes it, for messages.
-    """
+    """GGUF keys and tensors of the position embedding; messages name its *table* in *config*."""
     parameters: Config = rope_parameters(config)
     window_keys: dict[str, Any] = {}
     if family.layered_rope:

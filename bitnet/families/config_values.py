@@ -96,7 +96,7 @@ def _or_null(kind: Kind) -> Kind:
 
 
 def _are_shapes(value: Any) -> bool:
-    """True for Gemma 4's ``per_layer_config``: for some layers, by number, sizes by name."""
+    """True for Gemma 4's ``per_layer_config``: tables of sizes, by the number of the layer."""
     return isinstance(value, dict) and all(
         isinstance(shape, dict) and all(map(_SIZE.accepts, shape.values()))
         for shape in value.values()
@@ -328,8 +328,8 @@ class ReadConfig(dict[str, Any]):
     def wrong_value(self, error: Exception) -> InvalidFormat:
         """Error for the value that ended a computation with *error*.
 
-        The message of a family's own check names its key. Any other *error* is blamed on the last
-        value read that is null, or else on the last value read.
+        A message that names a key is kept, as those of a family's own checks should. Any other
+        *error* is blamed on the last value read that is null, or else on the last value read.
         """
         words = set(re.findall(r"\w+_\w+", str(error)))
         if words & {*self, *KINDS, *ROPE_KINDS} or not self._read:

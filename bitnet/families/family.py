@@ -109,9 +109,9 @@ class LlamaCppSupport:
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """One kind of decoder."""
+    """One kind of decoder or encoder: how its files name and store it, and its blocks."""
 
-    title: str  # its name in text for people
+    title: str  # its name in messages and documentation
     architecture: str  # ``general.architecture``, also the prefix of its keys in GGUF
     # values of ``model_type`` in ``config.json``; by default *architecture* with underscores
     model_types: tuple[str, ...] = ("",)
@@ -126,7 +126,7 @@ class Family:
     apart: Mapping[str, Any] = field(default_factory=dict)
     # keys of ``config.json`` by their other names; if a file has both, the other name counts
     aliases: Mapping[str, str] = field(default_factory=dict)
-    # ``quantization_config`` of folders without one
+    # ``quantization_config`` that is assumed for folders without one
     quantization: Mapping[str, Any] = field(default_factory=dict)
     # transformers' defaults for keys that published files leave out
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -180,7 +180,7 @@ class Family:
     # layers of the classifier of a folder, in order
     classifier: HeadLayers = (("score", SCORES, "identity"),)
     classifier_norm: str = ""  # name of the norm behind its inner layer; empty: it has none
-    # beginnings of the names of a folder's tensors that are for other tasks
+    # beginnings of the names of a folder's tensors that are left out, being for other tasks
     unread: tuple[str, ...] = ()
     # a folder may have adapters of tasks, which do not belong to the model itself; see
     # :func:`bitnet.formats.adapters.read_adapter`

@@ -57,8 +57,8 @@ YES_NO = ("yes", "no")  # labels of a model that answers whether a document is r
 #: GGUF names of a classifier's layers: the inner one, and the one that gives the labels' scores.
 INNER = "cls"
 SCORES = "cls.output"
-HEAD_NORM = "cls.norm"  # weight of the norm behind the inner layer
-# activations of inner layers by architecture, for files without the key; of others it is tanh
+HEAD_NORM = "cls.norm"  # the norm behind the inner layer
+# Activations of inner layers by architecture, for files without the key; elsewhere it is tanh.
 _INNER_ACTIVATIONS = {"modern-bert": "gelu"}
 CLASSIFIER_KEYS: dict[str, Rule] = {
     "classifier.output_labels": read("names of the labels"),

@@ -114,7 +114,7 @@ def rope_from(checkpoint: Keys, head_dim: int) -> Rope:
     dims = checkpoint.integer("rope.dimension_count", head_dim)
     pairs = (dims // 2,)
     context = checkpoint.integer("context_length")
-    former_factor = checkpoint.number("rope.scale_linear", 0.0)  # older name, in files of 2023
+    former_factor = checkpoint.number("rope.scale_linear", 0.0)  # the key of older files
     factor = checkpoint.number("rope.scaling.factor", former_factor) or 1.0
     scaling = checkpoint.value("rope.scaling.type", "linear" if factor != 1 else "none")
     short = checkpoint.numbers("rope_factors_short.weight", pairs)
@@ -157,7 +157,7 @@ def rope_from(checkpoint: Keys, head_dim: int) -> Rope:
         if number <= 0:
             name = checkpoint.own_name(key)
             raise contradiction(checkpoint, f"{name} is {number:g}, expected a number above 0")
-    implied = 1.0
+    implied = 1.0  # factor that follows from the scaling itself
     if scaling == "yarn":
         for key, is_usable in (
             ("rope.dimension_count", dims > 0 and dims % 2 == 0),
@@ -167,7 +167,7 @@ def rope_from(checkpoint: Keys, head_dim: int) -> Rope:
             if not is_usable:
                 name = checkpoint.own_name(key)
                 raise contradiction(checkpoint, f"no frequencies of yarn follow from {name}")
-        # as in llama.cpp, which takes 1 for `mscale`; the key is `mscale_all_dim`
+        # As in llama.cpp, which takes 1 for `mscale`; the key is `mscale_all_dim`, 0 if missing.
         log_multiplier = checkpoint.number("rope.scaling.yarn_log_multiplier", 0.0)
         implied = magnitude(factor) / magnitude(factor, log_multiplier)
     return replace(rope, attention_factor=attention_factor * implied)
