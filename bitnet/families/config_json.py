@@ -72,7 +72,7 @@ READ: dict[str, Rule] = {
     "architectures": read("must be a model that generates text"),
     "auto_map": read("custom code is not run: it must name this family's class"),
 }
-_NOTHING = _NO_NUMBER = neutral(None, False, 0)
+_NOTHING = neutral(None, False, 0)
 _ONE = neutral(None, 1.0)
 #: Keys that change the computation in some family, and the values with which they change nothing.
 CHANGES: dict[str, Rule] = {
@@ -101,7 +101,7 @@ CHANGES: dict[str, Rule] = {
             "cross_attention_layers", "sparsity_config", "activation_sparsity_pattern",
             "rotary_dim", "floor_scale", "attn_scale", "sliding_window_pattern",
         ),
-        _NO_NUMBER,
+        _NOTHING,
     ),
     **dict.fromkeys(
         (

@@ -93,6 +93,8 @@ def latent_attention(keys: Keys, *, is_lite: bool = False) -> LatentAttention:
         # YaRN's factor on rotated queries and keys counts for whole scores, so it is squared
         scale *= magnitude(rope.factor, mscale_all) ** 2
     growth = keys.number("attention.temperature_scale", 0.0)
+    # A folder means the rank that it states; a GGUF file means what llama.cpp computes.
+    has_rank = keys.config is not None or not is_lite
     return LatentAttention(
         heads=keys.integer("attention.head_count"),
         latent=keys.integer("attention.kv_lora_rank"),
@@ -100,10 +102,7 @@ def latent_attention(keys: Keys, *, is_lite: bool = False) -> LatentAttention:
         value_dim=keys.integer("attention.value_length_mla"),
         rope=rope,
         scale=scale,
-        # A folder means the rank that it states; a GGUF file means what llama.cpp computes.
-        query_rank=0
-        if is_lite and keys.config is None
-        else keys.integer("attention.q_lora_rank", 0),
+        query_rank=keys.integer("attention.q_lora_rank", 0) if has_rank else 0,
         eps=_latent_epsilon(keys),
         growth=growth,
         growth_length=_growth_length(keys) if growth else 1,
@@ -139,7 +138,7 @@ def _growth_length(keys: Keys) -> int:
     key = "attention.temperature_length"
     length = keys.integer(key)
     if not length:
-        raise value_refusal(keys, key, 0, "a step has a length", is_ignorable=False)
+        raise value_refusal(keys, key, 0, "only a length above 0 is computed", is_ignorable=False)
     return length
 
 

@@ -303,7 +303,7 @@ def _check_file_with_windows(keys: Keys, *, both_ways: bool) -> None:
     key = "rope.scaling.factor"
     factor = keys.number(key, 1.0)
     if keys.value("rope.scaling.type", None) == "none" and factor not in (0, 1):
-        why = "beside a type of none, layers with windows are scaled by it or not"
+        why = "with the type none, llama.cpp scales layers with windows by it in some families"
         raise value_refusal(keys, key, factor, why)
 
 

@@ -264,17 +264,19 @@ def of_gguf(architecture: str) -> Family | None:
     return next((family for family in families() if architecture in family.architectures), None)
 
 
-def of_model_type(model_type: str, named: str = "", config: Config | None = None) -> Family | None:
+def of_model_type(
+    model_type: str, class_name: str = "", config: Config | None = None
+) -> Family | None:
     """The family that reads folders of *model_type*, or None if none does.
 
-    A family that lists *named*, the class in ``architectures``, comes first, whatever its
+    A family that lists *class_name*, the one in ``architectures``, comes first, whatever its
     ``model_type`` is; then one whose values of ``Family.apart`` are all in *config*, a
     ``config.json``; then one without such values.
     """
     stated = config or {}
     candidates = [family for family in families() if model_type in family.model_types]
     for family in families():
-        if named in family.classes:
+        if class_name in family.classes:
             return family
     for family in candidates:
         if family.apart and all(stated.get(key) == value for key, value in family.apart.items()):

@@ -312,7 +312,7 @@ def _gpt_neo_keys(config: Config) -> dict[str, Any]:
     kinds = config.get("attention_types") or [[["global", "local"], 12]]
     by_layer = [kind for names, count in kinds for _ in range(count) for kind in names]
     if len(by_layer) != config["num_hidden_layers"] or {*by_layer} - {"global", "local"}:
-        raise ValueError(f"attention_types is {kinds!r:.80}, for other layers")
+        raise ValueError(f"attention_types is {kinds!r:.80}, not global or local for each layer")
     return equal_heads(config) | {
         "attention.layer_norm_epsilon": config["layer_norm_epsilon"],
         "attention.sliding_window": config["window_size"],

@@ -261,6 +261,7 @@ def _gemma4(keys: Keys) -> ModelConfig:
         second = Branch("pre_ffw_norm_2", (mixture,), "post_ffw_norm_2")
         return Branch("", (Sum((first, second)),), "post_ffw_norm")
 
+    has_output_scale = any(f".{_OUTPUT_SCALE}." in name for name in keys.weights)
     blocks = (
         (Branch("attn_norm", (mixer,), "post_attention_norm"), network(layer, ffn), *input_branches)
         for layer, (mixer, ffn) in enumerate(zip(attentions, widths, strict=True))
@@ -272,9 +273,7 @@ def _gemma4(keys: Keys) -> ModelConfig:
         embedding_scale=math.sqrt(model_sizes.dim),
         final_softcap=keys.number("final_logit_softcapping", 30.0),
         bare_norms=("ffn_gate_inp.scale",),
-        output_scale=_OUTPUT_SCALE
-        if any(f".{_OUTPUT_SCALE}." in name for name in keys.weights)
-        else "",
+        output_scale=_OUTPUT_SCALE if has_output_scale else "",
         left_out=tuple(
             f"blk.{layer}.{name}."
             for layer, mixer in enumerate(attentions)
@@ -315,18 +314,18 @@ def _attentions(keys: Keys, layers: int, dim: int) -> list[Attention]:
         ),
     )
 
-    def own(layer: int, window: int) -> Attention:
+    def attention_of(layer: int, window: int) -> Attention:
         mixer = replace(local if window else full, window=window, kv_heads=kv_heads[layer])
         as_values = not window and _has_no_values(keys, layer)
         return replace(mixer, keys_as_values=as_values)
 
     shared = keys.integer("attention.shared_kv_layers", 0)
-    return read_last_caches(keys, own, windows, own_caches=layers - shared)
+    return read_last_caches(keys, attention_of, windows, own_caches=layers - shared)
 
 
 def read_last_caches(
     keys: Keys,
-    own: Callable[[int, int], Attention],
+    attention_of: Callable[[int, int], Attention],
     windows: Sequence[int],
     *,
     own_caches: int,
@@ -334,12 +333,12 @@ def read_last_caches(
     """Attention of every layer; the first *own_caches* layers have caches of their own.
 
     Each later layer reads the cache of the last of these that has the same window. *windows* are
-    those of all layers; *own* returns the attention of a layer from its number and window.
+    those of all layers; *attention_of* returns the attention of a layer from its number and window.
     """
     attentions: list[Attention] = []
     for layer, window in enumerate(windows):
         if layer < own_caches:
-            attentions.append(own(layer, window))
+            attentions.append(attention_of(layer, window))
             continue
         sources = [at for at in range(max(own_caches, 0)) if attentions[at].window == window]
         if not sources:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _ACTIVATION: Activation = "gelu_tanh"
 _PERIOD = 5  # by default, the last of this many layers has full attention
-_HALF = math.sqrt(0.5)  # factor on the stream after attention and the learned residual
+_STREAM_SCALE = math.sqrt(0.5)  # factor on the stream after attention and the learned residual
 _SPARSE_LAYERS = 10  # number of sparse layers, the first ones, if no key says which are sparse
 _SHARE = 0.95  # share of zeros inside the network of a sparse layer
 _OWN_CACHES = 20  # layers with keys and values of their own, if no key says how many
@@ -53,10 +53,10 @@ def _gemma3n(keys: Keys) -> ModelConfig:
     rotate = rotate_windows(keys.number("rope.freq_base_swa", 10000.0))
     shared = keys.integer("attention.shared_kv_layers", max(layers - _OWN_CACHES, 0))
 
-    def own(layer: int, window: int) -> Attention:
+    def attention_of(layer: int, window: int) -> Attention:
         return rotate(layer, replace(usual, window=window))
 
-    attentions = read_last_caches(keys, own, windows, own_caches=layers - shared)
+    attentions = read_last_caches(keys, attention_of, windows, own_caches=layers - shared)
     residual = LowRank(_rows(keys, "blk.0.laurel_l.weight", _RANK))
     added = LayerInput(
         keys.integer("embedding_length_per_layer_input", _INPUT_WIDTH),
@@ -66,7 +66,7 @@ def _gemma3n(keys: Keys) -> ModelConfig:
     blocks = (
         (
             Branch("attn_norm", (mixer,), "post_attention_norm"),
-            Branch("attn_norm", (residual,), parallel=True, stream_scale=_HALF),
+            Branch("attn_norm", (residual,), parallel=True, stream_scale=_STREAM_SCALE),
             Branch("ffn_norm", (FeedForward(width, _ACTIVATION, cutoff=cutoff),), "post_ffw_norm"),
             Branch("", (added,), "post_norm", beside=True),
         )

@@ -139,7 +139,7 @@ def classifier(keys: Keys) -> Classifier | None:
             layer = _with_norm(keys, layer)
         layers.append(layer)
     if not layers:
-        raise contradiction(keys, "pooling_type is 4, and there is no cls.output.weight")
+        raise contradiction(keys, "pooling_type is 4, and cls.output.weight is missing")
     labels = _labels(keys, width)
     if len(labels) != width:
         raise contradiction(keys, f"{len(labels)} labels, and scores of {width}")
@@ -186,7 +186,9 @@ def projections(keys: Keys) -> tuple[Projection, ...]:
     chain = tuple(_projections(keys))
     stray = [name for name in _NAMES[len(chain) :] if f"{name}.weight" in keys.weights]
     if stray:
-        raise contradiction(keys, f"{stray[0]} is there, and not the projections before")
+        raise contradiction(
+            keys, f"the projection {stray[0]} has a tensor, and one before it does not"
+        )
     return chain
 
 

@@ -78,17 +78,17 @@ def _decoder(
     return model_of(keys, model_sizes, blocks)
 
 
-def _kinds(config: Config, own: Config) -> list[str]:
+def _kinds(config: Config, table: Config) -> list[str]:
     """Kind of each layer, ``full_attention`` or ``linear_attention``.
 
-    *own* is ``linear_attn_config``; its lists of layers, if it has both, come before
+    *table* is ``linear_attn_config``; its lists of layers, if it has both, come before
     ``layer_types``.
     """
     layers = config["num_hidden_layers"]
-    if "full_attn_layers" in own and "kda_layers" in own:
-        full = set(own["full_attn_layers"])  # numbered from 1
-        if full | set(own["kda_layers"]) != set(range(1, layers + 1)):
-            raise ValueError("full_attn_layers and kda_layers are not all layers")
+    if "full_attn_layers" in table and "kda_layers" in table:
+        full = set(table["full_attn_layers"])  # numbered from 1
+        if full | set(table["kda_layers"]) != set(range(1, layers + 1)):
+            raise ValueError("full_attn_layers and kda_layers do not list all layers, from 1")
         return [
             "full_attention" if layer + 1 in full else "linear_attention" for layer in range(layers)
         ]
@@ -104,7 +104,7 @@ def _keys(config: Config) -> dict[str, Any]:
     key = "linear_attn_config.num_heads" if "num_heads" in table else "linear_num_heads"
     heads = table.get("num_heads", config.get("linear_num_heads"))
     if heads != config["num_attention_heads"]:
-        why = "only as many heads as of attention are computed"
+        why = "only as many heads as in full attention are computed"
         raise refusal(key, heads, why, is_ignorable=False)
     first = config.get("first_k_dense_replace", 1)
     kernel = table.get("short_conv_kernel_size", config.get("linear_conv_kernel_dim"))
@@ -222,7 +222,8 @@ def _ling3_keys(config: Config) -> dict[str, Any]:
     ]
     heads = config.get("linear_num_heads", config["num_attention_heads"])
     if heads != config["num_attention_heads"]:
-        raise refusal("linear_num_heads", heads, "only as many heads as of attention are computed")
+        why = "only as many heads as in full attention are computed"
+        raise refusal("linear_num_heads", heads, why)
     for key in ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list"):
         if any(config.get(key) or ()):
             raise refusal(key, config[key], "experts are computed without limits only")

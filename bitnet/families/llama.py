@@ -222,7 +222,7 @@ register(
 def _ministral_keys(config: Config) -> dict[str, Any]:
     rope = rope_parameters(config)
     if (rope.get("rope_type") or rope.get("type")) == "dynamic":
-        why = "GGUF has one key for both the original context and the period of that growth"
+        why = "GGUF has one key for the original context and for the steps of the query scale"
         raise refusal(f"{rope_table(config)}.rope_type", "dynamic", why)
     original = rope["original_max_position_embeddings"]
     return everywhere(config) | {
@@ -365,7 +365,9 @@ def _nanbeige(keys: Keys) -> ModelConfig:
 
 def _nanbeige_keys(config: Config) -> dict[str, Any]:
     if config.get("rope_scaling"):
-        raise refusal("rope_scaling", config["rope_scaling"], "only RoPE as it is is computed")
+        raise refusal(
+            "rope_scaling", config["rope_scaling"], "only RoPE without scaling is computed"
+        )
     if config.get("kv_channels", config["head_dim"]) != config["head_dim"]:
         raise ValueError(
             f"head_dim is {config['head_dim']}, and kv_channels {config['kv_channels']}"

@@ -21,7 +21,6 @@ _KEYS = {
     "attention.sliding_window": neutral(0),
     **reads("ssm.conv_kernel ssm.inner_size ssm.state_size ssm.time_step_rank"),
 }
-_NORMS = ("ssm_dt_norm", "ssm_b_norm", "ssm_c_norm")
 # By default, the width of the vector that gives the steps (``dt_rank``) is hidden_size over this.
 _CHANNELS = 16
 

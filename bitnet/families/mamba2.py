@@ -38,7 +38,8 @@ def mamba2(keys: Keys, **overrides: Any) -> Mamba2:
     heads = keys.integer("ssm.time_step_rank")
     width = keys.integer("ssm.inner_size")
     if width % max(heads, 1):
-        raise contradiction(keys, f"{heads} heads of a state-space model that are {width} wide")
+        problem = f"the width of the state-space model, {width}, is not a multiple of {heads} heads"
+        raise contradiction(keys, problem)
     groups = keys.integer("ssm.group_count")
     state_size = keys.integer("ssm.state_size")
     kernel = keys.integer("ssm.conv_kernel")

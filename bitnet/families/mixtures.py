@@ -85,7 +85,9 @@ def _exaone_experts(keys: Keys) -> ModelConfig:
 
 def _exaone_keys(config: Config) -> dict[str, Any]:
     if not config["sliding_window"]:
-        raise refusal("sliding_window", config["sliding_window"], "in GGUF there is one")
+        raise refusal(
+            "sliding_window", config["sliding_window"], "in GGUF, some layers have a window"
+        )
     shared = config["num_shared_experts"]
     return {
         **group_keys(config),
@@ -239,7 +241,7 @@ def _cohere2_keys(config: Config) -> dict[str, Any]:
     if selection not in ("sigmoid", "softmax"):
         raise ValueError(f"expert_selection_fn is {selection!r:.80}")
     if config.get("rope_scaling"):
-        why = "transformers 5.24 ignores it in this class; `rope_parameters` it reads"
+        why = "transformers 5.24 ignores it in this class, and reads `rope_parameters`"
         raise refusal("rope_scaling", config["rope_scaling"], why)
     is_sigmoid = selection == "sigmoid"
     kinds = config.get("layer_types")

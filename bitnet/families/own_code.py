@@ -192,7 +192,7 @@ def _openelm_keys(config: Config) -> dict[str, Any]:
     layers = config["num_hidden_layers"]
     for name in ("num_query_heads", "num_kv_heads", "ffn_multipliers"):
         if not isinstance(config[name], list) or len(config[name]) != layers:
-            raise refusal(name, config[name], "folders have a number of each layer")
+            raise refusal(name, config[name], "only a list with a number for each layer is read")
     divisor = config["ffn_dim_divisor"]
     return {
         "attention.head_count": heads,

@@ -52,14 +52,6 @@ if TYPE_CHECKING:
 
     from bitnet.families.family import Parts
 
-_DEFAULTS = {
-    "num_key_value_heads": 32,
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 32768,
-}
 _CONFIG = WINDOW_CONFIG | reads("use_sliding_window max_window_layers")
 
 register(
