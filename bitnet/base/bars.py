@@ -1,6 +1,6 @@
 """Bars of running operations on a terminal: a line for each, below everything else.
 
-A message is written above them: :func:`above` takes the bars away, and draws them again afterwards.
+A message is written above them: :meth:`Bars.above` removes the bars, and draws them again below it.
 A line leaves some columns free, so that the ``^C`` that a terminal shows does not break it.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FREE_COLUMNS = 4  # at the end of a line, for ``^C``
-_LEAST_LABEL = 8  # characters
+_LEAST_LABEL = 8  # columns, of a label and of the bar itself
 # ASCII, which the encoding of every locale has.
 _FULL = "#"
 _EMPTY = "-"
@@ -85,17 +85,17 @@ class Bars:
     def above(self, stream: TextIO) -> Iterator[None]:
         """Hide the bars while the block writes to *stream*, and draw them below its output."""
         with self._lock:
-            is_beside = bool(self._bars) and stream.isatty()
-            if is_beside:
+            hides_bars = bool(self._bars) and stream.isatty()
+            if hides_bars:
                 self._clear()
             try:
                 yield
             finally:
-                if is_beside:
+                if hides_bars:
                     self._draw()
 
     def _draw(self) -> None:
-        # Not COLUMNS: a line that is longer than the screen could not be cleared.
+        # COLUMNS is ignored: a line that is longer than the screen could not be cleared.
         columns = (terminal_width(self._stream) or DEFAULT_COLUMNS) - FREE_COLUMNS
         self._drawn = len(self._bars)
         self._write("\n".join(render(bar, columns, self._stream) for bar in self._bars))
@@ -116,7 +116,7 @@ class Bars:
 def render(bar: Bar, columns: int, stream: TextIO | None = None) -> str:
     """*bar* in at most *columns* of *stream*: its label, then as many of its measures as fit.
 
-    The first two are always there; the label loses its middle for them.
+    The first two measures are always shown; the label loses its middle to make room for them.
     """
     label = as_shown(bar.label, stream)
     measures = [as_shown(measure, stream) for measure in bar.measures()]

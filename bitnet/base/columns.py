@@ -1,6 +1,6 @@
 """Columns of a terminal that a text takes, and texts cut to them.
 
-A wide letter, as those of Chinese, takes two columns, and a mark above another letter takes none.
+A wide letter, such as a Chinese one, takes two columns; a combining mark takes none.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TextIO
 
 from bitnet.base import settings
 
-DEFAULT_COLUMNS = 80  # where the terminal does not say
+DEFAULT_COLUMNS = 80  # if the terminal does not report its width
 _ELLIPSIS = "…"
 _ASCII_ELLIPSIS = "..."
 
@@ -22,7 +22,7 @@ def columns_of(stream: TextIO) -> int:
 
 
 def terminal_width(stream: TextIO | None) -> int:
-    """Columns of the terminal that *stream* writes to; 0: it is not one, or does not say."""
+    """Columns of the terminal that *stream* writes to; 0: not a terminal, or unknown."""
     with suppress(OSError, ValueError, AttributeError):
         assert stream is not None
         return os.get_terminal_size(stream.fileno()).columns
@@ -30,7 +30,7 @@ def terminal_width(stream: TextIO | None) -> int:
 
 
 def ellipsis_for(stream: TextIO | None) -> str:
-    """The mark for what is left out of a text: ``…``, or ASCII where *stream* lacks it."""
+    """The mark for omitted text: ``…``, or ASCII if the encoding of *stream* lacks it."""
     try:
         _ELLIPSIS.encode(getattr(stream, "encoding", None) or "utf-8")
     except UnicodeEncodeError:
@@ -54,7 +54,7 @@ def width_of(text: str) -> int:
 
 
 def _width_of_character(character: str) -> int:
-    import unicodedata  # most texts need none of its megabyte
+    import unicodedata  # here: it takes a megabyte, and most texts are ASCII
 
     if unicodedata.category(character) in ("Mn", "Me", "Cf"):
         return 0
@@ -65,16 +65,16 @@ def clip(text: str, width: int) -> str:
     """The beginning of *text* that fits into *width* columns."""
     if width_of(text) <= width:
         return text
-    taken = 0
+    columns = 0
     for at, character in enumerate(text):
-        taken += _width_of_character(character)
-        if taken > width:
+        columns += _width_of_character(character)
+        if columns > width:
             return text[:at]
     return text
 
 
 def cut(text: str, width: int, ellipsis: str = _ELLIPSIS) -> str:
-    """*text* without its middle where it takes more than *width* columns."""
+    """*text* in *width* columns at most: a longer one loses its middle, not its end."""
     if width_of(text) <= width:
         return text
     room = width - len(ellipsis)

@@ -169,14 +169,16 @@ class Interrupted(BitnetError, exit_code=130):
 
 
 def is_panic(error: BaseException) -> bool:
-    """True if *error* is a panic of a library in Rust, after which this process can go on.
+    """True if *error* is a panic of a library in Rust; the process can continue after it.
 
-    Its class derives from ``BaseException``, as those of Ctrl-C and signals, which end the program.
+    Its class derives from ``BaseException``, like those of Ctrl-C and signals, but they end the
+    program.
     """
     return type(error).__name__ == "PanicException"
 
 
-# Codes of the system, the error class for them, the hint, and the hint for a path in the cache.
+# Values of errno, the error class for them, its hint, and its hint for a path in the cache (empty:
+# the same hint).
 _OS_ERRORS: tuple[tuple[set[int], type[BitnetError], str, str], ...] = (
     ({errno.ENOSPC, errno.EDQUOT, errno.EFBIG}, NoSpace,
      "free some space, or choose another disk",

@@ -72,7 +72,7 @@ def refuse_special(status: os.stat_result, path: Path) -> None:
 
 
 def is_file_or_folder(path: Path) -> bool:
-    """True if *path* is a regular file or a folder, False if it cannot be found; else refuse it."""
+    """True if *path* is a regular file or a folder, False if it does not exist; else refuse it."""
     try:
         status = path.stat()
     except (OSError, ValueError):  # ValueError: a NUL in the text
@@ -85,8 +85,8 @@ def is_file_or_folder(path: Path) -> bool:
 def exists(path: Path) -> bool:
     """True if *path* exists; False if not, or if it cannot be looked up.
 
-    Such a path has a part that is too long, or is in a folder that this user may not search.
-    ``Path.exists`` raises an ``OSError`` for it before Python 3.14.
+    A path cannot be looked up if a part of it is too long, or if this user may not search its
+    folder. Before Python 3.14, ``Path.exists`` raises an ``OSError`` for such a path.
     """
     try:
         path.stat()
@@ -96,9 +96,9 @@ def exists(path: Path) -> bool:
 
 
 def real_path(path: Path) -> Path:
-    """*path* without links, absolute; what does not exist may end it.
+    """*path* without links, absolute; its last parts need not exist.
 
-    Links in a circle, a NUL, and a working folder that is gone are errors that name the path.
+    Links in a circle, a NUL, and a working folder that was deleted are errors that name the path.
     """
     try:
         return path.resolve()
@@ -216,10 +216,9 @@ def path_of(text: str) -> Path:
 
 
 def beside(path: Path, end: str) -> Path:
-    """A hidden file in the folder of *path* that belongs to it: ``.NAME.END``.
+    """Path of a hidden file beside *path* that belongs to it: ``.NAME.END``.
 
-    A name that is too long to be repeated is cut, and followed by its digest: two files never share
-    a file beside them.
+    A long name is cut, and followed by its digest, so that two files never share a hidden file.
     """
     encoded = path.name.encode(errors="surrogatepass")
     if len(encoded) <= _REPEATED_BYTES:

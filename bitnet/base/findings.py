@@ -36,7 +36,7 @@ class Finding:
     subject: str  # what was checked, or the kind of finding for scripts: ``tensor-overlap``
     text: str  # the result, with names and numbers; never contains a secret
     hint: str = ""  # the step that helps; empty without a problem
-    exit_code: int = 0  # of a command that fails because of it; 0: the command chooses
+    exit_code: int = 0  # of a command that fails because of this finding; 0: the command chooses
     duration_s: float | None = None  # time the check took, ``None`` if irrelevant
     details: tuple[str, ...] = ()  # further lines, such as one for each file
 

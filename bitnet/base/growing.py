@@ -7,8 +7,8 @@ Until the output ``vectors.npy`` is complete, three files lie beside it::
     .vectors.npy.growing    the lock of the process that writes them
 
 Rows are reused only by the same computation: the *key* of the record must be equal. The caller must
-compare the digest with that of the inputs of these rows. Where locks have no effect, a process has
-files of its own, which no other one continues.
+compare the record's digest with that of its own inputs for these rows. Where locks have no effect,
+each process uses files of its own, and none of them is continued.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class GrowingFile:
         self._target = real_path(output.path)
         self.path = beside(self._target, "rows")
         self._record = beside(self._target, "progress")
-        self._size = beginning
-        self._held = ExitStack()
+        self._size = beginning  # bytes of the file up to the end of the recorded rows
+        self._held = ExitStack()  # the lock and the open file
         self._is_alone = True  # no other process writes this output: locks have an effect here
         self._file: BinaryIO | None = None
         self.rows = 0
@@ -90,7 +90,7 @@ class GrowingFile:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close the file; rows on the disk are left for the next run, if it can find them."""
+        """Close the file; its rows stay for the next run where locks have an effect."""
         if not (self.rows and self._is_alone):
             self._remove()
         self._held.close()

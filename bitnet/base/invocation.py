@@ -58,7 +58,7 @@ def isolate(module: str, *words: str) -> list[str]:
 
 
 def program() -> str:
-    """Words that start this program in a shell; ``bitnet`` if something else runs."""
+    """Words that start this program in a shell; ``bitnet`` if another program imported it."""
     script = Path(sys.argv[0])
     if script.name == "__main__.py" and script.parent.name in _PROGRAMS:
         return f"{as_typed(sys.orig_argv[0])} -m {script.parent.name}"
@@ -85,7 +85,7 @@ def harmless(text: str) -> str:
 
 
 def as_started(text: str) -> str:
-    """*text* with its commands as the user would type them; applied twice, it changes nothing."""
+    """*text* with its commands as the user would type them; a second call changes nothing."""
     return _COMMAND.sub(lambda _: program(), text)
 
 
@@ -117,7 +117,7 @@ def extra_command(extra: str) -> str:
 
 
 def reinstall_command() -> str:
-    """Command that installs this program again from where it came."""
+    """Command that installs this program again from its origin."""
     if _has("pipx_metadata.json"):
         return f"pipx reinstall {PACKAGE}"
     if _has("uv-receipt.toml"):
@@ -208,7 +208,7 @@ def _origin_of_uv(entry: dict[str, Any]) -> str:
 
 
 def _has(name: str) -> bool:
-    """True if the environment has the file *name*, with which uv or pipx marks its own."""
+    """True if Python's environment has the file *name*, by which uv or pipx marks its own ones."""
     return (Path(sys.prefix) / name).exists()
 
 

@@ -1,8 +1,8 @@
 """Locks between processes: kernel locks with a bounded wait that names their holder.
 
-A lock file stays, unless it lies beside a user's files: then releasing the lock deletes it. Only
-the holder deletes it. A process that has locked a file which is deleted by then locks the file that
-has its name now. The holder writes into the file who it is, for the messages of waiting processes.
+A lock file stays, unless it lies beside a user's files: then its holder deletes it when it releases
+the lock. If a process gets the lock of a file that was deleted meanwhile, it opens the file at that
+path again. The holder writes into the file who it is, for the messages of waiting processes.
 
 Some shared file systems refuse kernel locks, and some grant one to every process at once. There a
 lock has no effect, and callers must be correct without it: it only keeps work from being repeated.
@@ -51,8 +51,8 @@ class Lock:
 
     def __init__(self, path: Path, *, is_shared: bool = False) -> None:
         self.path = path
-        # True: the kernel excludes all other processes of this machine. False: nothing does, since
-        # the file system has no locks, or the system no shared ones.
+        # True: the kernel excludes all other processes of this machine. False: they are not
+        # excluded, since the file system has no locks, or Windows no shared ones.
         self.is_kernel = True
         self._is_shared = is_shared
         self._fd = -1
@@ -76,7 +76,7 @@ class Lock:
 
                     how = fcntl.LOCK_SH if self._is_shared else fcntl.LOCK_EX
                     fcntl.flock(fd, how | fcntl.LOCK_NB)
-                # Without a link, the last holder has deleted the file: lock the one at its place.
+                # A file with 0 hard links was deleted by its last holder: open the path again.
                 if os.fstat(fd).st_nlink:
                     self._fd = fd
                     fd = -1  # stays open
@@ -112,7 +112,7 @@ class Lock:
         nofollow = getattr(os, "O_NOFOLLOW", 0)
         try:
             return os.open(self.path, os.O_RDWR | os.O_CREAT | nofollow, 0o666)
-        except PermissionError:  # another user's file in a shared cache: to lock it, read it
+        except PermissionError:  # another user's file; flock accepts a read-only descriptor
             return os.open(self.path, os.O_RDONLY | nofollow)
 
 
@@ -162,14 +162,16 @@ def hold(
     Args:
         path: its folder must exist.
         timeout_s: how long to wait for another holder.
-        what: name of the work, for messages; by default that of the file.
+        what: name of the work, for messages; by default the file's name.
         hint: the hint of the error after too long a wait.
-        leave: False deletes the file with the lock; that of a killed process, its next holder.
-        shared: several processes may hold it, if all share it; without effect on Windows.
-        clock: seconds, for tests.
-        sleep: waits for seconds, for tests.
+        leave: False: delete the file when the lock is released. A file that a killed process left
+            is deleted by the next holder.
+        shared: several processes may hold the lock, if all share it. On Windows a shared lock has
+            no effect.
+        clock: returns the time in seconds; tests replace it.
+        sleep: waits for a number of seconds; tests replace it.
 
-    The error is :class:`CacheBusy` if another process held it for all of *timeout_s*.
+    The error is :class:`CacheBusy` if another process held the lock for all of *timeout_s*.
     """
     lock = _SystemLock(path, is_shared=shared)
     what = what or path.name
@@ -200,7 +202,7 @@ def hold(
 
 
 def _acquire(lock: Lock) -> bool:
-    """As :meth:`Lock.acquire`, unless :func:`is_held` has the lock at that moment: try again."""
+    """As :meth:`Lock.acquire`, with some more tries: :func:`is_held` may have the lock briefly."""
     for _ in range(_TRIES - 1):
         if lock.acquire():
             return True
@@ -219,7 +221,7 @@ def is_held(path: Path) -> bool:
 
 
 def holder_of(path: Path) -> str:
-    """Last holder of the lock file *path* in words, which may have released the lock since."""
+    """Text about the last holder of the lock file *path*; it may have released the lock since."""
     try:
         text = read_bytes(path).decode("utf-8", "replace")
         return printable(text) or "another process"

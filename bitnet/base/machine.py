@@ -37,7 +37,7 @@ class _GroupFiles(NamedTuple):
 
     limit: str
     used: str
-    swap_limit: str  # version 1 reports memory and swap as one sum here, and in *swap_used*
+    swap_limit: str  # in version 1, this and *swap_used* are sums of memory and swap
     swap_used: str
     stat_prefix: str  # of the names in memory.stat
 
@@ -115,7 +115,7 @@ def fits_in_memory(size: int) -> bool | None:
 
 
 def free_swap(root: Path = Path("/")) -> int:
-    """Bytes of memory that can still be swapped out; 0 if the system does not say."""
+    """Bytes of swap that are free, here and in the container; 0 if the system does not say."""
     left = [group.swap for group in _groups(root) if group.swap is not None]
     return max(0, min([_meminfo(root, "SwapFree") or 0, *left]))
 
@@ -124,12 +124,12 @@ class _Group(NamedTuple):
     """Memory and swap of a control group in bytes; None: no limit."""
 
     limit: int | None
-    free: int | None  # with the page cache, which can be evicted
-    swap: int | None  # left
+    free: int | None  # unused memory and the page cache, which can be evicted
+    swap: int | None  # unused swap
 
 
 def _groups(root: Path) -> Iterator[_Group]:
-    """Control groups of this process, with what limits them."""
+    """Memory and swap of each control group of this process."""
     for folder, version_2 in group_folders("memory", root):
         names = _VERSION_2 if version_2 else _VERSION_1
         limit = _number_in(folder / names.limit)
@@ -144,7 +144,8 @@ def _groups(root: Path) -> Iterator[_Group]:
         swap_used = _number_in(folder / names.swap_used)
         swap = None if swap_limit is None or swap_used is None else swap_limit - swap_used
         if swap is not None and not version_2:
-            # Version 1 counts memory and swap together; a limit of the sum limits memory, too.
+            # Version 1 limits the sum of memory and swap: what is left of it includes the memory
+            # that is left. Its limit of memory is never above that of the sum.
             swap = None if unused is None else swap - unused
         yield _Group(limit, free, swap)
 
@@ -194,7 +195,7 @@ def lock_pages(arrays: Iterable[NDArray[np.uint8]]) -> int:
     """Lock *arrays* in memory until they are freed; return the number of locked bytes."""
     import ctypes
 
-    total = 0
+    total = 0  # bytes, including those that the failing call would have locked
     for array in arrays:
         address = ctypes.c_void_p(array.ctypes.data)
         size = ctypes.c_size_t(array.nbytes)
@@ -257,7 +258,7 @@ def group_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Pat
                 continue
             try:
                 inside = PurePosixPath(group).relative_to(mounted_group)
-            except ValueError:  # a container, of whose groups only its own is mounted
+            except ValueError:  # in a container whose own group is the only one that is mounted
                 inside = PurePosixPath()
             for part in (inside, *inside.parents):
                 yield root / mount_point.lstrip("/") / part, version_2

@@ -47,6 +47,7 @@ def _import() -> tuple[ModuleType | None, str, str]:
         extension = import_module("bitnet._native")
     except ModuleNotFoundError as error:  # an installation without a compiler leaves it out
         compiler = compiler_name()
+        # dir_info or vcs_info: installed from sources, so it could have been built here.
         if not (compiler and direct_url().keys() & {"dir_info", "vcs_info"}):
             return None, str(error), _INSTALL
         reason = f"it was not built, and this machine has a C++ compiler ({compiler})"
@@ -73,12 +74,12 @@ def compiler_name() -> str | None:
 
 
 def problem() -> tuple[str, str]:
-    """The reason why the compiled module cannot be used, and a hint; both empty without one."""
+    """The reason why the compiled module cannot be used, and a hint; both empty if it can."""
     return ("", "") if settings.backend() == "reference" else _import()[1:]
 
 
 def interface() -> str:
-    """SHA-256 of the stub, which identifies the interface these sources use; empty without it."""
+    """SHA-256 of the stub, which identifies the interface; empty if the stub is missing."""
     try:
         return hashlib.sha256(_STUB.read_bytes()).hexdigest()
     except OSError:
@@ -101,7 +102,8 @@ def _interpreter_refused() -> str:
 def _expect_leaks(module: ModuleType, process: int) -> None:
     """Do not warn at exit about objects of the module that unfinished threads still refer to.
 
-    These are daemon threads and, in a forked child, all threads of its parent.
+    Unfinished are daemon threads and, in a forked child, all threads of its parent. *process* is
+    the one that imported the module.
     """
     if os.getpid() != process or any(thread.daemon for thread in threading.enumerate()):
         module.set_leak_warnings(False)
@@ -134,7 +136,7 @@ def module() -> ModuleType | None:
 
 
 def cpu_features() -> list[str]:
-    """Names of the instruction sets the compiled module can use here; empty without it."""
+    """Instruction sets that the compiled module can use on this CPU; empty without the module."""
     compiled = _import()[0]
     return list(compiled.kernel_levels()[1:]) if compiled is not None else []  # [0] is scalar
 

@@ -114,7 +114,7 @@ class OutputFile:
         If another process creates the output meanwhile, the rules of :meth:`check` apply to it.
         """
         target = real_path(self.path)
-        # Threads share a process's number, and so do containers with a common folder.
+        # The random part: threads, and containers with a common folder, may share a process id.
         draft = beside(target, f"{os.getpid()}-{token_hex(4)}.partial")
         with _drafting(target):
             try:
@@ -186,21 +186,22 @@ def _drafting(target: Path) -> Iterator[None]:
         with suppress(BitnetError, OSError), locks.hold(guard, timeout_s=0, leave=False) as lock:
             if lock.is_kernel:
                 _remove_drafts(target)
-        held = locks.hold(
+        shared_lock = locks.hold(
             guard, timeout_s=_REMOVAL_S, what=target.name, hint=hint, leave=False, shared=True
         )
         try:
-            stack.enter_context(held)
+            stack.enter_context(shared_lock)
         except CacheBusy:
             raise
         except BitnetError:
-            pass  # a lock file cannot be here, so no process gets the lock and removes drafts
+            pass  # a lock file cannot be created here, so no other process removes drafts either
         yield
 
 
 def _remove_drafts(target: Path) -> None:
     """Remove the drafts of *target* that killed processes left; no process may be writing one."""
     stem = re.escape(beside(target, "").name)
+    # Earlier versions of this program named a draft by the process alone.
     name = re.compile(stem + r"\d+(-[0-9a-f]{8})?\.partial")
     for path in list(target.parent.iterdir()):
         if name.fullmatch(path.name):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Mode = Literal["auto", "bar", "lines", "json", "none"]
 
 _INTERVALS_S = {"lines": 5.0, "json": 0.5, "bar": 0.1}  # least time between two displays
-RATE_WINDOW_S = 10.0
+RATE_WINDOW_S = 10.0  # the rate is the mean of about this time
 SLOW_S = 0.5  # after which a terminal shows what the user is waiting for
 
 
@@ -55,7 +55,7 @@ class Progress:
         self._mode = mode
         self._clock = clock
         self._started = self._last_shown = clock()
-        self._window: list[tuple[float, int]] = []
+        self._window: list[tuple[float, int]] = []  # times and bytes done, to compute the rate
         if self._mode == "bar":
             BARS.add(self, self._stream)
 
@@ -164,7 +164,7 @@ class _Step:
     """A bar without a share, for a step whose progress is unknown."""
 
     label: str
-    doing: str
+    doing: str  # a word for the work, such as "loading"
 
     def measures(self) -> tuple[str, ...]:
         return (self.doing,)

@@ -24,7 +24,7 @@ _FALSE = frozenset({"0", "false", "no", "off", ""})
 
 
 def parse_boolean(text: str) -> bool:
-    """True or False, for the words of a switch; an empty text is False."""
+    """The value of a switch such as ``on`` or ``0``; an empty text is False."""
     word = text.strip().lower()
     if word in _TRUE:
         return True
@@ -34,7 +34,7 @@ def parse_boolean(text: str) -> bool:
 
 
 def parse_seconds(text: str, *, none: bool = False) -> float:
-    """Seconds in *text*: a positive number, or with *none* also 0."""
+    """Seconds in *text*: a positive number; with *none*, 0 (no wait) is allowed, too."""
     try:
         value = float(text)
     except ValueError:

@@ -41,7 +41,7 @@ ALL: list[Setting[Any]] = []  # filled by the definitions below, in this order
 
 
 def _user_path(text: str) -> Path:
-    """The path *text* with ``~`` replaced, which only a shell does, and not an env file."""
+    """The path *text* with ``~`` replaced: a shell does that, but not the reader of an env file."""
     return expand_home(Path(text))
 
 
@@ -64,8 +64,8 @@ class Setting(Generic[T]):
     parse: Callable[[str], T]
     default: T
     help: str
-    secret: bool = False  # never in any output
-    keep_empty: bool = False
+    secret: bool = False  # its value is never in any output
+    keep_empty: bool = False  # an empty variable counts as set
     borrowed: str = ""  # one of its names
 
     def __post_init__(self) -> None:
@@ -122,7 +122,7 @@ _secret = partial(
     Setting[str | None], parse=lambda text: text.strip() or None, default=None, secret=True
 )
 _time = partial(Setting[float], parse=parse_seconds)
-# ``none`` also allows 0: do not wait.
+# 0 is allowed, too: do not wait.
 _wait = partial(Setting[float], parse=partial(parse_seconds, none=True))
 
 cache_dir_override = _path(
@@ -296,9 +296,10 @@ def history_file() -> Path | None:
 
 
 def _user_file(variable: str, default: str, name: str) -> Path | None:
-    """The file *name* of this program in the folder that *variable* names.
+    """The file *name* of this program in the folder that the environment *variable* names.
 
-    It is the folder *default* of the home folder where that is not an absolute path.
+    If the variable is not an absolute path, the folder is *default* in the home folder; None if
+    the home folder is unknown.
     """
     folder = Path(os.environ.get(variable, ""))
     if not folder.is_absolute():
@@ -316,9 +317,9 @@ def check() -> None:
 
 
 def as_set(setting: Setting[Any]) -> tuple[str, str] | None:
-    """Variable that the value of *setting* comes from, and its text, to be shown.
+    """Variable that the value of *setting* comes from, and the variable's text for a message.
 
-    A secret is masked. None: no variable of it is set.
+    A secret is masked. None: no variable of *setting* is set.
     """
     name = setting.variable()
     if name is None:
@@ -338,7 +339,7 @@ def dumb_terminal() -> bool:
 
 
 def terminal_columns() -> int:
-    """Columns of every terminal by COLUMNS, which overrides what the system says; 0: not set."""
+    """Columns by the variable COLUMNS, which overrides the terminal's own number; 0: not set."""
     try:
         return max(0, int(os.environ.get("COLUMNS", "")))
     except ValueError:
@@ -372,8 +373,8 @@ def expand_home(path: Path) -> Path:
         return path
 
 
-# The places of huggingface_hub 2.4 (its constants.py), with ~ and $NAME replaced in each as there.
-# An empty variable is an exception: here it counts as unset, and there it means the working folder.
+# The places of huggingface_hub 2.4 (its constants.py), which also replaces ~ and $NAME in each. One
+# difference: an empty variable counts as unset here, and means the working folder there.
 
 
 def hugging_face_home() -> Path:

@@ -20,7 +20,7 @@ from bitnet.base.invocation import harmless
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-NARROWEST = 8  # characters that a cell keeps
+NARROWEST = 8  # width to which a column may shrink
 DIGITS = 12  # of a digest, enough to distinguish the files of a cache
 _GAP = "  "
 # A command in backticks, or a path up to the next comma or the end, since it may have spaces.
@@ -76,6 +76,7 @@ def table(
     plain = ""
     if stream.isatty():
         room = columns_of(stream) - len(_GAP) * (len(head) - 1)
+        # Names get at most half of the line, before other columns shrink, and at last what is left.
         if whole is not None and sum(widths) > room:
             widths[whole] = min(widths[whole], room // 2)
         while sum(widths) > room and any(widths[column] > NARROWEST for column in shrink):
@@ -128,6 +129,7 @@ def _stack(
     kept_columns = [at for at in range(len(head)) if at not in below]
 
     def places(columns: Sequence[int]) -> list[int]:
+        """Indices of *columns* in the table without the columns *below*."""
         return [kept_columns.index(at) for at in columns if at in kept_columns]
 
     lines = table(
@@ -151,7 +153,8 @@ def wrap(
     """*text* for *stream*, by default stdout: on a terminal, its lines are broken at spaces.
 
     Paths, and commands in backticks, are not broken, so that they can be copied. The first line
-    begins with *first*, the others with *indent*. Elsewhere it is one text.
+    begins with *first*, the others with *indent*. Outside a terminal the result is *first* and
+    *text* as one unbroken string.
     """
     stream = stream or sys.stdout
     if not stream.isatty():
@@ -161,7 +164,7 @@ def wrap(
         glued = _UNBROKEN.sub(lambda match: match[0].replace(" ", _GLUE), line)
         broken = textwrap.wrap(
             glued,
-            max(20, columns_of(stream)),
+            max(20, columns_of(stream)),  # a narrower terminal wraps by itself
             initial_indent=indent if lines else first,
             subsequent_indent=indent,
             break_long_words=False,

@@ -1,8 +1,8 @@
-r"""Standard streams in every locale, open or not, and logging on stderr.
+r"""Standard streams in every locale, even if they are closed, and logging on stderr.
 
-Text is written in the encoding of the locale, as by every program. Characters that this encoding
-lacks stay readable: our own marks become ASCII, the name of a file is written with the bytes it has
-on the disk, and other characters are escaped (``\u2713``).
+Text is written in the encoding of the locale. Characters that this encoding lacks stay readable:
+our own marks become ASCII, the name of a file is written with the bytes it has on the disk, and
+other characters are escaped (``\u2713``).
 """
 
 from __future__ import annotations
@@ -80,8 +80,9 @@ def _readable(error: UnicodeError) -> tuple[str | bytes, int]:
     part = match[0]
     end = match.end()
     if (name := decode_names(part)) != part:
+        # A file name in UTF-8: bytes are written as they are, so it appears as it is on the disk.
         return name.encode("utf-8", "surrogateescape"), end
-    # In another place than the start of a line, the same character is text of a user or a model.
+    # Elsewhere in a line, such a character belongs to the text of a user or a model: escape it.
     if part in _MARKS and _LINE_START.search(error.object[: error.start]):
         return _MARKS[part], end
     return part.encode("ascii", "backslashreplace").decode(), end
@@ -94,8 +95,8 @@ def decode_names(value: Any) -> Any:
     become text, others stay surrogates. Strings inside lists and dicts are decoded, too.
     """
     if isinstance(value, str):
-        how = "utf-8", "surrogateescape"
-        return _BYTES.sub(lambda match: match[0].encode(*how).decode(*how), value)
+        codec = "utf-8", "surrogateescape"
+        return _BYTES.sub(lambda match: match[0].encode(*codec).decode(*codec), value)
     if isinstance(value, dict):
         return {decode_names(key): decode_names(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -109,12 +110,12 @@ def has_bytes(text: str) -> bool:
 
 
 def as_json(facts: Any) -> str:
-    """*facts* as one line of JSON, in ASCII; names in it are text, not the locale's bytes."""
+    """*facts* as one line of JSON, in ASCII, with file names decoded by :func:`decode_names`."""
     return json.dumps(decode_names(facts))
 
 
 def argument(text: str) -> str:
-    """*text*, a word of the command line, decoded as UTF-8 if possible, else as by the locale."""
+    """*text*, a word of the command line: its bytes as UTF-8, else as the locale decodes them."""
     try:
         return os.fsencode(text).decode("utf-8")
     except UnicodeError:
@@ -191,18 +192,18 @@ def configure(verbosity: int = 0, *, warnings: bool = True) -> None:
 
 
 def _log_filters() -> list[tuple[str, int]]:
-    """Area and level of each log filter in the environment; the area of all is empty.
+    """Area and level of each log filter in the environment; an empty area is the whole program.
 
-    Filters of RUST_LOG that are not understood are skipped: it is set for programs in Rust, and
-    they understand more, such as the name of an area alone.
+    Filters of RUST_LOG that are not valid here are skipped: the variable is set for programs in
+    Rust, which know more forms, such as the name of an area alone.
     """
     filters = []
-    is_borrowed = settings.log.variable() == settings.log.borrowed
+    is_from_rust_log = settings.log.variable() == settings.log.borrowed
     for entry in filter(None, (part.strip() for part in settings.log().split(","))):
         area, _, level = entry.rpartition("=")
         if level.lower() in _LEVELS:
             filters.append((area, _LEVELS[level.lower()]))
-        elif not is_borrowed:
+        elif not is_from_rust_log:
             raise UsageError(
                 f"log filter {entry!r}: {level!r} is not a level",
                 hint=f"use one of {', '.join(_LEVELS)}, for example BITNET_LOG=debug",

@@ -26,7 +26,7 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
-_LONGEST_LINE = 300
+_LONGEST_LINE = 300  # characters of a text from outside in a message
 _LONGEST_NAME = 255  # bytes of a file name, on every usual file system
 _HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")  # one hub under several names
 _PORTS = {"http": 80, "https": 443}
@@ -47,7 +47,8 @@ _DEVICES = re.compile(r"(con|prn|aux|nul|(com|lpt)[0-9¹²³])\s*(\..*)?", re.IG
 
 
 def address(text: str, base: str = "") -> str:
-    """The HTTP address in *text*, relative to *base*, if a connection can be made to it."""
+    """The HTTP address in *text*, relative to *base*; ``ValueError`` if it is not a usable one."""
+    # Request lines of more than 8,000 bytes need not be supported (RFC 9112, section 3).
     if len(text) > 8192 or not text.isascii() or not text.isprintable() or " " in text:
         raise ValueError("characters that no address has")
     target = urljoin(base, text)
@@ -93,12 +94,13 @@ def is_hub(url: str, endpoint: str) -> bool:
     if origin(url) == origin(endpoint):
         return True
     _, hub_host, _ = origin(endpoint)
+    # A hub that the user named with http:// may redirect to itself with https://.
     if host == hub_host and (scheme, port) == ("https", 443):
         return True
     if (scheme, port) == ("https", 443) and hub_host in _HUB_HOSTS and host in _HUB_HOSTS:
         return True
-    named = bool({host, f"{host}:{port}"} & set(settings.hub_hosts()))
-    return named and scheme in ("https", origin(endpoint)[0])
+    is_configured = bool({host, f"{host}:{port}"} & set(settings.hub_hosts()))
+    return is_configured and scheme in ("https", origin(endpoint)[0])
 
 
 def is_loopback(host: str) -> bool:
@@ -142,7 +144,11 @@ def path_problem(text: str) -> str:
 
 
 def place_problem(text: str) -> str:
-    """Reason against *text* as a path in a lock file, relative to its project, or an empty text."""
+    """Reason why a lock file may not name the path *text*; empty if it may.
+
+    *text* is relative to the project. It must be valid on every system, and must not be a file that
+    another program runs or obeys.
+    """
     path = PurePosixPath(text)
     problem = path_problem(text) if is_plain_text(text) else "it is not a plain relative path"
     if problem:
@@ -181,10 +187,10 @@ def refuse_links(root: Path, folder: Path) -> Path:
 
 @contextmanager
 def open_folder(root: Path, folder: Path) -> Iterator[int | None]:
-    """Create *folder*, at or below *root*, and open it: a descriptor for ``dir_fd``.
+    """Create *folder*, at or below *root*, and open it; yields a descriptor for ``dir_fd``.
 
-    A link that leads out of *root* is refused, also one that is created meanwhile. On systems
-    without such descriptors it yields ``None`` after a check.
+    A link that leads out of *root* is refused, even if it is created meanwhile. On systems without
+    such descriptors, the path is checked once, and None is yielded.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
