@@ -3,9 +3,9 @@
     bitnet-bundle.json      the files under their names, a project's lock file, attestations
     sha256/<sha256>         content, in the order of the digests
 
-No connection is opened, to write or to read one. The same files give the same bundle, bit by bit.
+Bundles are written and read without a connection. The same files give the same bundle, bit by bit.
 Reading is strict: every header must equal the one that would be written for the listed file. So a
-bundle cannot name a path to write to, and contains no links, no duplicate names and nothing else.
+bundle cannot name a path to write to, and contains only the listed files, without links.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from bitnet.hub.project import Project
     from bitnet.store.blobs import Store
 
-    Report = Callable[[int, int], None]
+    Report = Callable[[int, int], None]  # called with bytes done and total
 
 logger = logging.getLogger(__name__)
 
@@ -89,12 +89,12 @@ class BundledFile:
 
 @dataclass(frozen=True)
 class Bundle:
-    """Content of a bundle, to write or just read."""
+    """Content of a bundle, either to be written or read from one."""
 
     files: tuple[Pin, ...]  # the files under their names
     lock: str | None = None  # text of a project's lock file, if there is one
     attestations: dict[str, str] = field(default_factory=dict)  # texts, by digest of the model
-    path: Path = field(default=Path(), compare=False)  # of an open bundle
+    path: Path = field(default=Path(), compare=False)  # of a bundle that was read
     # paths of the files of a bundle to write, by digest
     places: dict[str, Path] = field(default_factory=dict, compare=False)
 
@@ -109,11 +109,11 @@ class Bundle:
 
     @cached_property
     def manifest(self) -> bytes:
-        """The first member."""
-        in_order = partial(json.dumps, sort_keys=True)
+        """The first member: JSON text, the same bytes for the same content."""
+        sort_key = partial(json.dumps, sort_keys=True)
         document = {
             "version": VERSION,
-            "files": sorted(map(to_record, self.files), key=in_order),
+            "files": sorted(map(to_record, self.files), key=sort_key),
             "lock": self.lock,
             "attestations": self.attestations,
         }
@@ -165,7 +165,7 @@ def tokenizer_file(source: Source, project: Project) -> BundledFile:
 
 
 def find_tokenizer(path: Path, project: Project) -> list[BundledFile]:
-    """The tokenizer at *path*, if it is one that the cache keeps for models."""
+    """The tokenizer at *path*, if it is in the cache and its origin is recorded; else empty."""
     place = relative(path, project.cache)
     store = project.store
     if place is None or not _TOKENIZER.fullmatch(place):
@@ -189,7 +189,7 @@ def list_pinned(project: Project) -> list[BundledFile]:
                 hint="fetch it first: bitnet sync",
             )
         keys = (s.cache_key for s in sources.TOKENIZERS.values() if s.repo == entry.repo)
-        # Only that of a tokenizer counts: :func:`collect` removes it from others.
+        # Needed for tokenizers; :func:`collect` drops the place of other kinds.
         place = f"tokenizers/{next(keys, '')}/{path_of(entry.file).name}"
         files.append(BundledFile(replace(entry, place=place), blob.path))
         files += _notices(entry, project)
@@ -205,7 +205,7 @@ def _notices(model: Pin, project: Project) -> list[BundledFile]:
 def collect(
     members: Iterable[BundledFile], attestations: dict[str, str], project: Project
 ) -> Bundle:
-    """A bundle of *members*, as they are at their paths now, and their pins."""
+    """A bundle of *members* with the present digests of their files, and of their pins."""
     store = project.store
     by_name: dict[tuple[str, str, str], Pin] = {}
     places: dict[str, Path] = {}
@@ -304,7 +304,7 @@ def import_bundle(
     bundle = read_bundle(path)
     for digest, text in bundle.attestations.items():
         check(text, f"{path}: attestation of {digest}")
-    lock = _lock_for(into, bundle, force=project.force) if into is not None else None
+    lock_file = _lock_for(into, bundle, force=project.force) if into is not None else None
     added: list[str] = []
     files = [file for file in bundle.files if not _is_other(file, project)]
     provide(
@@ -313,15 +313,15 @@ def import_bundle(
         root=project.cache,
         add_to_store=lambda: added.extend(_unpack(bundle, project.store, report)),
     )
-    for file in files:  # again, with the commits that only the bundle names
+    for file in files:  # recorded again, with the commits, which only the bundle knows
         project.store.record_name(file, *file.index_name)
-    if into is not None and lock is not None:
-        replace(project, folder=into).write_lock_file(lock)
+    if into is not None and lock_file is not None:
+        replace(project, folder=into).write_lock_file(lock_file)
     paths = {}
     for row in list_models(project.store):
         # Files in the store are named by their digests.
         if row.path is not None and row.path.name in bundle.blobs:
-            with suppress(NotFound, Offline):  # only a part of a model, such as one file of several
+            with suppress(NotFound, Offline):  # the bundle has only a part of the model
                 paths[row.name] = locate_model(parse(row.name), project, fetch=False)
     return bundle, set(added), paths
 
@@ -354,6 +354,7 @@ def read_bundle(path: Path) -> Bundle:
 
 
 def _parse_manifest(text: bytes, path: Path) -> Bundle:
+    """The bundle that its manifest *text* describes; a wrong one is refused."""
     try:
         document = json.loads(text)
         if (version := document.pop("version")) != VERSION:
@@ -362,7 +363,7 @@ def _parse_manifest(text: bytes, path: Path) -> Bundle:
                 hint="update bitnet",
             )
         files = tuple(from_record(item, "files") for item in document.pop("files"))
-        bundle = Bundle(files, **document, path=path)
+        bundle = Bundle(files, **document, path=path)  # an unknown key is a TypeError
         texts = [*bundle.attestations.values(), bundle.lock or ""]
         if not all(map(SHA256.fullmatch, bundle.attestations)):
             raise ValueError("an attestation of no file")
@@ -372,7 +373,7 @@ def _parse_manifest(text: bytes, path: Path) -> Bundle:
             raise ValueError("two sizes of one file")
         if bundle.manifest != text:
             raise ValueError("it is not as this program writes it")
-        for file in files:  # paths are made of these
+        for file in files:  # these names become parts of paths
             if file.kind == "version":
                 raise ValueError(f"not a kind of file: {file.kind!r}")
             if file.kind != "package":
@@ -391,15 +392,15 @@ def _parse_manifest(text: bytes, path: Path) -> Bundle:
 
 
 def _lock_for(into: Path, bundle: Bundle, *, force: bool) -> str:
-    """Text of the lock file for *into*."""
+    """Text of the lock file for the project *into*; an existing file with other pins is refused."""
     if bundle.lock is None:
         raise UsageError(
             f"{bundle.path} has no lock file that says where its files belong",
             hint="leave --project out: the models can be used by name",
         )
     pinned = parse_lock(bundle.lock.encode(), bundle.path)
-    there = read_lock(into / LOCK_FILE)
-    if there and not force and {*there} != {*pinned}:
+    present = read_lock(into / LOCK_FILE)
+    if present and not force and {*present} != {*pinned}:
         raise UsageError(
             f"{into / LOCK_FILE} pins other files than {bundle.path}; it stays",
             hint="choose another folder with --project, or replace it with --force",
@@ -408,7 +409,7 @@ def _lock_for(into: Path, bundle: Bundle, *, force: bool) -> str:
 
 
 def _is_other(file: Pin, project: Project) -> bool:
-    """True if the name of *file* means another file on this machine, which stays; logs that."""
+    """True if the name of *file* means another file on this machine, which is kept and logged."""
     store = project.store
     name = file.index_name
     record = store.index.find(*name)
@@ -422,7 +423,8 @@ def _is_other(file: Pin, project: Project) -> bool:
 def _order(file: Pin, project: Project) -> FileOrder:
     """The order for *file*, at its place in the cache."""
     source = Source(file.repo, file.repo, file.file, file.revision, file.sha256, file.size)
-    unverified = None if file.verified else file  # as a pin, so that it stays unverified here
+    # By a pin, the order knows that no digest vouched for the file when it was fetched.
+    unverified = None if file.verified else file
     if file.place is not None:
         entry = project.cache / file.place
         is_free = project.force or not entry.exists()
@@ -435,10 +437,10 @@ def _order(file: Pin, project: Project) -> FileOrder:
 
 
 def _unpack(bundle: Bundle, store: Store, report: Report) -> list[str]:
-    """Put every missing file of *bundle* into *store*; the digests of those files.
+    """Put every missing file of *bundle* into *store*; return the digests of these files.
 
-    A file is moved into place when it is complete and verified. If one is wrong, nothing of the
-    bundle stays; if the process is killed, finished files stay, and the next run continues.
+    A file is moved into place when it is complete and verified. If one is wrong, all files that
+    were added are removed again; if the process is killed, they stay, and the next run continues.
     """
     make_cache(store.root)
     blobs = bundle.blobs.values()
@@ -475,6 +477,7 @@ def _unpack(bundle: Bundle, store: Store, report: Report) -> list[str]:
 
 
 def _chunks(file: IO[bytes], size: int) -> Iterator[bytes]:
+    """The next *size* bytes of *file* in chunks; fewer if the file ends before."""
     while size and (chunk := file.read(min(_CHUNK, size))):
         yield chunk
         size -= len(chunk)

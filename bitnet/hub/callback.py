@@ -1,4 +1,4 @@
-"""Tell the address that started a worker that it is ready."""
+"""Send a message to the callback address of a worker when it is ready."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def call_back(
     *,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """POST *facts* as JSON to *url*, three times or as often as ``--retries`` says.
+    """POST *facts* as JSON to *url*, in up to three attempts or as many as ``--retries`` says.
 
-    A redirect is not followed: that would send them as GET, or to another server.
+    A redirect is not followed: it would make the POST a GET, or lead to another server.
     """
     if options.is_offline:
         raise Offline(f"offline: {redact_url(url)} is not told that the worker is ready")
@@ -44,7 +44,7 @@ def call_back(
                 problem = _post(url, facts, session)
             except Transient as broken:
                 problem = broken.reason
-            except BitnetError as error:  # another attempt would end in the same
+            except BitnetError as error:  # another attempt would fail in the same way
                 text = f"callback to {redact_url(url)} failed: {error.message}"
                 raise NetworkError(text, hint=error.hint or _HINT) from error
             if not problem:

@@ -42,8 +42,8 @@ def diagnose(options: FetchOptions) -> Iterator[Finding]:
         yield Finding("skipped", "network", text)
         return
     url = f"{options.endpoint}/{PROBE}"
-    with requests.Session() as finder:
-        request_settings = finder.merge_environment_settings(url, {}, None, None, None)
+    with requests.Session() as requests_session:
+        request_settings = requests_session.merge_environment_settings(url, {}, None, None, None)
     verify = request_settings["verify"]  # REQUESTS_CA_BUNDLE, where it is set
     bundle = verify if isinstance(verify, str) else ""
     proxy = requests.utils.select_proxy(url, request_settings["proxies"])
@@ -68,7 +68,7 @@ def diagnose(options: FetchOptions) -> Iterator[Finding]:
                 step = Finding.of(name, error)
             except Transient as broken:
                 step = Finding.of(name, broken.error)
-            except (OSError, UnicodeError) as error:  # UnicodeError: of a host name
+            except (OSError, UnicodeError) as error:  # UnicodeError: invalid host name
                 text = f"{name} fails for {redact_url(url)}: {error}"
                 step = Finding.of(name, NetworkError(text, hint=_HINTS.get(name, _HINT)))
             yield replace(step, duration_s=time.monotonic() - started)
@@ -79,7 +79,11 @@ def diagnose(options: FetchOptions) -> Iterator[Finding]:
 def _steps(
     session: HubSession, url: str, host: str, port: int, bundle: str | None
 ) -> Iterator[str]:
-    """Result of each step in turn; TLS, by the certificates in *bundle*, unless that is None."""
+    """Result of each step in turn, as text.
+
+    The TLS step trusts the certificates in *bundle*, by default (empty) those of a download. It is
+    left out if *bundle* is None.
+    """
     entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
     yield f"{host} is {', '.join(addresses[:4])}"

@@ -15,7 +15,7 @@ from bitnet.base.setting_values import parse_rate
 class FetchOptions:
     """Options of downloads; every field is an option of every command that downloads.
 
-    They override settings; the environment has more of these.
+    They override settings of the environment, which has further settings without an option.
     """
 
     SECTION: ClassVar = "Network"
@@ -37,8 +37,8 @@ class FetchOptions:
     limit_rate: str = option(
         "", "bytes per second of all connections, such as 500k or 10M; default: BITNET_LIMIT_RATE"
     )
-    # The hub as the user named it, where a project's file gives another address: only this one may
-    # get the access token.
+    # Address of the hub that the user chose, if a project's file replaces it in *base_url*: only
+    # this one may get the access token.
     user_endpoint: str = ""
 
     def __post_init__(self) -> None:
@@ -88,7 +88,7 @@ class FetchOptions:
 
 @dataclass(frozen=True)
 class FileSelection:
-    """Selection of files of a repository; without any, the runnable model."""
+    """Selection of files of a repository; an empty one means the runnable model."""
 
     include: list[str] = option(
         [], "fetch every file whose path or name matches; may be repeated", metavar="GLOB"
@@ -97,6 +97,7 @@ class FileSelection:
     whole: bool = False  # a repository means all of its files; `download` sets it
 
     def __bool__(self) -> bool:
+        """True unless the selection is empty."""
         return self.whole or self.is_given
 
     @property

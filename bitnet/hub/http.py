@@ -1,9 +1,9 @@
 """``requests`` and ``urllib3``, errors of replies, and limits of all transfers of a command.
 
-These are imported without opening a socket. To find out whether the machine has IPv6, ``urllib3``
-binds one on import (``_has_ipv6`` in ``urllib3/util/connection.py``). Offline means no socket at
-all, and the option that says so may be read only later. So the check is skipped: without IPv6, a
-connection to such an address fails, and the next address is tried.
+Both packages are imported without opening a socket. To find out whether the machine has IPv6,
+``urllib3`` binds one on import (``_has_ipv6`` in ``urllib3/util/connection.py``). Offline means
+that no socket is opened, and ``--offline`` is read only after the import. So the check is skipped:
+without IPv6, a connection to such an address fails, and the next address is tried.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ _COUNT = re.compile(r"[0-9]{1,18}")  # of bytes; more digits cannot be a file si
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)
 _UNSATISFIED_RANGE = re.compile(r"bytes \*/(\d{1,18})", re.ASCII)
 
+# ``sha-256=:BASE64:`` in Repr-Digest, ``sha-256=BASE64`` in Digest.
 _SHA256_FIELD = re.compile(r"(?:^|,)\s*sha-256=:?(?P<digest>[A-Za-z0-9+/]{43}=):?", re.IGNORECASE)
 _SHA256_OF_NOTHING = hashlib.sha256().hexdigest()
 OTHER_FILE = "this server has another file: do not use it, and try another one with --base-url=URL"
@@ -71,7 +72,7 @@ CONNECTIONS = 8  # of all files together, by default
 BURST_S = 0.125  # a connection reads at once what the rate allows in this time
 _POLL_S = 0.2  # time in which a waiting thread notices cancellation
 
-# The address in the message of an error, with what leads to it.
+# An address in an error message, with the "for" or the colon before it.
 _ADDRESS = re.compile(r"( for|:)? \w+://\S+?(?=: | |:?$)")
 TROUBLESHOOTING = (
     "look for the cause with: bitnet doctor network; behind a proxy set HTTPS_PROXY; "
@@ -98,7 +99,10 @@ def repository_of(url: str, endpoint: str) -> tuple[str, str, str] | None:
 def error_of(
     response: requests.Response, url: str, endpoint: str, *, with_token: bool
 ) -> BitnetError:
-    """Error for *response* to a request for *url*; neither *url* nor *endpoint* has secrets."""
+    """Error for *response* to a request for *url*; neither *url* nor *endpoint* has secrets.
+
+    *with_token*: the request had the access token of the hub at *endpoint*.
+    """
     status = response.status_code
     code = response.headers.get("X-Error-Code", "")
     message = printable(response.headers.get("X-Error-Message", ""))
@@ -108,6 +112,7 @@ def error_of(
             f"HTTP status {status} for {url}: no file comes with it",
             hint="a proxy or mirror answers instead of the hub: another one with --base-url=URL",
         )
+    # The address of a user's own file, on a server that is not the hub.
     if not f"{url}/".startswith(f"{endpoint}/") and status in (401, 403):
         return AuthError(
             f"{text}: this server refuses access{_quote(message)}",
@@ -226,9 +231,9 @@ def _digests_in(reply: requests.Response) -> Iterator[str]:
     if SHA256.fullmatch(linked):
         yield linked
 
-    # The other two are of the reply's own content: that of a redirect or an error is a page, and an
-    # encoded one is not the file. RFC 9530 (appendix E) obsoletes ``Digest``: servers
-    # disagree whether that of a part is the digest of the part or of the whole.
+    # The other two headers describe the content of this reply. In a redirect or an error, that is a
+    # page, and in an encoded reply it is not the file either. RFC 9530 (appendix E) obsoletes
+    # ``Digest``: servers disagree whether it is of the part that a 206 sends, or of the whole file.
     encoding = headers.get("Content-Encoding", "identity").strip().lower()
     if reply.status_code not in (200, 206) or encoding not in ("", "identity"):
         return
@@ -237,7 +242,7 @@ def _digests_in(reply: requests.Response) -> Iterator[str]:
         for match in _SHA256_FIELD.finditer(headers.get(name, "")):
             with suppress(ValueError):
                 digest = b64decode(match["digest"], validate=True).hex()
-                # A reply to HEAD has no content, and some servers hash that.
+                # A reply to HEAD has no content, and some servers send the digest of 0 bytes.
                 if SHA256.fullmatch(digest) and digest != _SHA256_OF_NOTHING:
                     yield digest
 
@@ -327,7 +332,7 @@ class Limits:
 
     @contextmanager
     def on_stop(self, end: Callable[[], None]) -> Iterator[None]:
-        """Call *end* on cancellation, to wake up whatever is waiting."""
+        """Call *end* if the command is cancelled during the block, to wake up waiting threads."""
         with self._lock:
             self._listeners.append(end)
         try:
@@ -363,21 +368,22 @@ class Limits:
             self._slots.release()
 
     def pay(self, count: int, ended: Callable[[], bool] = lambda: False) -> float:
-        """Wait until *count* more bytes are within the rate; return the seconds.
+        """Wait until *count* more bytes are within the rate, or the transfer has *ended*.
 
-        A pause without bytes does not allow more bytes later.
+        Returns the length of the whole wait in seconds. A pause without bytes does not allow more
+        bytes later.
         """
         if not self.rate:
             return 0.0
         with self._lock:
             now = self._clock()
             self._paid_until = max(now, self._paid_until) + count / self.rate
-            wait = self._paid_until - now
-        left = wait
-        while left > 0 and not ended():
-            self._sleep(min(left, _POLL_S))
-            left -= _POLL_S
-        return wait
+            wait_s = self._paid_until - now
+        left_s = wait_s
+        while left_s > 0 and not ended():
+            self._sleep(min(left_s, _POLL_S))
+            left_s -= _POLL_S
+        return wait_s
 
 
 class Transient(Exception):  # never leaves the package
@@ -405,7 +411,10 @@ def request_error(url: str, reason: str) -> NetworkError:
 
 
 def at_once(calls: Sequence[Callable[[], T]], limits: Limits) -> list[T]:
-    """Results of *calls*, several at a time, in order; when one fails, the others end soon."""
+    """Results of *calls* in their order; several run at a time.
+
+    If one fails, the others end soon, and its error is raised.
+    """
     limits._stopped.clear()
     if len(calls) < 2:
         return [call() for call in calls]
@@ -413,7 +422,8 @@ def at_once(calls: Sequence[Callable[[], T]], limits: Limits) -> list[T]:
         threads = min(FILES_AT_ONCE, limits.connections, len(calls))
         results = in_threads(calls, threads, limits.stop)
     except Exception:
-        # Not Ctrl-C: the limits then stay stopped, for a thread that still waits for a server.
+        # After Ctrl-C, which is not an Exception, the limits stay stopped: a thread that still
+        # waits for a server must not continue when it gets the reply.
         limits._stopped.clear()
         raise
     return results
@@ -422,13 +432,14 @@ def at_once(calls: Sequence[Callable[[], T]], limits: Limits) -> list[T]:
 def in_threads(
     calls: Iterable[Callable[[], T]], threads: int, stop: Callable[[], object]
 ) -> list[T]:
-    """Results of *calls* after all have ended; when one fails, *stop* ends the others.
+    """Results of *calls* in their order, after all have ended.
 
-    Ctrl-C does not wait for a thread that cannot be ended, such as one that connects to a server
-    which does not answer: it ends with the process.
+    If one fails, *stop* ends the others, and its error is raised. After Ctrl-C, a thread that does
+    not end within GRACE_S is left to end with the process: it may be connecting to a server that
+    does not answer.
     """
     waiting: SimpleQueue[tuple[Future[T], Callable[[], T]]] = SimpleQueue()
-    running: list[Future[T]] = []
+    futures: list[Future[T]] = []
 
     def work() -> None:
         with suppress(Empty):
@@ -437,27 +448,28 @@ def in_threads(
                 if future.set_running_or_notify_cancel():
                     _run(future, call)
 
-    is_interrupted = True
+    is_interrupted = True  # unless the block below ends without an exception
     done: set[Future[T]] = set()
     try:
         for call in calls:
-            running.append(Future())
-            waiting.put((running[-1], call))
+            futures.append(Future())
+            waiting.put((futures[-1], call))
         for number in range(threads):
             threading.Thread(target=work, name=f"download-{number}", daemon=True).start()
-        while len(done) < len(running) and not _errors(done):
+        while len(done) < len(futures) and not _errors(done):
             # Wait in turns: a signal that arrives just before a wait would not end it.
-            done, _ = wait(running, TURN_S, FIRST_EXCEPTION)
+            done, _ = wait(futures, TURN_S, FIRST_EXCEPTION)
         is_interrupted = False
     finally:
         if is_interrupted or _errors(done):
             stop()
-            for future in running:
+            for future in futures:
                 future.cancel()
-        wait(running, GRACE_S if is_interrupted else None)
-    if errors := _errors(running):  # rather the cause than a thread that it stopped
+        wait(futures, GRACE_S if is_interrupted else None)
+    if errors := _errors(futures):
+        # The cause first: the other threads fail with Stopped because of it.
         raise min(errors, key=lambda error: isinstance(error, Stopped))
-    return [each.result() for each in running]
+    return [future.result() for future in futures]
 
 
 def _run(future: Future[T], call: Callable[[], T]) -> None:
@@ -471,4 +483,5 @@ def _run(future: Future[T], call: Callable[[], T]) -> None:
 
 
 def _errors(ended: Iterable[Future[T]]) -> list[BaseException]:
+    """Errors of the futures that have *ended*; a cancelled one has none."""
     return [error for future in ended if not future.cancelled() and (error := future.exception())]

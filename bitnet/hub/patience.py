@@ -29,21 +29,22 @@ class RetryPolicy(Protocol):
     """Limits and time of the attempts of a session."""
 
     options: FetchOptions
-    attempts: int | None  # in a row without progress
+    attempts: int | None  # most in a row without progress; None: limited by time only
     clock: Callable[[], float]
     sleep: Callable[[float], None]
     jitter: Callable[[], float]  # from 0 to 1
 
 
 class Patience:
-    """Time and attempts left for one operation; all threads of the operation share one object."""
+    """Decides how long one operation is retried; all threads of the operation share one object."""
 
     def __init__(self, session: RetryPolicy) -> None:
         self._session = session
         self._lock = threading.Lock()
-        self._failures = 0
-        self._gained = 0
-        self._waited_s = 0.0
+        self._failures = 0  # in a row
+        self._gained = 0  # bytes since the last failure
+        self._waited_s = 0.0  # own waits since the last byte
+        # Times of the last byte, and of that or the end of a wait that the server asked for.
         self._last_gain = session.clock()
         self._last_byte = self._last_gain
 
@@ -61,7 +62,10 @@ class Patience:
     def report_failure(
         self, what: str, broken: Transient, *, stopped: Callable[[], bool] | None = None
     ) -> None:
-        """Report a failure of *what* and wait before the next attempt, or until *stopped*."""
+        """Report a failure of *what*; wait for the next attempt or until *stopped*, or give up.
+
+        Giving up raises :class:`NetworkError` or :class:`RateLimited`, with the limit reached.
+        """
         session = self._session
         options = self._session.options
 
@@ -73,7 +77,8 @@ class Patience:
             silent_s = max(session.clock() - self._last_gain, self._waited_s)
         wait = min(BACKOFF_S * 2 ** min(failures - 1, 30), LONGEST_BACKOFF_S)
         wait *= 1 + JITTER * session.jitter()
-        asked_s = wait  # by the server, with the waits before that brought no byte
+        # If the server asks for a wait, it counts together with the time since the last byte.
+        asked_s = wait
         if broken.retry_after_s is not None:
             wait = max(wait, broken.retry_after_s)
             asked_s = wait + session.clock() - self._last_byte

@@ -1,4 +1,4 @@
-"""A working folder with its lock file, its cache, and its ``bitnet.toml``: servers by repository.
+"""A project: a working folder with a lock file, a cache, and ``bitnet.toml``, which names servers.
 
 ``--base-url`` wins over the file, a repository over ``default``, and ``default`` over
 ``HF_ENDPOINT``. A project is not the user: the access token does not go to a server named there.
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from bitnet.sources import Source
     from bitnet.store import Pin
 
-    Pick = Callable[[str, list[Any]], Any]  # a repository and its models; one of them
+    # Returns the model to use, given a repository and its models; None: no choice was made.
+    Pick = Callable[[str, list[Any]], Any]
 
 T = TypeVar("T")
 
@@ -50,7 +51,7 @@ MIRRORS = "bitnet.toml"
 
 @dataclass(frozen=True)
 class Project:
-    """Paths and download options, shared by all files of one command."""
+    """Paths and options of downloads, shared by all files of one command."""
 
     folder: Path  # contains the lock file; ``models`` is below it
     cache: Path  # the cache folder
@@ -80,7 +81,7 @@ class Project:
         return self.options.is_offline
 
     def options_for(self, repo: str) -> FetchOptions:
-        """The options, with the server that ``bitnet.toml`` names for *repo*."""
+        """The options, with the server that ``bitnet.toml`` names for *repo*, unless --base-url."""
         if self.options.base_url:
             return self.options
         table = mirrors(self.folder)
@@ -112,7 +113,7 @@ class Project:
         return http.at_once(calls, self.limits)
 
     def pin_of(self, identity: tuple[str, ...]) -> Pin | None:
-        """Lock file entry of this identity; ``None`` if it is to be updated."""
+        """Lock file entry of this identity; None if it is missing, and always with --update."""
         return None if self.update else records.find_pin(self.pins(), identity)
 
     def place_of(self, path: Path | None) -> str | None:
@@ -129,7 +130,10 @@ class Project:
         return records.read_lock(self.lock_path)
 
     def pin(self, *entries: Pin) -> None:
-        """Write *entries* into the lock file; safe for several processes."""
+        """Write *entries* into the lock file; safe for several processes.
+
+        Nothing is written if the project is the cache itself, which has no lock file.
+        """
         if not self.records or self.folder.absolute() == self.cache.absolute():
             return
         pins = self.pins()
@@ -153,18 +157,18 @@ class Project:
 
     @contextmanager
     def _hold_lock_file(self) -> Iterator[None]:
-        """Let no other process write the lock file; remove what killed writers left of it."""
+        """Keep other processes from writing the lock file; remove drafts of killed writers."""
         guard = self.lock_path.with_name(f".{LOCK_FILE}.lock")
         timeout_s = settings.lock_timeout()
         with locks.hold(guard, timeout_s=timeout_s, what=LOCK_FILE, leave=False) as lock:
-            for left in self.folder.glob(f".{glob.escape(LOCK_FILE)}.*.tmp"):
+            for draft in self.folder.glob(f".{glob.escape(LOCK_FILE)}.*.tmp"):
                 with suppress(OSError):
-                    if lock.is_kernel or time.time() - left.stat().st_mtime > ABANDONED_S:
-                        left.unlink()
+                    if lock.is_kernel or time.time() - draft.stat().st_mtime > ABANDONED_S:
+                        draft.unlink()
             yield
 
     def require_connection(self, path: Path, command: str) -> None:
-        """Refuse to fetch the file *path*, by *command*, if the network is switched off."""
+        """Refuse to fetch the file *path* offline; the hint names the *command* that fetches it."""
         if self.options.is_offline:
             state = "does not exist"
             if path.exists():
@@ -177,7 +181,10 @@ class Project:
 
 
 def mirrors(folder: Path) -> dict[str, str]:
-    """The table in *folder*'s ``bitnet.toml``, several addresses with commas between them."""
+    """Addresses by repository in the table ``mirrors`` of *folder*'s ``bitnet.toml``.
+
+    Several addresses of one repository are one text, separated by commas. Empty without a file.
+    """
     path = folder / MIRRORS
     try:
         with open_file(path) as file:

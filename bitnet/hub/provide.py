@@ -3,9 +3,9 @@
     resolve  ->  obtain all  ->  check all  ->  place all  ->  pin all
 
 Orders are resolved (:mod:`bitnet.hub.orders`), :func:`bitnet.hub.fetch.obtain` brings each file
-into the store, and the rest is here. What fails before the third arrow changes nothing that is
-seen: obtained files wait in the store, and the next run continues. A tokenizer is linked into
-``<cache>/tokenizers/<key>/`` as well, where discovery looks.
+into the store, and the rest is here. If a step before ``place all`` fails, no visible file has
+changed: obtained files stay in the store, and the next run continues. A tokenizer is also linked
+into ``<cache>/tokenizers/<key>/``, where discovery looks for it.
 """
 
 from __future__ import annotations
@@ -48,9 +48,12 @@ def fetch_source(
     target: Path | None = None,
     check: Callable[[Path, int], None] | None = None,
 ) -> Obtained:
-    """The file of *source*, at *target* or where such files go, as :func:`provide`."""
+    """Provide the file of *source* at *target*, by default at its usual path.
+
+    *check* reads a tokenizer, given its number of ids, or raises.
+    """
     order = order_of(source, project, target=target, check=check)
-    # A tokenizer or a package may be put outside of the project, a model may not.
+    # A tokenizer or a package may be placed outside of the project, a model may not.
     root = target.parent if target is not None and order.kind != "model" else None
     return provide([order], project, root=root)[0]
 
@@ -65,9 +68,9 @@ def provide(
 ) -> list[Obtained]:
     """Provide the files of *orders*: all of them, or none.
 
-    No place may leave *root*, the project's folder by default, through a link. With *skip_gated*
-    the files of a repository that refuses access are left out. *add_to_store* brings files into the
-    store together, as a bundle does, before each is looked for.
+    No path may leave *root*, the project's folder by default, through a link. With *skip_gated*
+    the files of a repository that refuses access are left out. *add_to_store* is called before the
+    store is searched; the import of a bundle adds all of its files there.
     """
     # Refuse before downloading: a name that cannot be pinned, a link that leads out, a full disk.
     root = root if root is not None else project.folder
@@ -76,8 +79,8 @@ def provide(
     store = project.store
     store.prepare()
 
-    # Bytes are claimed from before they are looked for until they are at their places: a removal
-    # in between would take what was found away.
+    # Claim the bytes before they are searched for, and until they are placed: otherwise a removal
+    # could delete them in between.
     expected = [order.source.sha256 for order in orders if order.source.sha256 is not None]
     with store.claiming(expected) as claims:
         add_to_store()
@@ -99,7 +102,7 @@ def provide(
             text = "%s is not verified by a digest: no server announced one; it has SHA-256 %s"
             logger.warning(text, file.pin.file, file.pin.sha256)
 
-    # The version before goes last, when nothing needs it any more.
+    # Superseded versions are removed last, when nothing needs them any more.
     drop_superseded(project.cache)
     return files
 
@@ -108,7 +111,7 @@ def provide(
 
 
 def _refuse_places(orders: Sequence[FileOrder], project: Project, root: Path) -> None:
-    """Refuse places that a lock file could not name, or that lead elsewhere through a link."""
+    """Refuse targets that a lock file could not name, or that leave *root* through a link."""
     for order in orders:
         source = order.source
         name = order.kind, source.repo, source.revision, source.file
@@ -120,9 +123,9 @@ def _refuse_places(orders: Sequence[FileOrder], project: Project, root: Path) ->
 
 
 def _require_space(orders: Sequence[FileOrder], project: Project) -> None:
-    """Refuse files of known size whose places lie on another disk that is too small for them.
+    """Refuse files of known size whose targets are on another disk with too little space.
 
-    On the disk of the store a place is a link and takes no space.
+    On the disk of the store, a target is a link and takes no space.
     """
     of_cache = device_of(project.cache)
     sizes: dict[int, int] = {}
@@ -147,7 +150,8 @@ def _obtain_all(
     targets = [order.target for order in orders if order.target is not None]
     folder = common_folder(targets) if targets else project.folder
     if len(targets) > 1 and not folder.is_dir():
-        folder = folder.parent  # it appears with all of its files
+        # `obtain` creates the folder to test it; a missing one must appear with all of its files.
+        folder = folder.parent
     refused: set[str] = set()
 
     def obtain_one(order: FileOrder) -> Obtained | None:
@@ -168,7 +172,7 @@ def _obtain_all(
 
 
 def _place(files: list[Obtained], project: Project, root: Path, claims: Claims) -> list[Obtained]:
-    """Put *files* into their places, with what belongs to them."""
+    """Put *files* and what belongs to them into their places; return the files as placed."""
     store = project.store
     items = [(file.blob, file.order.target) for file in files if file.checked]
     placed = [(blob, target) for blob, target in items if target is not None]
@@ -185,10 +189,10 @@ def _place(files: list[Obtained], project: Project, root: Path, claims: Claims) 
 
 
 def _place_for_now(files: list[Obtained], project: Project) -> list[Obtained]:
-    """*files* of a cache that may only be read, in a folder that is removed with this process.
+    """*files* of a read-only cache, linked into a folder that is removed when this process ends.
 
-    A single model needs no place: it is read where it is in the store. The files of others find
-    each other by their names.
+    A single model needs no link: it is read where it is in the store. Several files, and those of a
+    tokenizer, must be in one folder under their names.
     """
     if len(files) == 1 and files[0].order.kind == "model":
         order = replace(files[0].order, target=None)
@@ -228,7 +232,8 @@ def _record_name(file: Obtained, store: Store) -> None:
     is_other = record is not None and record.sha256 != pin.sha256
     is_here = record is not None and store.path_of(record.sha256).is_file()
     if is_other and is_here and order.pinned is not None and commit and not source.url:
-        # A pinned file is that of its commit; the branch stays what it was when last asked for.
+        # Record the pinned file under its commit: the name with the branch keeps the file that the
+        # branch meant when the server was asked last.
         pin = replace(pin, revision=commit)
         name = pin.index_name
 
@@ -237,10 +242,11 @@ def _record_name(file: Obtained, store: Store) -> None:
 
 
 def _place_beside(file: Obtained, store: Store, claims: Claims) -> None:
-    """Put what belongs to *file* into its places: the cache's entry, notices and terms."""
+    """Link the entry in the cache to *file*, and put notices and terms beside its target."""
     order = file.order
     blob = file.blob
     if order.entry is not None and blob.path != order.entry:
+        # If the caller asked for another path, an entry that exists is not replaced.
         if order.target is None or not order.entry.exists():
             store.place(store.find(blob.sha256) or blob, order.entry, store.root)
         if file.fetched:
@@ -252,7 +258,7 @@ def _place_beside(file: Obtained, store: Store, claims: Claims) -> None:
 
 
 def notices(model: Source, store: Store, claims: Claims | None = None) -> dict[str, Blob]:
-    """Existing files that belong next to *model*, notices and terms, by name."""
+    """Files in *store* that belong beside *model*, such as notices and terms, by name."""
     names = [package.file_name for package in model.notices]
     pins = {name: store.pin_of(model.repo, model.revision, name) for name in names}
     blobs = {name: store.find(pin.sha256, claims) for name, pin in pins.items() if pin}
@@ -264,14 +270,14 @@ def notices(model: Source, store: Store, claims: Claims | None = None) -> dict[s
 
 def _pin(files: list[Obtained], project: Project) -> list[Obtained]:
     """Write *files* into the lock file; return them with the pins that were written."""
-    licence_of = cache(partial(_licence, project))
+    licence_of = cache(partial(_licence, project))  # one request for each repository
     pinned = []
     for file in files:
         order = file.order
         commit = file.pin.commit or (order.pinned.commit if order.pinned is not None else None)
         pin = replace(file.pin, commit=commit, place=project.place_of(order.target))
         url = file.licence_url
-        # A page is asked once for each repository, and not for what a lock file said before.
+        # The hub is not asked about a file that the lock file pinned already.
         is_settled = not file.checked or (file.cached and order.pinned is not None)
         is_asked = order.kind == "model" and not (order.source.url or project.is_offline)
         if is_asked and not (pin.licence or is_settled):
@@ -292,9 +298,9 @@ def _may_be_pinned(file: Obtained, project: Project) -> bool:
 
 def _licence(project: Project, repo: str, revision: str) -> tuple[str, str]:
     """The licence that the page of *repo* names, and its address; empty if unknown."""
-    few = min(project.options.retries or 3, 3)  # only informative
+    retries = min(project.options.retries or 3, 3)  # few: the licence is only informative
     try:
-        with project.connect(Source(repo, repo), retries=few) as session:
+        with project.connect(Source(repo, repo), retries=retries) as session:
             facts = read_card(repo, revision, session)
     except BitnetError as error:
         logger.debug("licence of %s is not known: %s", repo, error)

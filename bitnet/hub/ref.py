@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _REPO = rf"(?P<repo>{trust.REPOSITORY.pattern})"
 _REVISION = r"(?P<revision>[^:@/]+)"
+# The forms hf:..., where a revision may also be last (*late*), hf://..., and the path of a page.
 _COLON = re.compile(
     rf"hf:{_REPO}(?:@{_REVISION})?(?::(?P<colon>.+?))?(?:@(?P<late>[^:@/]+))?", re.A
 )
@@ -90,9 +91,9 @@ class Ref:
         return shell_quote(f"hf:{self.repo}{revision}:{file}")
 
     def means(self, file: str) -> bool:
-        """True if this names *file* of its repository: by a tag, exactly, or without any file.
+        """True if this ref means *file* of its repository: by a tag, by its path, or as any file.
 
-        A pattern is not matched.
+        Patterns are not matched.
         """
         if self.tag:
             return has_tag(file, self.tag)
@@ -108,7 +109,7 @@ class Ref:
 
 
 def address_key(url: str) -> str:
-    """Name in the cache of what is at *url*, which may have a secret that no record may have."""
+    """Name in the cache of the file at *url*: a digest, because *url* may contain a secret."""
     return f"url-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
 
 
@@ -149,7 +150,7 @@ def parse(text: str) -> Ref:
 
 
 def _read_tag(text: str) -> str:
-    """The quantization that *text* means; empty for the default one, as other programs call it."""
+    """The quantization that *text* means; empty for ``latest``, other programs' default tag."""
     return "" if text.lower() == "latest" else text
 
 
@@ -168,7 +169,10 @@ def _from_match(text: str, match: Match[str]) -> Ref:
 
 
 def _from_address(address: str, text: str) -> Ref:
-    """A repository, if *address* is a page of the hub, else the file there; *text* was typed."""
+    """The repository, if *address* is a page of the hub, else the file at *address*.
+
+    *text* is what the user typed: *address*, or *address* without its scheme.
+    """
     try:
         url = trust.address(address)
     except ValueError as error:
@@ -176,7 +180,8 @@ def _from_address(address: str, text: str) -> Ref:
         raise UsageError(f"{problem!r} is not an address: {error}", hint=_FORMS) from None
     if (match := _PAGE.fullmatch(_path_on_hub(url))) is not None:
         ref = _from_match(text, match)
-        files = parse_qs(urlsplit(url).query).get("show_file_info", [])  # of a file's details
+        # A page that shows the details of a file names it in the query.
+        files = parse_qs(urlsplit(url).query).get("show_file_info", [])
         return replace(ref, file=files[0]) if files and not ref.file else ref
     if not urlsplit(url).path.strip("/"):
         raise UsageError(f"{trust.redact_url(url)!r} is not the address of a file", hint=_FORMS)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _NAMES_SHOWN = 12
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-_MOST_PAGES = 10_000  # of a listing
+_MOST_PAGES = 10_000  # of a list of files
 _MOST_HOPS = 5  # from a redirect to the server that names the digest
 
 
@@ -45,8 +45,8 @@ def file_url(repo: str, revision: str, file: str, options: FetchOptions | None =
     parts = file.split("/")
     if any(part in ("", ".", "..") for part in parts) or _CONTROL.search(file):
         raise UsageError(f"not a file of a repository: {file!r}")
-    address = f"{_check_repo(repo)}/resolve/{quote(revision, safe='')}/{quote(file)}"
-    return f"{options.endpoint}/{address}"
+    path = f"{_check_repo(repo)}/resolve/{quote(revision, safe='')}/{quote(file)}"
+    return f"{options.endpoint}/{path}"
 
 
 def head(url: str, session: HubSession, *, attempts: int | None = None) -> Version:
@@ -75,7 +75,7 @@ def _ask(url: str, session: HubSession) -> Version:
         commit = commit if is_plain_text(commit, 100) else None
         named = http.repository_of(url, session.options.endpoint)
         if named is not None and commit and COMMIT.fullmatch(commit):
-            # A push in between cannot mix two versions.
+            # By the address with the commit, a push meanwhile cannot mix two versions.
             url = file_url(named[0], commit, named[2], session.options)
         sha256 = http.read_digest(response)
         if sha256 is None and not is_final:
@@ -86,6 +86,7 @@ def _ask(url: str, session: HubSession) -> Version:
             etag=etag,
             size=http.as_count(size),
             sha256=sha256,
+            # The hub's ETag of a file that is stored in git itself is its blob id.
             git_oid=etag if commit and is_final and etag and COMMIT.fullmatch(etag) else None,
             # A redirect leads to storage with range requests; its first reply proves it.
             accepts_ranges=not is_final or headers.get("Accept-Ranges", "").lower() == "bytes",
@@ -114,13 +115,13 @@ def list_files(repo: str, revision: str, session: HubSession) -> list[Source]:
     url: str | None = f"{session.options.endpoint}/api/models/{path}?recursive=true"
     files: list[Source] = []
     seen: set[str] = set()
-    left = LONGEST_DOCUMENT
+    left_bytes = LONGEST_DOCUMENT
     while url is not None:
         if url in seen or len(seen) >= _MOST_PAGES:
             raise NetworkError(f"{redact_url(url)}: a list of files without an end")
         seen.add(url)
-        entries, headers, size = session.json(url, f"list of files of {repo}", longest=left)
-        left -= size
+        entries, headers, size = session.json(url, f"list of files of {repo}", longest=left_bytes)
+        left_bytes -= size
         try:
             files += [
                 _source(entry, repo, revision) for entry in entries if entry["type"] == "file"
@@ -188,9 +189,9 @@ def strong_etag(value: str | None) -> str | None:
 
 
 def etag_of(response: requests.Response) -> str | None:
-    """Strong ETag of the file that *response* brings, in the words of its description by `head`.
+    """Strong ETag of the file in *response*, the same one that :func:`head` reports; or None.
 
-    None if redirects led to another server, whose ETags are its own, and the hub named none.
+    None also if redirects led to another server, whose ETags are its own, and the hub named none.
     """
     for reply in (*response.history, response):
         linked = strong_etag(reply.headers.get("X-Linked-Etag"))
@@ -202,6 +203,7 @@ def etag_of(response: requests.Response) -> str | None:
 
 
 def _check_repo(repo: str) -> str:
+    """*repo*, if it is the name of a repository; some old ones, such as ``gpt2``, have no owner."""
     if not REPOSITORY.fullmatch(repo if "/" in repo else f"models/{repo}"):
         raise UsageError(
             f"not a repository: {repo!r}",
@@ -231,10 +233,10 @@ def _next_page(url: str, links: str) -> str | None:
 def _source(entry: dict[str, object], repo: str, revision: str) -> Source:
     """The file that an *entry* of a listing describes."""
     path = str(entry["path"])
-    stored = entry.get("lfs")
+    lfs = entry.get("lfs")
     count = entry.get("size", 0)
-    path.encode()  # raises ValueError for a lone surrogate, which no name has
-    oid = stored.get("oid") if isinstance(stored, dict) else None
+    path.encode()  # raises ValueError for a lone surrogate: not the name of a file
+    oid = lfs.get("oid") if isinstance(lfs, dict) else None
     digest = str(oid).removeprefix("sha256:").lower()
     size = http.as_count(str(count)) if type(count) in (int, str) else None
     if size is None:
@@ -243,7 +245,7 @@ def _source(entry: dict[str, object], repo: str, revision: str) -> Source:
 
 
 def _with_candidates(error: NotFound, url: str, session: HubSession) -> NotFound:
-    """*error* with existing files or revisions, if the hub reports them."""
+    """*error*, completed by names of files or revisions that exist, if the hub reports them."""
     endpoint = session.options.endpoint
     named = http.repository_of(url, endpoint)
     if named is None or "repository does not exist" in error.message:

@@ -1,4 +1,4 @@
-"""Resolve what a user means to files on servers, and read parts of a model before it is fetched."""
+"""Resolve names to files on servers, and read parts of a model before it is downloaded."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def refs_of(
 ) -> list[Ref]:
     """The downloads that *text* means, one for each of *files*.
 
-    Without *files* it is the file that :mod:`bitnet.sources` lists for the repository; *whole*
-    leaves the choice of files to :func:`resolve`.
+    Without *files*, the download is the file that :mod:`bitnet.sources` lists for the repository.
+    With *whole*, or for other repositories, :func:`resolve` chooses the files.
     """
     repository, _, tag = text.partition(":")
     if REPOSITORY.fullmatch(repository) and (is_tag(tag) or text == repository):
-        ref = parse(f"hf:{text}")  # the prefix, in case that a folder here has the same name
+        ref = parse(f"hf:{text}")  # with the prefix, a folder of the same name does not count
     elif text in sources.PACKAGED:
         ref = replace(parse(""), text=text, path=None, packaged=text)
     else:
@@ -79,6 +79,7 @@ def refs_of(
     listed = sources.model_source(ref.repo)
     default = listed.file if listed and not (whole or ref.tag) else ""
     wanted = [*files] or [ref.file or default]
+    # "main" is the default of --rev: then the revision in *text* applies.
     revision = revision if revision != "main" else ref.revision
     return [replace(ref, file=file, revision=revision) for file in wanted]
 
@@ -115,14 +116,14 @@ def resolve(
     if not files:
         with HubSession(options) as session:
             files = list_files(ref.repo, ref.revision, session)
-    if select and not ref.tag:  # true with patterns, and where the whole repository is meant
+    if select and not ref.tag:  # *select* is true with patterns, and for a whole repository
         names = _select_names(ref, files, select)
     else:
         names = _choose_names(ref, files, project, models_only=models_only)
     if not names:
         how = "is left by --include and --exclude" if select.is_given else f"matches {ref.file!r}"
-        has = some_of(entry.file for entry in files)
-        raise NotFound(f"no file of {ref.repo} {how}", hint=f"it has {has}")
+        names_shown = some_of(entry.file for entry in files)
+        raise NotFound(f"no file of {ref.repo} {how}", hint=f"it has {names_shown}")
     by_name = {file.file: file for file in files}
     resolved = [
         replace(base, file=name, size=by_name[name].size, sha256=by_name[name].sha256)
@@ -132,7 +133,7 @@ def resolve(
 
 
 def _select_names(ref: Ref, files: list[Source], select: FileSelection) -> list[str]:
-    """Names among *files* that *select*, or else the pattern of *ref*, takes."""
+    """Names among *files* that match *select*, or without its patterns, the pattern of *ref*."""
     include = select.include if select.is_given else [ref.file or "*"]
     names = []
     for file in files:
@@ -165,8 +166,8 @@ def _choose_names(
 def adopt(source: Source, commit: str | None, paths: Mapping[str, Path], store: Store) -> Source:
     """*source* with its digest and size, after adding it to *store* from Hugging Face's cache.
 
-    *paths* are that cache's files of the revision, *commit* is theirs. A file that is not among
-    them leaves *source* as it is.
+    *paths* are that cache's files of the revision by name, *commit* is their commit. If the file is
+    not among them, or is damaged, *source* is returned as it is.
     """
     path = paths.get(source.file)
     if path is None:
@@ -240,7 +241,7 @@ def download(
         if source.parts and digest not in (None, source.sha256):
             raise UsageError(f"--sha256 is {sha256}, {source.name} is pinned to {source.sha256}")
         listed = source.sha256
-        if not source.parts:  # the digest of an order is the user's; the hub's is only *listed*
+        if not source.parts:  # an order's own digest is the user's; the hub's goes into *listed*
             source = replace(source, sha256=digest)
         target = output / place if output is not None else None
         order = order_of(source, project, target=target)
@@ -257,7 +258,7 @@ def download(
 
 
 def _places(files: list[Source], select: FileSelection) -> list[Path]:
-    """Relative places of the files: parts of one model side by side, others in their folders."""
+    """Relative path of each file: parts of one model in one folder, others in their own folders."""
     paths = [path_of(source.file) for source in files]
     is_one_model = len(files) == 1 or all(source.file.endswith(".gguf") for source in files)
     are_names_distinct = len({path.name for path in paths}) == len(paths)
@@ -296,8 +297,8 @@ def locate_model(
     Returns:
         *source* with what the project, the store or the server says about it.
         Its path, or None if it is not on this machine.
-        A function that reads the bytes from a start to a stop from the server. None if the file
-        has a path, or is in a package, of which no part can be read.
+        A function that reads the bytes from a start to a stop (exclusive) from the server. None if
+        the file has a path, or is in a package, of which single bytes cannot be read.
     """
     if source.parts:
         path = project.folder / "models" / source.repo / source.file

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from bitnet.hub.fetch_options import FetchOptions
 
 _PROPERTIES = ("downloads", "gated", "gguf", "tags")
-_LICENCE = "license:"  # how the tag begins that names the licence
-_LARGEST = 10**15  # parameters, or downloads: a larger number is not one
+_LICENCE = "license:"  # prefix of the tag that names the licence
+_LARGEST = 10**15  # a larger number of parameters or downloads cannot be right
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,24 @@
 """Tags: quantizations as users name them after a colon, such as ``ORG/REPO:Q4_K_M``.
 
-A tag means the files whose name has this quantization, in capitals or not. ``UD-Q4_K_XL`` also
-requires the word before it. A tag means one model or is refused: it never falls back to another.
+A tag means the files whose name has this quantization, in upper or lower case. ``UD-Q4_K_XL`` also
+requires the word before it. A tag must mean one model; otherwise it is refused.
 """
 
 from __future__ import annotations
 
 import re
 
-#: Quantizations of the models that are taken without a tag, in order, where no user can be asked.
+#: Quantizations to choose, in this order, if a name has no tag and no user can be asked.
 DEFAULTS = ("Q4_K_M", "Q4_0", "Q8_0")
 
-# Part of a split file: its number and the number of parts.
+# Name of a part of a split file, with its number and the number of parts.
 PART = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.DOTALL)
 QUANTIZATION = re.compile(
     r"(?:^|[-._])(?P<name>I2_S|TL[12]|TQ[12]_0|PTQ1_0|PQ2_0|I?Q[1-8](?:_[A-Z0-9]+)*|MXFP4|BF16|F16|F32)"
     r"(?=[-._]|$)",
     re.IGNORECASE,
 )
-_NO_TAG = re.compile(r"[./*?\[]")  # in names of files and in patterns
+_NO_TAG = re.compile(r"[./*?\[]")  # characters of file names and patterns, never of tags
 
 
 def is_tag(text: str) -> bool:
@@ -41,7 +41,7 @@ def has_tag(file: str, tag: str) -> bool:
         return True
     if not QUANTIZATION.search(wanted):
         return False
-    # The tag has more than the quantization, such as the maker's mark before it.
+    # The tag is more than the quantization, such as ``UD-Q4_K_XL``.
     stem = _naming(file).upper()
     return stem == wanted or stem.endswith(tuple(f"{sign}{wanted}" for sign in "-._"))
 

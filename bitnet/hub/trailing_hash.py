@@ -1,4 +1,4 @@
-"""Digest of a file while it is being fetched."""
+"""Digest of a file that is computed while the file is still being fetched."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-_STEP_BYTES = 1 << 20  # hashed at once, at least
+_STEP_BYTES = 1 << 20  # least number of new bytes for which the thread is woken up
 
 
 class TrailingHash:
-    """SHA-256 of the beginning of *path*, by a thread that reads back what has arrived."""
+    """SHA-256 of the beginning of the file *path*; a thread reads back the bytes that arrived."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._digest = hashlib.sha256()
+        # Number of bytes that are hashed, and number that the thread was told to hash.
         self._at = self._limit = 0
         self._thread = ThreadPoolExecutor(1, "sha256")
 
     def advance(self, limit: int) -> None:
-        """Hash up to byte *limit*, soon."""
+        """Let the thread hash the first *limit* bytes; returns at once."""
         if limit - self._limit >= _STEP_BYTES:
             self._limit = limit
             self._thread.submit(self._read, limit)

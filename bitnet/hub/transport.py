@@ -94,6 +94,7 @@ def tls_failure(url: str, error: BaseException) -> BitnetError | Transient:
         )
     if isinstance(cause, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)):
         return Transient(request_error(url, "connection broke"))
+    # The user's certificates cannot be loaded.
     if cause is not None and (cause.library in ("X509", "PEM") or "PEM" in (cause.reason or "")):
         return bundle_error(cause)
     why = (cause.reason if cause is not None else "") or "the handshake failed"
@@ -113,18 +114,22 @@ def _ssl_cause(error: BaseException | None) -> ssl.SSLError | None:
 
 
 class _TimedHeaders:
-    """A connection that ends when the headers of a reply take longer than its time-out."""
+    """A connection that ends when the headers of a reply take longer than its time-out.
+
+    It is a mixin for the connection classes of ``urllib3``.
+    """
 
     def getresponse(self) -> Any:
         """The reply, with its headers read."""
         late = threading.Event()
-        connection: Any = self.sock  # type: ignore[attr-defined]
+        connected_socket: Any = self.sock  # type: ignore[attr-defined]
 
         def end() -> None:
             late.set()
             with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+                connected_socket.shutdown(socket.SHUT_RDWR)
 
+        # Every request has a time-out; 60 s only satisfy the type.
         timer = threading.Timer(float(self.timeout or 60.0), end)  # type: ignore[attr-defined]
         timer.daemon = True
         timer.start()
@@ -154,9 +159,9 @@ _POOLS = {
 
 
 class Transport(requests.adapters.HTTPAdapter):
-    """The transport of every request: as that of ``requests``, with a limit for headers.
+    """The transport of every request: that of ``requests``, with a limit for reading headers.
 
-    The time-out of a socket only limits the silence between two bytes of them.
+    The time-out of a socket only limits the silence between two bytes of the headers.
     """
 
     def __init__(self, context: ssl.SSLContext | None = None, **options: Any) -> None:
@@ -179,10 +184,10 @@ class Transport(requests.adapters.HTTPAdapter):
 def mount_transport(
     session: requests.Session, connections: int, drill: tuple[list[NetworkFault], bool] | None
 ) -> None:
-    """Carry the requests of *session* with up to *connections* at once.
+    """Make *session* send its requests with a :class:`Transport` of up to *connections* at once.
 
-    *drill* makes requests fail: faults, one for each request in order, and True if the first of
-    them is for every request instead.
+    *drill* makes requests fail: it has faults, one for each request in order, and True if the first
+    fault breaks every request instead.
     """
     options: dict[str, Any] = {"pool_maxsize": connections}
     verify = session.merge_environment_settings("https://", {}, None, None, None)["verify"]
@@ -217,11 +222,12 @@ class FaultyTransport(Transport):
 
     def _next_fault(self) -> NetworkFault | None:
         """The fault of the next request; None if there is none left."""
-        with suppress(IndexError):  # several connections take them
+        with suppress(IndexError):  # other connections take faults at the same time
             return self._faults[0] if self._for_ever else self._faults.popleft()
         return None
 
     def _broken(self, fault: NetworkFault, request: PreparedRequest) -> Response:
+        """The simulated reply to *request*; a time-out or a reset is raised as an error."""
         if fault.kind == "timeout":
             raise requests.exceptions.ReadTimeout("simulated time-out", request=request)
         if fault.kind == "reset":

