@@ -53,10 +53,10 @@ _SAFETENSORS_PART = re.compile(r".*-\d{5}-of-(?P<count>\d{5})\.safetensors", re.
 def locate_model(
     model: Ref, project: Project, *, fetch: bool, announce: Callable[[str], None] = logger.info
 ) -> Path:
-    """The file or folder of *model*, as a link to the store below ``<cache>/models``.
+    """Path of the file or folder of *model*: the user's own, or links below ``<cache>/models``.
 
-    The lock file of the working folder applies and is not written. *announce* is called with the
-    files to fetch and their size before the transfer.
+    Without *fetch*, a model that is not on this machine is refused. The lock file of the working
+    folder applies and is not written. *announce* gets a message about a transfer before it begins.
     """
     if model.shipped:
         return SHIPPED[model.shipped].path
@@ -82,7 +82,7 @@ def locate_model(
 
 
 def files_here(model: Ref, project: Project) -> list[Obtained]:
-    """The files of *model*, below ``<cache>/models``, without a connection."""
+    """The files of *model*, linked below ``<cache>/models``; :class:`Offline` if one is missing."""
     cut_off = project.is_offline
     options = replace(project.options, offline=True)
     project = replace(project, records=False, options=options)
@@ -98,6 +98,7 @@ def files_here(model: Ref, project: Project) -> list[Obtained]:
 
 
 def _obtain_files(model: Ref, files: list[Source], project: Project) -> list[Obtained]:
+    """Provide *files* of *model* in its folder below ``<cache>/models``."""
     folder = model.folder(project.cache)
     orders = []
     for source in files:
@@ -110,11 +111,12 @@ def _obtain_files(model: Ref, files: list[Source], project: Project) -> list[Obt
 
 
 def _at_address(model: Ref) -> Source:
+    """The file of *model*, a ref with an address."""
     return Source(model.name, "", model.file, url=model.url)
 
 
 def _list_files(model: Ref, project: Project) -> list[Source]:
-    """The files that *model* means, by the hub's list; the digest of a pinned one is left out."""
+    """The files that *model* means, by the hub's list; without the hub's digest if pinned."""
     pinned = set() if project.update else {entry.identity for entry in project.pins()}
     files = []
     for file in resolve(model, project, models_only=True):
@@ -139,7 +141,7 @@ def _path_to_open(files: list[Obtained]) -> Path:
 
 
 def _has_all_weights(model: RepoModel, recorded: Mapping[str, Source], store: Store) -> bool:
-    """False if the index of *model*, a folder of *recorded* files, names weights it lacks."""
+    """True if *model*, a folder of *recorded* files, has all weights of its index and all parts."""
     inside = {file.rpartition("/")[2] for file in model.files}
     for file in model.files:
         if file.endswith(".safetensors.index.json") and file in recorded:
@@ -155,18 +157,19 @@ def _has_all_weights(model: RepoModel, recorded: Mapping[str, Source], store: St
 
 
 def _names_here(model: Ref, project: Project, *, cut_off: bool) -> list[str]:
-    """Files of *model* on the hub, as far as this machine knows; empty if it is new.
+    """Names of the files that *model* means, as far as this machine can tell; empty if it cannot.
 
-    With *cut_off*, the hub cannot be asked about the others.
+    With *cut_off*, the hub cannot be asked which files belong to the model.
     """
     store = project.store
     folder = model.folder(project.cache)
     if is_pattern(model.file):
-        linked = [path for path in folder.rglob("*") if path.is_file()]  # whole models only
+        # Links are only made for whole models.
+        linked = [path for path in folder.rglob("*") if path.is_file()]
         sizes = {text_of(path.relative_to(folder)): path.stat().st_size for path in linked}
         recorded = {file.file: file for file in _list_recorded(model, store)}
         for file, source in recorded.items():
-            # Of a folder in parts only the hub says what belongs to it, if it can be asked.
+            # Recorded files of a folder may be a part of it: the hub's list is asked, if possible.
             if file.endswith(".gguf") or cut_off:
                 sizes.setdefault(file, source.size or 0)
         here = [replace(_source(model, file), size=size) for file, size in sorted(sizes.items())]
@@ -181,7 +184,7 @@ def _names_here(model: Ref, project: Project, *, cut_off: bool) -> list[str]:
             return [*choose(model, whole, here, named=True).files]
     elif store.index.find(model.repo, model.revision, model.file) is not None:
         return [model.file]
-    adopted = []  # Hugging Face's cache has it by repository and revision
+    adopted = []  # files in Hugging Face's cache, if it has this revision
     with suppress(NotFound, Offline):
         adopted = resolve(model, project, models_only=True)  # offline
     if adopted and all(source.sha256 for source in adopted):
@@ -201,9 +204,9 @@ def locate_tokenizer(
     """The file of *remote*, a tokenizer by address, in the cache, with its additional files.
 
     Naming it is consent to this one download: while the file in ``<cache>/tokenizers`` is as it was
-    put there, no connection is opened for it again. Of a repository it is the one of *names* that
-    *order_names* puts first, as in a folder, with the files *beside* it. *check* reads the file; if
-    that raises, the file is removed again.
+    put there, no connection is opened for it again. If *remote* is a repository without a file, its
+    tokenizer is the one of *names* that *order_names* puts first, as in a folder. *beside* are
+    names of additional files. *check* reads the file; if that raises, the file is removed again.
     """
     if (remote.file or urlsplit(remote.url).path).endswith(".gguf"):
         raise UsageError(
@@ -245,7 +248,7 @@ def locate_tokenizer(
 
 
 def _tokenizer_names(remote: Ref) -> tuple[str, ...]:
-    """Possible names of the file in the cache; the name decides how it is read."""
+    """Names that the file may have in the cache, which decide its reader; empty if unknown."""
     if not remote.url:
         return (path_of(remote.file).name,) if remote.file else ()
     name = remote.file
@@ -261,7 +264,7 @@ def _tokenizer_files(
     beside: Sequence[str],
     order_names: OrderNames,
 ) -> list[Source]:
-    """Files of a tokenizer in a repository; the main file comes last, when the others are there."""
+    """Files of a tokenizer in a repository; the main file is last, so that it is placed last."""
     if project.is_offline:
         files = {file.file: file for file in _list_recorded(remote, project.store)}
 
@@ -305,7 +308,7 @@ def _main_of(
 
 
 def _list_recorded(ref: Ref, store: Store) -> list[Source]:
-    """The files of the repository and revision of *ref* that the store has, by their names."""
+    """The files of the repository and revision of *ref* that are recorded and in the store."""
     return [
         Source(pin.repo, pin.repo, pin.file, pin.revision, pin.sha256, pin.size)
         for pin in store.index
@@ -334,7 +337,7 @@ def list_models(store: Store) -> list[KnownModel]:
         KnownModel(name, own.file, own.size, True, own.family, own.licence, own.path)
         for name, own in SHIPPED.items()
     ]
-    for name in names()[len(rows) :]:
+    for name in names()[len(rows) :]:  # those of SHIPPED are first
         source = sources.PACKAGED.get(name) or sources.MODELS[name]
         entry = store.index.find(*source.index_name)
         digest, size = (entry.sha256, entry.size) if entry else (source.sha256, source.size)
@@ -366,7 +369,8 @@ def list_models(store: Store) -> list[KnownModel]:
 def _name_of(pin: Pin, store: Store) -> str:
     """The name of the model that the file of *pin* belongs to, as commands take it."""
     if "://" in pin.repo:
-        # Records have no query of an address, which may be a secret; the place is one's own.
+        # The record has the address without its query, which may be a secret. The place has the key
+        # of the whole address: if that is another key, only the path in the cache is a name.
         is_whole = pin.place is None or address_key(pin.repo) in pin.place.split("/")
         return pin.repo if is_whole else str(store.root / str(pin.place))
     # A folder with safetensors is one model.
@@ -398,6 +402,7 @@ def compare_with_hub(ref: Ref, project: Project) -> Iterator[Finding]:
 
 
 def _compare(pin: Pin, project: Project, session: HubSession) -> Finding:
+    """The finding about the file of *pin* in the cache, compared with the hub's file."""
     ref = Ref(pin.repo, repo=pin.repo, revision=pin.revision, file=pin.file)
     again = f"{ref.command} --force"
     path = project.store.path_of(pin.sha256)
@@ -426,9 +431,9 @@ def _compare(pin: Pin, project: Project, session: HubSession) -> Finding:
 
 
 def remove_model(ref: Ref, project: Project, *, dry_run: bool) -> Removal:
-    """Remove the files of the model *ref* from the cache; the removal, or with *dry_run* its plan.
+    """Remove the files of the model *ref* from the cache; return what was removed.
 
-    Nothing is removed while another command uses one of the files.
+    With *dry_run*, only the plan is returned. Nothing is removed while another command uses a file.
     """
     if ref.path is not None or ref.shipped:
         raise UsageError(
@@ -455,7 +460,7 @@ def remove_model(ref: Ref, project: Project, *, dry_run: bool) -> Removal:
 def _is_of(ref: Ref, record: Pin) -> bool:
     """True if *record* is of a file of the model *ref*.
 
-    A version is one only if it is a wheel of a packaged model, which has no other record.
+    A record of the kind ``version`` counts only for a packaged model: it is that of a wheel.
     """
     if ref.packaged:
         return record.repo == ref.packaged
@@ -481,6 +486,7 @@ def _is_unfinished(ref: Ref, entry: Entry) -> bool:
     if ref.url:
         return entry.wanted == (redact_url(ref.url), address_key(ref.url))
     if ref.packaged:
+        # File names of wheels have underscores.
         wheels = [package.name.replace("-", "_") for package in _packages_of(ref)]
         return any(entry.path.name.startswith(f"{wheel}-") for wheel in wheels)
     return entry.wanted[:2] == (ref.repo, ref.revision) and ref.means(entry.wanted[-1])

@@ -43,9 +43,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-DRILL_ATTEMPTS = 3  # an injected fault is meant to fail
+DRILL_ATTEMPTS = 3  # with injected faults, so that a drill ends soon
 SIGNED_ATTEMPTS = 3  # at a storage address that refuses its own signature
-UNREACHED_ATTEMPTS = 3  # a server where no connection was ever possible is unlikely to appear soon
+UNREACHED_ATTEMPTS = 3  # at a server that has not answered yet: it may not exist
 LONGEST_DOCUMENT = 64 << 20  # bytes of a JSON document, or of all pages of a listing
 CONNECT_TIMEOUT_S = 15.0
 MAX_REDIRECTS = 8
@@ -58,7 +58,11 @@ _REFUSED_TUNNEL = re.compile(r"Tunnel connection failed: (401|403|407)")
 
 
 class HubSession:
-    """Connections for one command, within *limits*; use it as a context manager."""
+    """Connections for one command, within *limits*; use it as a context manager.
+
+    *route* has certificates and proxies for a server. Tests replace *clock*, *sleep*, *now* (the
+    time since the epoch) and *jitter*.
+    """
 
     def __init__(
         self,
@@ -108,7 +112,8 @@ class HubSession:
     ) -> requests.Response:
         """The reply to one request after redirects, with its body unread; no retries.
 
-        Without *leave_origin*, a redirect to another host is not followed, but returned.
+        A status that is not in *accept* is raised as an error, as :class:`Transient` if a retry may
+        help. Without *leave_origin*, a redirect to another host is not followed, but returned.
         """
         if self.options.is_offline:
             raise Offline(
@@ -145,7 +150,7 @@ class HubSession:
                 hint="correct it: export HF_ENDPOINT=https://USER:PASSWORD@HOST; write other "
                 "characters than letters and digits as %XX",
             )
-        # The host that refused, if it is not the hub and so did not get the token.
+        # Address of the host that refused, if it is not the hub and so did not get the token.
         elsewhere = ""
         if secret is not None and not with_token:
             elsewhere = address
@@ -173,7 +178,7 @@ class HubSession:
         return ""
 
     def _proxy_refusal(self, url: str, status: int) -> NetworkError:
-        """The error for a proxy that answers *status* itself; asking again does not help."""
+        """The error for a proxy that answers *status* itself; it is not retried."""
         proxies = self._requests.merge_environment_settings(url, {}, None, None, None)["proxies"]
         proxy = redact_url(requests.utils.select_proxy(url, proxies) or "") or "the proxy"
         if status != 407:
@@ -228,7 +233,10 @@ class HubSession:
         raise NetworkError(f"{redact_url(url)}: more than {MAX_REDIRECTS} redirects")
 
     def post(self, url: str, document: Mapping[str, Any]) -> requests.Response:
-        """The reply to *document*, sent as JSON without the token; raises :class:`Transient`."""
+        """The reply to *document*, sent as JSON without the token, whatever its status.
+
+        A failed connection raises :class:`Transient`.
+        """
         headers = {"Content-Type": "application/json"}
         if login := self._login_for(url, url):
             headers["Authorization"] = _basic(login)
@@ -237,9 +245,12 @@ class HubSession:
     def _send(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None = None
     ) -> requests.Response:
-        """Send one request; raises :class:`Transient`."""
+        """The reply to one request, whatever its status.
+
+        A failure that a retry may mend raises :class:`Transient`.
+        """
         # Errors of requests contain signed addresses, so none of them is chained.
-        silence = min(settings.stall_timeout(), self.options.deadline_s)
+        silence_s = min(settings.stall_timeout(), self.options.deadline_s)
         logger.debug("%s %s %s", method, redact_url(url), headers.get("Range", ""))
         try:
             response = self._requests.request(
@@ -250,7 +261,7 @@ class HubSession:
                 stream=True,
                 allow_redirects=False,
                 auth=lambda request: request,  # no passwords from ``~/.netrc``
-                timeout=(min(CONNECT_TIMEOUT_S, silence), silence),
+                timeout=(min(CONNECT_TIMEOUT_S, silence_s), silence_s),
             )
         except requests.exceptions.SSLError as error:
             raise tls_failure(url, error) from None
@@ -260,7 +271,7 @@ class HubSession:
                 hint="set HTTPS_PROXY to an HTTP proxy, or unset ALL_PROXY; for SOCKS: "
                 "pip install pysocks",
             ) from None
-        except (ValueError, urllib3.exceptions.HTTPError):  # also a host that no resolver accepts
+        except (ValueError, urllib3.exceptions.HTTPError):  # such as an invalid host name
             raise UsageError(f"not an address to fetch from: {redact_url(url)}") from None
         except requests.exceptions.RequestException as error:
             if match := _REFUSED_TUNNEL.search(str(error)):
@@ -302,7 +313,10 @@ class HubSession:
         return Transient(error, retry_after_s=http.read_wait(response.headers, self.now()))
 
     def retrying(self, what: str, attempt: Callable[[], T], *, attempts: int | None = None) -> T:
-        """Result of *attempt*, retried up to *attempts* times where that may help."""
+        """Result of *attempt*, which is tried up to *attempts* times if its error is Transient.
+
+        *what* is the name of the work in messages.
+        """
         patience = Patience(self)
         while True:
             try:
@@ -345,8 +359,8 @@ class HubSession:
 def _storage_refusal(status: int, url: str, address: str) -> AuthError | Transient:
     """The error for *status* from the host of *address*, to which redirects led from *url*.
 
-    The host neither got the token nor shall get it: any host that answers could ask for it. A
-    signed address is used up after a while, so the hub is asked for another one.
+    The host did not get the token, and must not: any host could answer with such a status to ask
+    for it. A signed address expires, so the hub is asked for another one: :class:`Transient`.
     """
     host = urlsplit(address).netloc.rpartition("@")[2]
     text = f"HTTP error {status}: {redact_url(url)}: {host}, to which it redirects,"
@@ -383,7 +397,7 @@ def _target(here: str, redirect: requests.Response) -> str:
 
 
 def _basic(login: str) -> str:
-    """The header of *login*, ``USER:PASSWORD``."""
+    """Value of the header ``Authorization`` for *login*, ``USER:PASSWORD``."""
     return f"Basic {b64encode(login.encode()).decode()}"
 
 
@@ -391,7 +405,7 @@ class _Requests(requests.Session):
     """A session that ignores redirects; requests parses their addresses even if told not to."""
 
     def get_redirect_target(self, resp: requests.Response) -> None:
-        """Nothing: :meth:`HubSession.open` follows redirects."""
+        """Return None: :meth:`HubSession.open` follows redirects."""
 
 
 def _reason(error: BaseException) -> str:

@@ -1,9 +1,9 @@
 """Transfer bytes from a server into a partial file, until it is complete.
 
 Several connections to one server fetch a piece of the file each, and only the connection that took
-a piece writes it. Bytes that count as done are never written again: their digest is computed while
-others still arrive, and must be that of the published file. A mirror is a fallback: it continues
-what the servers before it began.
+a piece writes it. Bytes that count as done are never written again: they are hashed while others
+still arrive, and the digest must be that of the published file. Mirrors are asked one after the
+other, if the server before fails: each continues the same partial file.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ PARALLEL_FROM_BYTES = 64_000_000  # smaller files get one connection, unless a u
 AUTOMATIC_CONNECTIONS = 4
 PROBE_BYTES = 2 << 20  # fetched with one connection to measure its speed
 FAST_BYTES_PER_S = 100e6  # at this speed more connections do not help
-PIECE_BYTES = 16 << 20
+PIECE_BYTES = 16 << 20  # largest piece of a parallel transfer
 NOTE_BYTES = 4 << 20  # bytes between two records of parallel parts: the most a kill can lose
-READ_BYTES = 1 << 20
+READ_BYTES = 1 << 20  # most bytes of one read
 LARGE_BYTES = 50_000_000_000  # a warning from here on: a hub may refuse a file of this size
 LARGEST_REQUEST = 32_000_000_000  # a file server may refuse larger replies
 STALL_BYTES_PER_S = 100  # a slower connection is broken off after the stall time-out
 SERVER_ATTEMPTS = 3  # before the next server is asked, if there is another one
 MOST_RESTARTS = 10  # from the first byte, with a server that cannot continue a file
-SMALLEST_PIECE = 1 << 20
+SMALLEST_PIECE = 1 << 20  # bytes
 
 # Errors of one server after which the next one is asked.
 _PASSING = (AuthError, HashMismatch, NetworkError, NotFound, RateLimited)
@@ -71,7 +71,10 @@ class _NoRanges(Exception):
 
 @dataclass
 class _Piece:
-    """Missing bytes from *at* to *stop* (exclusive); a *stop* of None is the end of the file."""
+    """Bytes to fetch, from *at* to *stop* (exclusive); a *stop* of None is the end of the file.
+
+    *at* advances while bytes are written.
+    """
 
     at: int
     stop: int | None
@@ -84,9 +87,9 @@ class Transfer:
     session: HubSession
     facts: Version
     partial: Partial
-    name: str
-    report: Callable[[int, int | None], None]
-    mirrors: Sequence[str] = ()
+    name: str  # of the file, for messages
+    report: Callable[[int, int | None], None]  # called with the bytes done, and the size if known
+    mirrors: Sequence[str] = ()  # addresses of the file on other servers
 
     def __post_init__(self) -> None:
         self.size = self.facts.size
@@ -95,12 +98,13 @@ class Transfer:
         self._url = self.facts.url
         self._patience = Patience(self.session)
         self._lock = threading.Lock()
-        self._waiting: deque[_Piece] = deque()
-        self._stop = threading.Event()
-        self._unnoted = 0
+        self._waiting: deque[_Piece] = deque()  # pieces that no connection has taken
+        self._stop = threading.Event()  # ends the threads of this transfer
+        self._unnoted = 0  # bytes since the sidecar was written
         self._ranges = True  # use range requests
-        self._in_pieces = False
-        self._restarts = 0
+        self._in_pieces = False  # several connections are fetching pieces
+        self._restarts = 0  # with the present server
+        # Bytes that counted as progress; a restart does not reduce it.
         self._most_done = self.partial.done.total
         self._open: set[requests.Response] = set()
         self._hash = TrailingHash(self.partial.path)
@@ -133,7 +137,7 @@ class Transfer:
         self._patience = Patience(self.session)
         self._ranges = True
         self._restarts = 0
-        self._stop.clear()  # the threads that it stopped fetched from the server before
+        self._stop.clear()  # it ended the threads that fetched from the server before
         with self._lock:
             self._advance()
         size = self.size or 0
@@ -159,7 +163,10 @@ class Transfer:
         return self._stop.is_set() or self._limits.is_stopped
 
     def _next_gap(self) -> _Piece:
-        """The first gap, as far as one request may fetch it."""
+        """The first gap in the partial file, cut to the largest request.
+
+        If the size is unknown, it may be the bytes after the last ones that are done.
+        """
         done = self.partial.done
         if self.size is None:
             last = max((stop for _, stop in done), default=0)
@@ -172,9 +179,9 @@ class Transfer:
     # --- several connections -----------------------------------------------------------------
 
     def _is_slow_alone(self) -> bool:
-        """Fetch one part with one connection; True if more connections may be faster.
+        """Fetch the next PROBE_BYTES with one connection; True if more of them may be faster.
 
-        Its reply binds the partial file to an ETag, unless a digest identifies the file.
+        The reply binds the partial file to an ETag, unless a digest identifies the file.
         """
         gap = self._next_gap()
         start = gap.at
@@ -214,7 +221,7 @@ class Transfer:
         self._stop.clear()
 
     def _halt(self) -> None:
-        """Make all threads stop soon, also those waiting for bytes."""
+        """Make all threads of this transfer stop soon, also those waiting for bytes."""
         self._stop.set()
         with self._lock:
             for response in self._open:
@@ -250,7 +257,8 @@ class Transfer:
                 raise http.Stopped from None
             if self._url != self._servers[-1]:
                 broken.attempts = min(SERVER_ATTEMPTS, broken.attempts or SERVER_ATTEMPTS)
-            # A single connection is only stopped with its session, whose sleep ends then.
+            # Several connections end when one of them fails. A single one ends only with the
+            # command, which also ends the sleep of its session.
             stopped = self._must_stop if self._in_pieces else None
             self._patience.report_failure(self.name, broken, stopped=stopped)
 
@@ -285,7 +293,8 @@ class Transfer:
         asked = "Range" in headers
         with self._limits.connection(self._must_stop) as waited:
             if waited:
-                self._patience.report_bytes(0)  # our own limit is not silence of the server
+                # The wait for our own limit of connections is not silence of the server.
+                self._patience.report_bytes(0)
             accept = (200, 206, 416) if asked else (200,)
             with self.session.open(self._url, headers=headers, accept=accept) as response:
                 with self._lock:
@@ -303,7 +312,7 @@ class Transfer:
                         self._open.discard(response)
 
     def _compare_digest(self, response: requests.Response) -> None:
-        """Refuse *response* if it announces another digest than the servers before it."""
+        """Refuse *response* if it announces another digest than is expected or was announced."""
         digest = http.read_digest(response)
         if digest is None:
             return
@@ -320,8 +329,9 @@ class Transfer:
     ) -> tuple[int, int | None]:
         """Start and end in the file of the body of *response*; an unknown end is None.
 
-        The first reply binds the partial file to its ETag. The whole file in place of a part starts
-        the transfer over, unless pieces are fetched. A body that is not the part asked for is
+        *start* and *stop* were requested, by a Range header if *asked*. The first reply binds the
+        partial file to its ETag. If the whole file is sent instead of a part, the transfer starts
+        over, unless pieces are fetched. A body that is not the requested part raises
         :class:`_NoRanges`, one of another version :class:`Replaced`.
         """
         etag = strong_etag(response.headers.get("ETag"))
@@ -346,7 +356,7 @@ class Transfer:
         return body_start, end
 
     def _end_at(self, response: requests.Response, start: int) -> tuple[int, int]:
-        """No bytes, if *response* says that the file of unknown size ends at *start*."""
+        """The empty range at *start*, if *response*, a 416, says that the file ends there."""
         if self.size is not None:
             raise _NoRanges
         if http.complete_length(response.headers.get("Content-Range")) != start:
@@ -357,7 +367,7 @@ class Transfer:
     def _part_range(
         self, response: requests.Response, start: int, stop: int | None, *, asked: bool
     ) -> tuple[int, int | None]:
-        """Start and end of the part of the file in *response*."""
+        """Start and end of the part of the file in *response*, a 206."""
         part = http.content_range(response.headers.get("Content-Range"))
         if not asked or part is None:
             raise _NoRanges
@@ -371,7 +381,7 @@ class Transfer:
         return part_start, part_stop
 
     def _whole_range(self, response: requests.Response, *, asked: bool) -> tuple[int, int | None]:
-        """Start and end of the whole file in *response*, which begins with its first byte."""
+        """Start and end of the whole file in *response*, a 200: its end is None if unknown."""
         size = http.as_count(response.headers.get("Content-Length", ""))
         if self.size is not None and size not in (None, self.size):
             raise Replaced
@@ -384,11 +394,11 @@ class Transfer:
         return 0, size
 
     def _receive(self, response: requests.Response, piece: _Piece, end: int | None) -> None:
-        """Write the body of *response*; it must reach *end* if that is known."""
+        """Write the body of *response* into *piece*; it must reach *end* if that is known."""
         session = self.session
         limits = self._limits
         start = piece.at
-        # A stall is judged by the speed from the time *since* on, when *at_since* was reached.
+        # A stall is judged by the mean speed since the time *since*, when byte *at_since* was next.
         since = session.clock()
         at_since = start
         most = READ_BYTES
@@ -427,6 +437,7 @@ class Transfer:
             )
         if end is None:
             if self.size is not None and at < self.size:
+                # A body of unknown length that ends early: another version, or truncated.
                 if self.facts.etag and self.etag not in (None, self.facts.etag):
                     raise Replaced
                 raise http.Transient(http.request_error(self._url, f"truncated after {at:,} bytes"))
@@ -447,7 +458,8 @@ class Transfer:
             partial.done.add(at, stop)
             piece.at = stop
             done = partial.done.total
-            gained = max(0, done - self._most_done)  # not what was here before starting over
+            # After a restart, bytes that had arrived before are not progress.
+            gained = max(0, done - self._most_done)
             self._most_done += gained
             self._unnoted += len(chunk)
             if self._unnoted >= NOTE_BYTES and not partial.is_contiguous:
@@ -459,6 +471,6 @@ class Transfer:
         self._patience.report_bytes(gained)
 
     def _advance(self) -> None:
-        """Hash what is done without a gap, and report the progress."""
+        """Hash the bytes before the first gap, and report the progress."""
         self._hash.advance(self.partial.done.frontier)
         self.report(self.partial.done.total, self.size)
