@@ -58,9 +58,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOCK_REPORT_S = 1.0
-FACTS_ATTEMPTS = 3  # before another server is asked
-ROUNDS = 3  # give up on a file that is replaced, or deleted under us, this often
+LOCK_REPORT_S = 1.0  # between two reports to processes that wait for the lock
+FACTS_ATTEMPTS = 3  # of the first request, before another server is asked
+ROUNDS = 3  # of one download; a file that is replaced or deleted meanwhile starts another one
 HEADROOM_BYTES = 16_000_000  # disk space left free for everything else
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _LARGEST_POINTER = 1024  # bytes, by the specification
@@ -72,15 +72,15 @@ _LARGEST_POINTER = 1024  # bytes, by the specification
 def obtain(order: FileOrder, project: Project, claims: Claims, folder: Path) -> Obtained:
     """The file of *order*: where it is on this machine, or just downloaded into the store.
 
-    *folder*, its place, is created before anything is downloaded.
+    *folder*, where the file will be placed, is created and tested before a download.
     """
-    # A file with a known digest needs no server; what a user put there is used as it is.
+    # A file with a known digest needs no server; a file that a user put there is used as it is.
     here = _find_here(order, project, claims)
     if here is not None:
         return here
 
-    # Nothing is downloaded that would be refused afterwards: the network may be off, a token may
-    # be missing, and the place of a large file may not be writable.
+    # Refuse before the download: the network may be off, a token may be missing, and the folder of
+    # a large file may not be writable.
     project.require_connection(order.target or order.default or project.store.folder, order.command)
     sources.require_token(order.source)
     if order.check is not None:  # only the order for a tokenizer has one
@@ -106,7 +106,8 @@ def _find_here(order: FileOrder, project: Project, claims: Claims) -> Obtained |
     if project.force:
         return None
 
-    # The digest is expected, or that of the last file with this name, where that is good enough.
+    # Search by the expected digest; or by that of the last file with this name, if the order says
+    # that it lasts, or offline. With --update, and for packages, the record does not count.
     digest = source.sha256
     is_verified = order.is_vouched
     if project.update or source.parts:
@@ -132,10 +133,10 @@ def _find_here(order: FileOrder, project: Project, claims: Claims) -> Obtained |
 
 
 def _find_own(order: FileOrder, project: Project, record: Pin | None) -> Path | None:
-    """Path of a file that a user put at its place, which may be another one than on the server.
+    """Path of a user's own file at the place of *order*; None if there is none.
 
-    That is a tokenizer of their own that passes the check of *order*; or offline, a model without a
-    known digest.
+    It may be another file than the server's: a tokenizer that passes the check of *order*; or
+    offline, a model whose digest is not known.
     """
     if order.is_usable:
         return order.entry
@@ -144,7 +145,7 @@ def _find_own(order: FileOrder, project: Project, record: Pin | None) -> Path | 
     if order.target is None or not (accepts_any and project.is_offline and order.target.exists()):
         return None
     if record is not None and project.store.is_intact(order.target, record.sha256):
-        return None
+        return None  # it is the file that was downloaded: its digest is known
     text = "%s is used unchecked: its digest is not known, and we are offline"
     logger.warning(text, order.target)
     return order.target
@@ -198,10 +199,10 @@ def fetch(
     progress: Mode = "auto",
     claims: Claims | None = None,
 ) -> Obtained:
-    """The file of *order*, in *store*; transferred if that does not have it, or with *force*.
+    """The file of *order*, in *store*; transferred if *store* does not have it, or with *force*.
 
-    The first of *urls* is its address. If that does not answer, the next one describes the file;
-    if it fails later, the others continue, but only with a digest to compare their bytes with.
+    *urls* are its addresses in the order of preference. The first one that answers describes the
+    file. If its transfer fails, the others continue it, but only if a digest of the file is known.
     """
     try:
         return _Fetch(order, store, tuple(urls), session, progress, force, claims).run()
@@ -220,7 +221,7 @@ class _Fetch:
     progress: Mode
     force: bool
     claims: Claims | None
-    fresh: bool = False  # what is in the store, or was fetched before, proved wrong
+    fresh: bool = False  # bytes in the store, or fetched before, proved wrong: do not use them
 
     def run(self) -> Obtained:
         source = self.order.source
@@ -276,11 +277,11 @@ class _Fetch:
         )
 
     def _find_version(self, facts: Version, beside: Path | None = None) -> Obtained | None:
-        """This version, if it is at the path *beside*, in the store, or in another cache."""
+        """The file of this version, if it is at *beside*, in the store or in another cache."""
         digest = facts.sha256
         is_verified = self._is_verified(facts)
         if digest is None and facts.is_bound and (record := self.store.pin_of(facts.key)):
-            digest = record.sha256  # as it came before
+            digest = record.sha256  # of the bytes that came for this version before
             is_verified = record.verified
         if digest is None or self.force or self.fresh:
             return None
@@ -292,7 +293,7 @@ class _Fetch:
         )
 
     def _is_verified(self, facts: Version) -> bool:
-        """True if a user, this program, a server or a git object vouches for the bytes."""
+        """True if the digest is a user's, this program's or a server's, or names a git object."""
         return self.order.is_vouched or facts.is_digest_announced or facts.git_oid is not None
 
     def _fetch_alone(self, facts: Version) -> Obtained:
@@ -316,14 +317,14 @@ class _Fetch:
                 digest, transfer = self._transfer(facts, partial, bar, lock)
                 if transfer.announced is not None:
                     facts = replace(facts, is_digest_announced=True)
-                if transfer.etag is not None:  # of a version that came since the server was asked
+                if transfer.etag is not None:  # may be newer than the server's description
                     facts = replace(facts, etag=transfer.etag)
                 return self._publish(facts, partial, digest, transfer.announced)
 
     def _transfer(
         self, facts: Version, partial: Partial, bar: Progress, lock: Lock
     ) -> tuple[str, Transfer]:
-        """Fill *partial*; SHA-256 of the whole file, and the transfer that has ended."""
+        """Fill *partial*; return the SHA-256 of the whole file, and the transfer that has ended."""
         name = self.order.source.file
         try:
             self._require_space(facts, partial)
@@ -363,7 +364,7 @@ class _Fetch:
     def _publish(
         self, facts: Version, partial: Partial, digest: str, announced: str | None
     ) -> Obtained:
-        """The file of *partial*, if it is the expected one, in the store."""
+        """Move the file of *partial* into the store, if it is the expected one."""
         order = self.order
         size = partial.size
         is_verified = self._is_verified(facts)
@@ -387,7 +388,7 @@ class _Fetch:
         )
 
     def _verify(self, facts: Version, digest: str, partial: Partial) -> None:
-        """Refuse bytes that are not the expected file."""
+        """Refuse the bytes in *partial* if they are not the expected file; *digest* is theirs."""
         source = self.order.source
         expected = facts.sha256
         size = partial.size

@@ -1,4 +1,4 @@
-"""Orders for files: which one, where it belongs, what must hold; and the file that answers one."""
+"""Orders: which file to provide, where it belongs and what must hold; and the files provided."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ class FileOrder:
 
     source: Source  # the file, with the digest and the size that are expected, as far as known
     kind: Kind = "model"  # ``tokenizer``, ``model`` or ``package``
-    target: Path | None = None  # path that the caller wants; ``None``: only *entry*
-    entry: Path | None = None  # path of a tokenizer in the cache; ``None``: only the store has it
+    target: Path | None = None  # path that the caller wants; None: only *entry*
+    # path in the cache, of a tokenizer or of a file by address; None: the store is enough
+    entry: Path | None = None
     default: Path | None = None  # usual path; a file there that fits the order is used
     pinned: Pin | None = None  # its present entry in the lock file
     listed: str | None = None  # digest in the hub's list of files; the server must not differ
@@ -49,12 +50,12 @@ class FileOrder:
 
     @property
     def label(self) -> str:
-        """Name of the file for people who wait for it; of a package, that of its model."""
+        """Name of the file in the display of progress; for a package, the name of its model."""
         return self.source.name if self.kind == "package" else self.source.file
 
     @property
     def update_hint(self) -> str:
-        """Hint for the case that the server has another file than expected."""
+        """Hint of the error that the server has another file than expected."""
         if self.kind == "package":
             return "the package index pip uses contradicts itself: check `pip config list`"
         is_own = self.kind == "model" and self.pinned is None
@@ -78,7 +79,10 @@ class FileOrder:
         checked: bool = True,
         fetched: bool = False,
     ) -> Obtained:
-        """*blob* as the file that was ordered, with its record for the lock file."""
+        """The answer to this order: *blob*, with its record for the lock file.
+
+        Options are fields of :class:`Pin` and :class:`Obtained`; *etag* is for a file by address.
+        """
         source = self.source
         repo = source.repo
         revision = source.revision
@@ -175,7 +179,10 @@ def order_of(
 
 
 def model_path(project: Project, source: Source) -> Path:
-    """``models/ORG-REPO/FILE``; if another file is pinned there, below ``ORG--REPO@REVISION``."""
+    """Path ``models/ORG-REPO/FILE`` of *source* in *project*.
+
+    If another file is pinned there, the folder is ``ORG--REPO@REVISION``.
+    """
     plain = project.folder / "models" / source.repo.replace("/", "-") / path_of(source.file)
     entries = project.pins()
     own = find_pin(entries, ("model", *source.index_name))
@@ -235,7 +242,7 @@ def model_order(source: Source, target: Path | None, project: Project) -> FileOr
 
 
 def _pin(source: Source, pinned: Pin) -> Source:
-    """*source* with the pinned commit, instead of a branch that may have moved."""
+    """*source* with the pinned digest, size and commit; a branch may have moved since."""
     commit = pinned.commit or pinned.revision
     return replace(source, sha256=pinned.sha256, size=pinned.size, commit=commit)
 
@@ -248,7 +255,7 @@ def tokenizer_entry(source: Source, cache: Path) -> Path:
 def tokenizer_order(
     source: Source, target: Path | None, project: Project, check: VocabularyCheck
 ) -> FileOrder:
-    """The order for a tokenizer; one that was fetched before needs no connection."""
+    """The order for the tokenizer *source*; if it was fetched before, no connection is needed."""
     entry = tokenizer_entry(source, project.cache)
     pinned = project.pin_of(("tokenizer", *source.index_name))
     source = source if pinned is None else _pin(source, pinned)
@@ -279,7 +286,7 @@ def tokenizer_command(source: Source) -> str:
 
 
 def _is_usable(entry: Path, project: Project, check: Callable[[Path], None]) -> bool:
-    """True if *entry*, which a user put there, passes *check*; warns if it will be replaced."""
+    """True if *entry* is a user's own file and passes *check*; warns if it will be replaced."""
     if not entry.is_file():
         return False
     record = project.store.verified.find(entry)
@@ -287,7 +294,7 @@ def _is_usable(entry: Path, project: Project, check: Callable[[Path], None]) -> 
     if record is not None and was_written_here:
         is_unchanged = project.store.digest_of(entry) == record.sha256
         if is_unchanged:
-            return False  # its record says what it is
+            return False  # it is not a user's: this program wrote it
     try:
         check(entry)
     except BitnetError as error:

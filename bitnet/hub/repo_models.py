@@ -38,9 +38,9 @@ _FOLDER_FILES = (
     "*.safetensors.index.json",
 )
 TEMPLATE_FOLDER = "additional_chat_templates"  # folder beside them: chat templates by name
-# Types that only ternary models have, so that files of them hold the same weights.
+# Quantizations that only ternary models have: files with them have the same weights.
 _TERNARY = frozenset({"PTQ1_0", "PQ2_0"})
-# Files beside a model, for its images or its drafts, which are not models themselves.
+# Files that belong to a model, for its images or its drafts, and cannot be run alone.
 _NO_MODEL = re.compile(r"(?:^|[-._])(?:mmproj|dspark)(?=[-._])", re.IGNORECASE)
 
 
@@ -61,7 +61,7 @@ class RepoModel:
         return part is None or int(part["count"]) == len(self.files)
 
     def line(self) -> str:
-        """The candidate as text, with whether it can run here."""
+        """Line of a list of models: name, size, quantization, and whether it fits in memory."""
         words = {True: "fits in RAM", False: "does not fit in RAM", None: "RAM unknown"}
         memory = words[fits_in_memory(self.size)]
         return (
@@ -75,7 +75,7 @@ def is_pattern(file: str) -> bool:
 
 
 def candidates(files: Iterable[Source], pattern: str) -> list[RepoModel]:
-    """Models whose path or name matches *pattern*; all GGUF files when it is empty."""
+    """Models among *files* whose path or name matches *pattern*; without one, all GGUF models."""
     groups: dict[str, list[Source]] = {}
     for file in files:
         if not matches(file.file, pattern or "*.gguf"):
@@ -103,11 +103,13 @@ def models_in(files: Iterable[Source], pattern: str) -> list[RepoModel]:
         # Files that only accompany a model, such as a projector of images, are not runnable.
         runnable = [m for m in gguf if not _NO_MODEL.search(m.name.rpartition("/")[2])]
         return runnable + folders
-    weights = {model: [model.name, *model.files] for model in gguf}
+    names_of_weights = {model: [model.name, *model.files] for model in gguf}
     for model in folders:
-        weights[model] = [file for file in model.files if file.endswith(".safetensors")]
+        names_of_weights[model] = [file for file in model.files if file.endswith(".safetensors")]
     return [
-        model for model, names in weights.items() if any(matches(name, pattern) for name in names)
+        model
+        for model, names in names_of_weights.items()
+        if any(matches(name, pattern) for name in names)
     ]
 
 
@@ -153,16 +155,16 @@ def choose(
 ) -> RepoModel:
     """The one of *models* that *ref* means; *files* are all of its repository.
 
-    A tag means one model, or is refused. Without a tag and a pattern it is the only model, the
-    largest file that fits of one ternary model, the one that *pick* chooses, or the first of the
-    :data:`DEFAULTS`.
+    A tag that does not mean exactly one model is refused. Without a tag, the first that applies is
+    chosen: the only model; if all are one ternary model, its largest file that fits in memory; the
+    choice of *pick*; and without a pattern, the first of the :data:`DEFAULTS`.
 
     Args:
         ref: the repository, with a tag or a pattern of files.
         models: the models of it that match the pattern.
         files: for the message if there are none.
-        named: the hint is a name of a model, and not an option.
-        pick: asks the user which model is meant; returns None without one to ask.
+        named: hints give the name of a model; otherwise the option --file.
+        pick: asks the user which model is meant; returns None if no user can be asked.
     """
     repo = ref.repo
     pattern = ref.file
@@ -238,7 +240,10 @@ def _largest_fitting(models: list[RepoModel]) -> RepoModel:
 
 
 def _choose_ternary(repo: str, models: list[RepoModel]) -> RepoModel | None:
-    """The largest file of one ternary model that fits here, if these hold the same weights."""
+    """The largest of *models* that fits in memory, if all are one ternary model; else None.
+
+    They are one model if their names differ only in the quantization.
+    """
     stems = {QUANTIZATION.sub("", model.name.rpartition("/")[2]) for model in models}
     ternary = [model for model in models if model.encoding in _TERNARY]
     fitting = [model for model in ternary if fits_in_memory(model.size)]
