@@ -78,9 +78,9 @@ class Store:
         return tree.blob_path(self.folder, sha256)
 
     def find(self, sha256: str, claims: Claims | None = None) -> Blob | None:
-        """The file with this digest; one that was changed, through a link to it, is removed.
+        """The file with this digest, or None; a file that was changed, through a link, is removed.
 
-        It is claimed before it is looked for, so that no removal takes it away in between.
+        With *claims*, it is claimed first, so that no removal deletes it meanwhile.
         """
         if claims is not None:
             claims.add(sha256)
@@ -102,7 +102,7 @@ class Store:
         *places: Path,
         claims: Claims | None = None,
     ) -> Blob | None:
-        """The file with this digest: at *target*, in this store, or adopted from elsewhere.
+        """File with this digest, at *target*, in this store, or adopted from elsewhere; or None.
 
         It is adopted from the first of *places* and of Hugging Face's blobs that is intact.
         """
@@ -131,10 +131,11 @@ class Store:
         return Blob(self.digest_of(path), path.stat().st_size, path)
 
     def record_name(self, pin: Pin, *name: str) -> None:
-        """Record that *name* means *pin*, with what is known of the same file already.
+        """Record that *name* means *pin*, completed by the present record of the same bytes.
 
-        Other bytes of this store that *name* meant until now are marked as superseded, so that a
-        command removes them if nothing else needs them. If that fails, *name* keeps its meaning.
+        If *name* meant other bytes of this store until now, these are marked as superseded, so that
+        a command removes them if nothing else needs them. If the mark cannot be written, *name*
+        keeps its meaning.
         """
         old = self.index.find(*name)
         if old is not None and old.sha256 == pin.sha256:
@@ -211,9 +212,9 @@ class Store:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> Iterator[locks.Lock]:
-        """Hold the lock of the process that fetches *key*; *what* is its name for those who wait.
+        """Hold the lock for fetching *key*; *what* is its name in messages of waiting processes.
 
-        Partial files that were not resumed for weeks are removed before.
+        First, partial files that were not resumed for weeks are removed.
         """
         make_cache(self.root)
         sweep(tree.partial_folder(self.folder))
@@ -249,10 +250,10 @@ class Store:
         *,
         replaces: bool = False,
     ) -> Blob:
-        """Move the finished *partial* with this digest, which is claimed before, into the store.
+        """Move the finished *partial* with this digest into the store; it is claimed first.
 
-        An intact file that is there already stays, unless *replaces*: its hard links in projects
-        would keep the old file, and the disk would hold the same bytes twice.
+        An intact file that is there already stays, unless *replaces*: if it were replaced, its hard
+        links in projects would keep the old file, and the disk would hold the same bytes twice.
         """
         if claims is not None:
             claims.add(sha256)
@@ -304,7 +305,7 @@ class Store:
             partial.discard()
 
     def adopt(self, file: Path, sha256: str) -> Blob | None:
-        """Add *file* from elsewhere, unchanged; ``None`` if it does not have this digest."""
+        """Add *file*, which stays where it is, to the store; None if it lacks this digest."""
         try:
             if not file.is_file() or sha256_of(file) != sha256:
                 return None
@@ -329,14 +330,14 @@ class Store:
     def place_all(self, items: Sequence[tuple[Blob, Path]], root: Path | None = None) -> list[str]:
         """Put each file at its target; return how each was made, as ``Prepared.how``.
 
-        Targets are below *root*, by default in it; a link on the way that leaves *root* is refused.
-        All files are prepared beside their targets, then renamed in order. If the last target
-        exists, it is removed before that, so that the last file is only there while all are.
+        Targets are below *root*, by default the target's own folder; a link that leaves *root* is
+        refused. All files are prepared beside their targets, then renamed in order. An existing
+        last target is removed before that: the last file only exists while all others do.
         """
         prepared: list[links.Prepared] = []
         if not items:
             return []
-        target = items[0][1]  # the one named in an error; in the loops it is the current one
+        target = items[0][1]  # for the error message; the loops below set the current one
         with ExitStack() as stack:
             stack.enter_context(placing(self.folder, [target for _, target in items]))
             folders = {
@@ -397,7 +398,7 @@ class Store:
             self._place_folder(todo, folder, root)
 
     def _place_folder(self, todo: list[tuple[Blob, Path]], folder: Path, root: Path) -> None:
-        """Create *folder* with all of its files."""
+        """Create the missing *folder* with all of its files, in one step."""
         unplaced = folder.with_name(links.fresh_name(f".{folder.name}"))
         unplaced_items = [
             (blob, unplaced / target.absolute().relative_to(folder)) for blob, target in todo
@@ -441,7 +442,7 @@ class Store:
                 shutil.rmtree(unfinished, ignore_errors=True)
 
     def may_replace(self, path: Path) -> bool:
-        """True if *path* is as this program put it there, or the store has its content."""
+        """True if *path* is as this program put it there, or the store has the same bytes."""
         record = self.verified.find(path)
         if record is not None and record.placed and record.is_unchanged:
             return True
@@ -454,7 +455,7 @@ class Store:
         self.verified.forget(blob.path)
 
     def _seal(self, path: Path, sha256: str) -> None:
-        """Make *path* read-only, and record its digest, which was just computed."""
+        """Make the stored file *path* read-only, and record its digest, which was just computed."""
         with suppress(OSError):  # a file system without permissions
             path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o222)
         # Set the time back: only a time that is old enough shows every later change.

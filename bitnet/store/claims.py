@@ -1,8 +1,8 @@
 """Claims: files of a store that running commands still need, so that nothing removes them.
 
-A command claims a digest before it looks for the file, and until the file is at its place. A
-removal holds the same lock alone. On a cache that cannot be written there are no claims: reading
-needs no lock.
+A command claims a digest before it looks for the file, and until the file is at its place. A claim
+is a shared lock; a removal holds the same lock exclusively. A cache that cannot be written to is
+used without claims.
 """
 
 from __future__ import annotations

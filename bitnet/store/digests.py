@@ -49,17 +49,17 @@ class RecordFolder(Generic[T]):
         return self._open(self.file_for(*name))
 
     def write(self, record: T, *name: str | Path) -> None:
-        """Record the meaning of *name*; without permission nothing happens."""
+        """Write the *record* of *name*, if it is not there yet; without permission, do nothing."""
         if self.find(*name) != record:
             keep_in_cache(self.file_for(*name), json.dumps(self._write(record)).encode())
 
     def forget(self, *name: str | Path) -> None:
-        """Drop the record of *name*."""
+        """Delete the record of *name*."""
         with suppress(OSError):
             self.file_for(*name).unlink()
 
     def forget_if(self, is_gone: Callable[[T], bool]) -> None:
-        """Drop every record for which *is_gone* returns true."""
+        """Delete every record for which *is_gone* returns True."""
         for path in self._paths():
             record = self._open(path)
             if record is not None and is_gone(record):
@@ -83,6 +83,7 @@ class RecordFolder(Generic[T]):
         return self._folder / f"{key[:32]}.json"
 
     def _open(self, path: Path) -> T | None:
+        """The record in the file *path*; None if it is missing or unreadable."""
         try:
             with open_file(path) as file:
                 return self._read(json.load(file))
@@ -100,7 +101,7 @@ class Verified:
     mtime_ns: int  # modification time
     inode: int  # its number on its file system
     placed: bool = False  # this program placed it there; else it was only read
-    ctime_ns: int = 0  # of the last change of any kind; 0 when that was only a moment before
+    ctime_ns: int = 0  # change time, also of links; 0 if that was only a moment before
 
     @property
     def is_unchanged(self) -> bool:
@@ -113,7 +114,7 @@ class Verified:
 
     @property
     def is_untouched(self) -> bool:
-        """True if, in addition, no link was made to it and no time was set."""
+        """True if the file is unchanged, no link to it was made, and its times were not set."""
         with suppress(OSError, ValueError):
             changed = os.stat(self.path).st_ctime_ns  # noqa: PTH116
             return self.is_unchanged and changed > 0 and changed == self.ctime_ns
@@ -133,7 +134,8 @@ class VerifiedFiles(RecordFolder[Verified]):
     def remember(self, path: Path, sha256: str, *, placed: bool = False) -> None:
         """Record the digest of *path*, unless the file was changed a moment ago.
 
-        With *placed*, this program put it there.
+        *placed*: this program put the file there. An earlier record of the same digest that says so
+        counts, too.
         """
         try:
             status = path.stat()
@@ -158,7 +160,7 @@ class VerifiedFiles(RecordFolder[Verified]):
 
 
 def _parse(values: Any) -> Verified:
-    """The record of *values*, a JSON object; ValueError or TypeError if it is none."""
+    """The record of *values*, a JSON object; ValueError or TypeError if it is not one."""
     record = Verified(**values)
     kinds = [type(value) for value in asdict(record).values()]
     if kinds != [str, str, int, int, int, bool, int]:

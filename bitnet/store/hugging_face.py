@@ -48,8 +48,7 @@ def files_of(repo: str, revision: str) -> tuple[str | None, dict[str, Path]]:
 def digest_of(path: Path) -> str | None:
     """SHA-256 of *path*, one of :func:`files_of`, if it is intact; None if it is damaged.
 
-    That of a large file is the name of its blob and is not computed here: who takes the file must
-    compare it.
+    For a large file it is the name of its blob, and is not computed here: callers must compare it.
     """
     try:
         name = path.readlink().name

@@ -45,12 +45,12 @@ class Prepared:
             raise
 
     def commit(self) -> None:
-        """Rename it to its target: a reader sees the old or the new file."""
+        """Rename the prepared file to its target: a reader sees the old or the new file."""
         if self.how:
             replace_file(self._fresh, self.target, self._folder)
 
     def discard(self) -> None:
-        """Delete it, unless it was committed."""
+        """Delete the prepared file, unless it was committed."""
         with suppress(OSError):
             remove(self._fresh, self._folder)
 
@@ -63,7 +63,7 @@ class Prepared:
         return os.open(self._fresh, flags, 0o666, dir_fd=self._folder)
 
     def _make(self, source: Path) -> str:
-        """Make the second name of *source*; return how."""
+        """Make the second name of *source*; return how: a value of ``how``."""
         if self._reflink(source):
             self._set_time(source)
             return "reflink"
@@ -71,7 +71,7 @@ class Prepared:
             os.link(source, self._fresh, dst_dir_fd=self._folder)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise
+                raise  # a copy would need even more space
             with open_file(source) as old, open(self._open(), "wb") as new:
                 shutil.copyfileobj(old, new, 1 << 20)
                 new.flush()

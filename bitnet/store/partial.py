@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_FLUSH_BYTES = 16 << 20
-_COPY_BYTES = 1 << 20
+_FLUSH_BYTES = 16 << 20  # new bytes after which the disk is told to write
+_COPY_BYTES = 1 << 20  # of one read
 _SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
-_FORGOTTEN_S = 14 * 24 * 3600.0
+_FORGOTTEN_S = 14 * 24 * 3600.0  # silence after which a partial file is deleted
 _ABANDONED_S = 900.0  # silence after which a process on another machine counts as gone
 
 _BINARY = getattr(os, "O_BINARY", 0)
@@ -75,6 +75,7 @@ class Ranges:
 
     def missing(self, size: int) -> list[tuple[int, int]]:
         """Gaps in the first *size* bytes."""
+        # Starts and stops alternate, so every second pair of neighbours is a gap.
         edges = [0, *(min(edge, size) for part in self._parts for edge in part), size]
         gaps = zip(edges[::2], edges[1::2], strict=True)
         return [(start, stop) for start, stop in gaps if start < stop]
@@ -91,7 +92,7 @@ class Version:
     sha256: str | None = None  # hexadecimal, lower case
     accepts_ranges: bool = False  # the server accepts range requests
     git_oid: str | None = None  # git's name for the content, where the hub keeps it in git
-    is_digest_announced: bool = False  # a server named *sha256*; else it is an earlier one, or none
+    is_digest_announced: bool = False  # a server named *sha256*; else it may be from a pin
 
     @property
     def key(self) -> str:
@@ -121,8 +122,8 @@ class Sidecar:
     done: list[list[int]] | None  # parts already written; ``None``: all up to the file's end
     inode: int  # of the partial file, so that a sidecar is never applied to another file
     boot: str  # of the machine whose process wrote it
-    # repository, revision and file that are fetched; or an address without its query, and the name
-    # of the whole one in the cache; so that a removal finds it
+    # what is fetched, so that a removal finds it: repository, revision and file; or an address
+    # without its query, and the key of the whole address (bitnet.hub.ref.address_key)
     name: list[str] = field(default_factory=list)
 
 
@@ -156,33 +157,34 @@ class Partial:
         fresh: bool = False,
         source_name: Sequence[str] = (),
     ) -> Partial:
-        """A file in *folder* for *version*, resuming what earlier processes left.
+        """A partial file in *folder* for *version*, resuming what earlier processes left.
 
-        Other leftovers are deleted; with *fresh* all, since they proved wrong. *source_name* is the
-        name that is fetched, without secrets, as :attr:`Sidecar.name`.
+        Other leftovers are deleted; with *fresh* all are, since they proved wrong. *alone*: locks
+        work, and no other process of this machine fetches *version*. *source_name* is the name that
+        is fetched, without secrets, as :attr:`Sidecar.name`.
         """
         own = folder / fresh_name(name)
-        left = [path for path in _partials(folder) if _is_free(path, alone=alone)]
-        taken = None
-        usable = [] if fresh else _usable(left, version)
+        leftovers = [path for path in _partials(folder) if _is_free(path, alone=alone)]
+        partial = None
+        usable = [] if fresh else _usable(leftovers, version)
         for path, sidecar in usable:
-            taken = cls._take(path, sidecar, own, version, source_name)
-            if taken is not None:
+            partial = cls._take(path, sidecar, own, version, source_name)
+            if partial is not None:
                 break
-        for path in left:
+        for path in leftovers:
             _delete(path)
-        if taken is None and not alone and not fresh and version.sha256 is not None:
-            taken = cls._copy(folder, own, version, source_name)
-        if taken is None:
-            taken = cls(own, version, _create(own), source_name)
-            taken.note()
-        return taken
+        if partial is None and not alone and not fresh and version.sha256 is not None:
+            partial = cls._copy(folder, own, version, source_name)
+        if partial is None:
+            partial = cls(own, version, _create(own), source_name)
+            partial.note()
+        return partial
 
     @classmethod
     def _take(
         cls, path: Path, sidecar: Sidecar, own: Path, version: Version, source_name: Sequence[str]
     ) -> Partial | None:
-        """Rename *path* to *own*; ``None`` if another process was faster, or another user owns it.
+        """Rename *path* to *own* to continue it; None if another process or user has it.
 
         The sidecar exists under both names before the file is renamed, so whenever this process is
         killed, a file and its sidecar share a name.
@@ -268,7 +270,7 @@ class Partial:
             view = view[written:]
 
     def flush_behind(self) -> None:
-        """Let the disk start writing, so that publishing does not wait for everything (Linux)."""
+        """Let the disk start writing, so that publishing has less to wait for; Linux only."""
         count = self.done.frontier - self._flushed
         if count >= _FLUSH_BYTES and sys.platform == "linux":
             part = ctypes.c_int64(self._flushed), ctypes.c_int64(count)
@@ -277,7 +279,7 @@ class Partial:
             self._flushed += count
 
     def note(self, beside: Path | None = None) -> None:
-        """Write the sidecar, atomically; *beside* is the path that the file will have."""
+        """Write the sidecar atomically; *beside* is the future path of the file, if not its own."""
         sidecar = Sidecar(
             url=_strip_secrets(self._version.url),
             key=self._version.key,
@@ -288,9 +290,9 @@ class Partial:
             boot=boot_id(),
             name=self._source_name,
         )
-        unplaced = Path(f"{self.path}.json.new")
-        unplaced.write_text(json.dumps(asdict(sidecar), indent=1), encoding="utf-8")
-        unplaced.replace(_sidecar_of(beside or self.path))
+        draft = Path(f"{self.path}.json.new")
+        draft.write_text(json.dumps(asdict(sidecar), indent=1), encoding="utf-8")
+        draft.replace(_sidecar_of(beside or self.path))
 
     def restart(self) -> None:
         """Discard every byte."""
@@ -309,18 +311,21 @@ class Partial:
         self.discard()
 
     def leave(self) -> None:
-        """Stop, and leave the file as ``<file>.partial`` for the next process."""
+        """Stop, and leave the file as ``<file>.partial`` for the next process.
+
+        A file that could not be resumed is deleted.
+        """
         if not (self._version.is_bound and self.done.total):
             self.discard()
             return
-        rest = self.path.with_name(self.path.name.rpartition(".")[0])
+        resumable = self.path.with_name(self.path.name.rpartition(".")[0])
         try:
             self.is_left = True
-            self.note(rest)
+            self.note(resumable)
             self.close()
-            self.path.replace(rest)
+            self.path.replace(resumable)
             _unlink(_sidecar_of(self.path))
-        except OSError:  # for example a full disk: the sidecar of the beginning is enough
+        except OSError:  # for example a full disk: the last sidecar that was written is enough
             self.close()
 
     def discard(self) -> None:
@@ -338,7 +343,7 @@ class Partial:
 
 
 def name_of(path: Path) -> list[str]:
-    """Name that the partial file *path* is fetched for, as :meth:`Partial.begin`, or nothing."""
+    """Name that the partial file *path* is fetched for (:attr:`Sidecar.name`); empty if unknown."""
     sidecar = _read_sidecar(path)
     return sidecar.name if sidecar is not None else []
 
@@ -372,7 +377,10 @@ def _partials(folder: Path) -> list[Path]:
 
 
 def _is_free(path: Path, *, alone: bool) -> bool:
-    """True if no process writes into *path* any more; with *alone*, none of this machine can."""
+    """True if no process writes into *path* any more.
+
+    *alone*: no other process of this machine can be writing.
+    """
     sidecar = _read_sidecar(path)
     if path.name.endswith(".partial") and sidecar is not None:
         return True
@@ -383,6 +391,7 @@ def _is_free(path: Path, *, alone: bool) -> bool:
 
 
 def _silence_s(path: Path) -> float:
+    """Seconds since *path* was changed; 0 if it is gone."""
     try:
         return time.time() - path.stat().st_mtime
     except OSError:
@@ -390,7 +399,7 @@ def _silence_s(path: Path) -> float:
 
 
 def _usable(paths: list[Path], version: Version) -> list[tuple[Path, Sidecar]]:
-    """Those of *paths* that hold bytes of *version*, the largest first."""
+    """Those of *paths* with bytes of *version*, and their sidecars; most bytes first."""
     candidates: list[tuple[int, Path, Sidecar]] = []
     for path in paths:
         sidecar = _read_sidecar(path)
@@ -414,7 +423,7 @@ def _create(path: Path) -> int:
 
 
 def _parts(sidecar: Sidecar, length: int) -> list[tuple[int, int]]:
-    """Parts that exist of a file that is *length* bytes long."""
+    """Parts that *sidecar* records as written, cut to the file's *length* in bytes."""
     noted = sidecar.done if sidecar.done is not None else [[0, length]]
     return [(start, min(stop, length)) for start, stop in noted if start < min(stop, length)]
 

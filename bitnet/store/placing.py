@@ -36,9 +36,10 @@ ABANDONED_S = 900.0  # silence after which a placement counts as abandoned where
 def placing(
     store_folder: Path, targets: Sequence[Path], folder: Path | None = None
 ) -> Iterator[None]:
-    """Note that *targets* are being made, all of them inside the unfinished *folder* if given.
+    """Keep a note, during the block, that *targets* are being made.
 
-    Without permission to write there is no note.
+    With *folder*, all of them are inside this unfinished folder. Without permission to write, the
+    block runs without a note.
     """
     note = placement_note(store_folder, f"{os.getpid()}-{token_hex(4)}")
     guard = note.with_suffix(".lock")
@@ -76,7 +77,7 @@ def sweep_placings(store_folder: Path) -> None:
 
 
 def sweep_beside(target: Path) -> None:
-    """Remove unfinished files of *target* without a note, which processes left long ago."""
+    """Remove unfinished files of *target* that processes left long ago, also without a note."""
     with suppress(OSError):
         for path in list(target.parent.iterdir()):
             if _is_unfinished(path.name, target.name, r"\d+"):
@@ -86,7 +87,7 @@ def sweep_beside(target: Path) -> None:
 
 
 def _remove_left(note: Path) -> None:
-    """Remove the unfinished files that *note* names; other files and final names stay."""
+    """Remove the unfinished files that *note* names; finished and other files stay."""
     try:
         content = json.loads(read_bytes(note))
         process = str(int(content["process"]))
@@ -111,8 +112,8 @@ def _remove_folder(folder: Path, targets: Sequence[Path]) -> None:
             if folder in target.parents:
                 remove(target)
         inner = {parent for target in targets for parent in target.parents}
-        mine = [path for path in inner if path == folder or folder in path.parents]
-        for path in sorted(mine, key=lambda path: len(path.parts), reverse=True):
+        own_folders = [path for path in inner if path == folder or folder in path.parents]
+        for path in sorted(own_folders, key=lambda path: len(path.parts), reverse=True):
             path.rmdir()
 
 

@@ -33,8 +33,8 @@ VERSION = 1
 
 Kind = Literal["tokenizer", "model", "package", "version"]
 _LOCKED_KINDS = ("tokenizer", "model", "package")
-_LARGEST_FILE = 64 << 20  # bytes
-_LARGEST_SIZE = 1 << 60
+_LARGEST_FILE = 64 << 20  # bytes of a lock file
+_LARGEST_SIZE = 1 << 60  # bytes of a pinned file; more cannot be right
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,14 @@ class Pin:
 
     @property
     def repository(self) -> str:
-        """Repository and revision that it is from, as commands take them."""
+        """Its repository and revision, as commands take them."""
         if self.kind == "package" or "://" in self.repo:
             return self.repo
         return f"hf:{self.repo}{'' if self.revision == 'main' else f'@{self.revision}'}"
 
     @property
     def key(self) -> str:
-        """Its name in the listing of a cache."""
+        """Its key in the list of a cache; empty if its repository is not known."""
         if self.kind == "tokenizer" and self.place is not None:
             place = PurePosixPath(self.place)
             if place.parts[0] == "tokenizers":  # ``tokenizers/KEY/FILE``
@@ -137,7 +137,7 @@ def refuse_unreadable(pin: Pin) -> None:
 
 
 def _problem(record: Mapping[str, Any]) -> str:
-    """Values of *record* that are not valid, as text; empty if all are."""
+    """Values of *record* that are not valid, as text; empty if all are valid."""
     size = record.get("size")
     place = record.get("path")
     file = record.get("file")
@@ -163,7 +163,7 @@ def _problem(record: Mapping[str, Any]) -> str:
 def relative(path: Path, folder: Path) -> str | None:
     """*path* relative to *folder* with forward slashes; ``None`` if it is outside."""
     try:
-        # Links are followed only then: one in *folder* to a file outside of it counts as inside.
+        # Links are followed only to remove "..": a link in *folder* to a file outside is inside.
         if ".." in path.parts or ".." in folder.parts:
             path = path.resolve()
             folder = folder.resolve()
@@ -265,7 +265,7 @@ def _displace(old: Pin, entry: Pin) -> Pin | None:
 
 
 def _refuse_contradictions(path: Path, entries: list[Pin]) -> None:
-    """Refuse two digests for one place, or for one file of one revision."""
+    """Refuse *entries* with two digests for one place, or for one file of one revision."""
     seen: dict[object, Pin] = {}
     for entry in entries:
         for name in filter(None, (entry.identity, entry.place)):

@@ -1,4 +1,4 @@
-"""The cache folder: create it, write into it, and tell one of ours from other folders.
+"""The cache folder: create it, write into it, and distinguish it from other folders.
 
 ``CACHEDIR.TAG`` marks a folder as this program's cache.
 """
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 TAG = "CACHEDIR.TAG"
 SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55"  # https://bford.info/cachedir/
 _TEXT = SIGNATURE + b"\n# Cache of bitnet; any file in it may be deleted at any time.\n"
+# Names that may be in a folder that is certainly a cache.
 _BESIDE = {*tree.AREAS, TAG, "README.md", ".gitignore", ".DS_Store", "Thumbs.db"}
 
 
@@ -39,7 +40,8 @@ def make_cache(root: Path) -> None:
 
 
 def keep_in_cache(path: Path, *parts: bytes | memoryview, private: bool = False) -> str:
-    """Write *parts* to *path* in a cache, as :func:`bitnet.base.files.keep`."""
+    """Write *parts* to *path* in a cache, which is created, as :func:`bitnet.base.files.keep`."""
+    # The cache is the parent of its innermost folder with the name of an area.
     areas = (folder for folder in path.parents if folder.name in tree.AREAS)
     try:
         make_cache(next(areas).parent)
