@@ -1,8 +1,8 @@
 """The cache folder: list, verify and remove its files.
 
 :mod:`bitnet.store.tree` draws the folder. There is no index: any file or folder in it may be
-deleted at any time without losing anything but speed. Files outside these folders are never
-touched.
+deleted at any time without losing anything but speed. Files outside the folders of the cache are
+never changed.
 """
 
 from __future__ import annotations

@@ -118,12 +118,13 @@ def _folders(root: Path) -> Iterator[tuple[Path, set[str]]]:
         except OSError as error:
             raise from_os_error(error, folder, in_cache=True) from error
         yield folder, files
-        # Temporary files of pip: the download that made them removes them, or the next one.
+        # Leave temporary files of pip out: the download that made them, or the next, removes them.
         inner = [name for name in inner if not name.startswith(".pip-")]
         waiting += [folder / name for name in sorted(inner, reverse=True)]
 
 
 def _entry(root: Path, path: Path, companions: list[str]) -> Entry:
+    """The entry of the file *path*; *companions* are names of files beside it."""
     area, *inner = path.relative_to(root).parts
     files = [path, *(path.with_name(name) for name in companions)]
     statuses = [file.lstat() for file in files]
@@ -173,6 +174,7 @@ def _store_entries(root: Path) -> list[Entry]:
 
 
 def _kind(area: str, inner: list[str]) -> Kind:
+    """Kind of the file whose path in the folder *area* has the parts *inner*."""
     name = inner[-1]
     if name.endswith((".lock", *_LEFTOVER_SUFFIXES)) or name.startswith(_LEFTOVER_PREFIXES):
         return "leftover"
@@ -186,6 +188,7 @@ def _kind(area: str, inner: list[str]) -> Kind:
 
 
 def _key(area: str, inner: list[str]) -> str:
+    """Key of a file of :func:`_kind`; for a partial download, the name of its file."""
     if area == "store":  # partial downloads
         return inner[-1].partition(".partial")[0]
     if area == "tokenizers":
@@ -286,6 +289,7 @@ def verify(
 
 
 def _json_problem(path: Path) -> str:
+    """Reason why *path* is not JSON, or not a tokenizer if its name says so; empty if it is."""
     try:
         with open_file(path) as file:
             value = json.load(file)
@@ -299,6 +303,7 @@ def _json_problem(path: Path) -> str:
 
 
 def _gguf_problem(path: Path, read_gguf: Callable[[Path], object] | None) -> str:
+    """Reason why *path* is not a GGUF file that *read_gguf* accepts; empty if it is."""
     with open_file(path) as file:
         magic = file.read(4)
     if magic != b"GGUF":

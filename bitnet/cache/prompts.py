@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SUFFIX = ".kv"
-SPARE_BYTES = 2 * 10**9  # that stay free on the disk
-ABANDONED_S = 3600.0  # after which a draft of a killed process is removed
+SPARE_BYTES = 2 * 10**9  # left free on the disk
+ABANDONED_S = 3600.0  # age at which a draft counts as left by a killed process
 _MODEL = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[0-9a-f]{32}\.kv")
 _DRAFT = re.compile(r"\.[0-9a-f]{32}\.kv\.\d+-[0-9a-f]+\.tmp")
@@ -113,7 +113,10 @@ class PromptFolder:
 
 
 def choose_folder(choice: str, cache: Path) -> PromptFolder | None:
-    """The folder that *choice* means: ``auto``, the one of *cache*; ``off``; or a path."""
+    """The folder for *choice*: ``auto`` (in *cache*), a path, or None for ``off``.
+
+    None also if BITNET_PROMPT_CACHE_SIZE is 0.
+    """
     limit = settings.prompt_cache_size()
     if choice == "off" or not limit:
         return None

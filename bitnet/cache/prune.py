@@ -2,10 +2,10 @@
 
     cache clean       plan             entries by age, number or key
     rm                plan_model       the names of a model, and the bytes that no other name has
-    end of an update  plan_superseded  versions that their names left
+    end of an update  plan_superseded  versions whose names mean other bytes now
 
-All three plans are removed by :func:`prune`. Links go before the bytes that they name, and names
-last: a removal that is killed anywhere is finished by the same command.
+All three plans are carried out by :func:`prune`. It removes links before the bytes that they name,
+and names last: if it is killed anywhere, the same command finishes the removal.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Removal:
-    """Files to remove from *root*."""
+    """Files to remove from *root*: a plan, or what :func:`prune` removed."""
 
     root: Path  # the cache folder
     remove: tuple[Entry, ...]  # entries to remove
@@ -56,7 +56,7 @@ class Removal:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that removing them frees; a file with another name elsewhere stays on the disk."""
+        """Bytes that the removal frees; a file with a hard link elsewhere stays on the disk."""
         names = Counter(entry.inode for entry in self.remove)
         files = {entry.inode: entry for entry in self.remove}
         return sum(
@@ -65,7 +65,7 @@ class Removal:
 
     @property
     def lone_names(self) -> list[Pin]:
-        """Names to drop whose bytes are not removed: these stay for other names, or are gone."""
+        """Names to drop without removing bytes, which other names need, or which are gone."""
         digests = {entry.path.name for entry in self.remove if entry.is_stored}
         return [name for name in self.names if name.sha256 not in digests]
 
@@ -75,9 +75,9 @@ class Removal:
         return not (self.remove or self.names or self.marks)
 
     def holders_of(self, entry: Entry) -> list[str]:
-        """Paths of projects, and the number of other names, that still hold the bytes of *entry*.
+        """Paths of projects, and the number of other links, that still hold the bytes of *entry*.
 
-        Names that the plan removes do not count.
+        Links that the plan removes do not count.
         """
         planned = sum(each.inode == entry.inode for each in self.remove)
         unnamed = entry.links - len(entry.users) - max(planned, 1)
@@ -107,7 +107,7 @@ class Removal:
 
 
 def plan(root: Path, selection: Selection, *, now_s: float | None = None) -> Removal:
-    """Entries that *selection* would remove; nothing is removed yet."""
+    """Plan of what *selection* removes; *now_s* is the time since the epoch, for ages."""
     refuse_unless_cache(root)
     if selection.keep < 0:
         raise UsageError(f"--keep expects a number of files, 0 or more, got {selection.keep}")
@@ -132,9 +132,9 @@ def plan(root: Path, selection: Selection, *, now_s: float | None = None) -> Rem
     # A file is kept or removed with all its names: paths in the cache, and records.
     id_of_name = {name: _id_of_name(root, name, ids) for name in names}
     last_used = _last_used_by_file(everything, ids)
-    published = {ids[entry.path] for entry in chosen if entry.kind not in ("partial", "leftover")}
-    published.update(each for each in id_of_name.values() if each is not None)
-    newest = sorted(published, key=lambda file: last_used[file], reverse=True)
+    complete = {ids[entry.path] for entry in chosen if entry.kind not in ("partial", "leftover")}
+    complete.update(each for each in id_of_name.values() if each is not None)
+    newest = sorted(complete, key=lambda file: last_used[file], reverse=True)
     kept = set(newest[: selection.keep])
     if age_s is not None:
         kept.update(file for file, used_s in last_used.items() if now_s - used_s <= age_s)
@@ -178,49 +178,51 @@ class ModelFiles:
 
 
 def plan_model(root: Path, files: ModelFiles) -> Removal:
-    """Removal of the *files* of a model, with what an interrupted download left.
+    """Plan to remove the *files* of a model, and what an interrupted download of it left.
 
-    A file that is also a part of another model stays for that one.
+    A file that is also a part of another model is kept.
     """
     store = Store(root)
     sweep_placings(store.folder)
     everything = entries(root)
 
-    # Bytes go with their last name. A version is not a name, but wheels that were fetched for a
-    # packaged model and not extracted have no other record.
+    # Bytes are removed with their last name. A version is not a name; only wheels, fetched for a
+    # packaged model and not extracted yet, have no other record.
     records = list(store.index)
-    mine = [record for record in records if files.is_name(record)]
+    matching_records = [record for record in records if files.is_name(record)]
     other_names: dict[str, list[str]] = {}
     for record in records:
-        if record.kind != "version" and record not in mine:
+        if record.kind != "version" and record not in matching_records:
             other_names.setdefault(record.sha256, []).append(record.repository)
-    digests = {record.sha256 for record in mine}
+    digests = {record.sha256 for record in matching_records}
     stored = [entry for entry in everything if entry.is_stored and entry.path.name in digests]
-    gone = [entry for entry in stored if entry.path.name not in other_names]
+    freed_entries = [entry for entry in stored if entry.path.name not in other_names]
     shared = tuple(
         (entry, tuple(dict.fromkeys(other_names[entry.path.name])))
         for entry in stored
-        if entry not in gone
+        if entry not in freed_entries
     )
 
-    # Links: at the places of the model, and to the bytes that go.
+    # Links: at the places of the model, and to the bytes that are removed.
     ids = file_ids(root, everything)
-    gone_ids = {ids[entry.path] for entry in gone}
-    places = {root / record.place for record in mine if record.place is not None}
+    freed_ids = {ids[entry.path] for entry in freed_entries}
+    places = {root / record.place for record in matching_records if record.place is not None}
     link_entries = [
         entry
         for entry in everything
         if files.is_link(entry.path)
         or entry.path in places
-        or (ids[entry.path] in gone_ids and not entry.is_stored)
+        or (ids[entry.path] in freed_ids and not entry.is_stored)
     ]
     unfinished = [entry for entry in everything if files.is_unfinished(entry)]
-    names = tuple(record for record in mine if record.kind != "version")
-    return Removal(root, (*gone, *unfinished, *link_entries), (), names, shared, is_whole=True)
+    names = tuple(record for record in matching_records if record.kind != "version")
+    return Removal(
+        root, (*freed_entries, *unfinished, *link_entries), (), names, shared, is_whole=True
+    )
 
 
 def plan_superseded(root: Path) -> list[Removal]:
-    """Removal of each version that an update replaced, unless another name or a project has it."""
+    """Plans to remove the versions that updates replaced, unless a name or a project needs them."""
     store = Store(root)
     marks = store.list_superseded()
     if not marks:
@@ -236,7 +238,7 @@ def plan_superseded(root: Path) -> list[Removal]:
         stored = [entry for entry in everything if entry.is_stored and entry.path.name == digest]
         same: list[Entry] = []
         if digest in named:
-            stored = []  # only the mark goes: the version is in use again
+            stored = []  # a name means this version again: only the mark is removed
         elif stored:
             same = [each for each in everything if ids[each.path] == digest and not each.is_stored]
         plans.append(Removal(root, (*stored, *same), is_whole=True, marks=(mark,)))
@@ -244,7 +246,7 @@ def plan_superseded(root: Path) -> list[Removal]:
 
 
 def drop_superseded(root: Path) -> None:
-    """Remove the versions that updates replaced; those in use are left for the next command."""
+    """Remove the versions that updates replaced; those in use are kept for the next command."""
     try:
         for planned in plan_superseded(root):
             for entry in prune(planned).remove:
@@ -255,6 +257,7 @@ def drop_superseded(root: Path) -> None:
 
 
 def _in_scope(root: Path, entry: Entry, selection: Selection) -> bool:
+    """True if *selection* may remove an *entry* of this kind, whatever its age and key."""
     if entry.is_stored and entry.kind == "model":
         return selection.models
     area = entry.path.relative_to(root).parts[0]
@@ -264,7 +267,7 @@ def _in_scope(root: Path, entry: Entry, selection: Selection) -> bool:
 
 
 def _names_without_bytes(root: Path, selection: Selection) -> list[Pin]:
-    """Names that *selection* means and whose bytes are gone, as a killed removal leaves them."""
+    """Names that *selection* covers and whose bytes are gone, as a killed removal leaves them."""
     if not (selection.key or selection.models):
         return []
     store = Store(root)
@@ -284,9 +287,9 @@ def _of_key(
     ids: Mapping[Path, Hashable],
     key: str,
 ) -> tuple[list[Entry], list[Pin]]:
-    """Entries of *key* with every name of the same file, so that its bytes are freed; the names.
+    """Entries of *scope* with this *key*, every other link to their bytes, and the names to drop.
 
-    Bytes that also have a name with another key stay: only the links of *key* go.
+    Bytes that also have a name with another key are kept: only the links of *key* are removed.
     """
     paths = {entry.path for entry in scope if _means(entry.key, key)}
     names: list[Pin] = []
@@ -295,17 +298,17 @@ def _of_key(
         are_all_meant = bool(meant) and len(meant) == len(entry.names)
         is_digest_meant = entry.is_stored and _means(entry.path.name, key)
         if are_all_meant or is_digest_meant:
-            # The bytes go, with every link to them.
+            # The bytes are removed, with every link to them.
             names += entry.names
             paths.update(each.path for each in everything if ids[each.path] == ids[entry.path])
         elif meant:
-            # The bytes stay for the other names.
+            # The bytes are kept for the other names.
             names += meant
             paths.discard(entry.path)
             paths.update(root / name.place for name in meant if name.place is not None)
 
-    # Bytes whose only names are chosen links go with them. A name without a place in the cache is
-    # that of a project's file, which keeps the bytes.
+    # Bytes are removed if all of their names are links chosen above. A name without a place in the
+    # cache is that of a project's file, for which the bytes are kept.
     for entry in everything:
         places = [root / name.place for name in entry.names if name.place is not None]
         are_all_in_cache = bool(places) and len(places) == len(entry.names)
@@ -316,11 +319,12 @@ def _of_key(
 
 
 def _means(own: str, key: str) -> bool:
-    """True if *key*, as people write it, means the key *own*."""
+    """True if *key*, as a user types it, means *own*, the key of an entry or a digest."""
     if SHA256.fullmatch(own):  # *key* may be a digest as it is shown on a terminal, cut with "…"
         digits = key.rstrip("…")
         return len(digits) >= DIGITS and own.startswith(digits)
-    spelled = key.replace("/", "--", 1) if key.count("/") == 1 else key  # org/repo as people write
+    # Keys have org--repo for the org/repo that users type.
+    spelled = key.replace("/", "--", 1) if key.count("/") == 1 else key
     return own in (key, spelled) or own.startswith((f"{key}/", f"{spelled}/"))
 
 
@@ -343,7 +347,7 @@ def refuse_unless_cache(root: Path) -> None:
 def prune(planned: Removal) -> Removal:
     """Remove the planned entries that are still unused.
 
-    The result has the entries that were removed, and those that are busy.
+    Returns what was removed, and what is busy.
     """
     store = Store(planned.root)
     removed: list[Entry] = []
@@ -376,13 +380,13 @@ def prune(planned: Removal) -> Removal:
 
 
 def _forget_bytes(store: Store, digests: set[str]) -> None:
-    """Drop every name of the removed files with these *digests*."""
+    """Delete the records of removed files with these *digests*."""
     if digests:
         store.index.forget_if(lambda record: record.sha256 in digests)
 
 
 def _by_file(planned: tuple[Entry, ...], ids: Mapping[Path, Hashable]) -> list[list[Entry]]:
-    """*planned* in batches of one file's names."""
+    """*planned* in batches, each with the entries of one file."""
     batches: dict[Hashable, list[Entry]] = {}
     for entry in planned:
         batches.setdefault(ids[entry.path], []).append(entry)
@@ -392,10 +396,13 @@ def _by_file(planned: tuple[Entry, ...], ids: Mapping[Path, Hashable]) -> list[l
 def _lock(
     root: Path, batch: list[Entry], ids: Mapping[Path, Hashable], stack: contextlib.ExitStack
 ) -> tuple[list[Entry], list[Entry]]:
-    """Lock *batch* until *stack* ends: what may be removed, links first, and what is busy."""
+    """Lock *batch* until *stack* ends.
+
+    Returns what may be removed, links first, and what is busy.
+    """
     free: list[Entry] = []
     busy: list[Entry] = []
-    # Files of the store first: a link to one that is busy stays, too.
+    # Files of the store first: if one is busy, the links to it are kept, too.
     for entry in sorted(batch, key=lambda entry: not entry.is_stored):
         if root.resolve() not in entry.path.parent.resolve().parents:
             busy.append(replace(entry, owner="a link that leads out of the cache"))
@@ -427,7 +434,7 @@ def _remove(root: Path, entry: Entry) -> None:
     except OSError as error:
         raise from_os_error(error, error.filename or entry.path, in_cache=True) from error
     for folder in entry.path.parents:
-        if folder.parent in (root, folder):  # the cache's own folders, such as models, stay
+        if folder.parent in (root, folder):  # keep the cache's own folders, such as models
             return
         try:
             folder.rmdir()
