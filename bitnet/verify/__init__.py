@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from bitnet.verify.attest import Attestation
     from bitnet.verify.manifest import FileManifest
 
-    _Method = Callable[["_Examination"], Finding | str]
+    _Method = Callable[["_Examination"], Finding | str]  # a text means that the check passed
 
 __all__ = ["Digest", "verdict", "verify_model"]
 
@@ -81,12 +81,12 @@ def verdict(model: str | os.PathLike[str], findings: Iterable[Finding]) -> str:
         ", ".join(finding.subject for finding in findings if finding.severity == severity)
         for severity in ("failed", "warning", "skipped")
     )
-    right = (
+    identities = (
         finding.text
         for finding in findings
         if finding.subject == "identity" and finding.severity == "ok"
     )
-    identity = next(right, "")
+    identity = next(identities, "")
     if failed:
         return f"{model} failed: {failed}"
     parts = [f"NOT CHECKED: {skipped}"] if skipped else []
@@ -147,7 +147,7 @@ class _Examination:
     config: ModelConfig | None = None
     judged: Tokenizer | None = None  # the tokenizer, if it fits
     fits: bool = False  # every tensor has the shape that the architecture requires
-    mock: bool = False
+    mock: bool = False  # there is no tokenizer, and a mock takes its place
     name: str = ""  # of the running check
 
     def run(self) -> Iterator[Finding]:
@@ -241,7 +241,7 @@ class _Examination:
     def _find_uncovered(
         self, files: Inventory, unread: list[str], attested: Mapping[str, str]
     ) -> Iterator[str]:
-        """Messages about the *unread* files without the digest that is pinned or *attested*."""
+        """Messages about *unread* files that are not as pinned or *attested*, or are neither."""
         for name, sha256 in files.unread_sha256(unread).items():
             if self.manifest is not None and self.manifest.covers(name, files.root):
                 continue  # its bytes were compared with the manifest
@@ -253,7 +253,7 @@ class _Examination:
                 yield f"{name} was edited"
 
     def _compare_pins(self, files: Inventory) -> tuple[list[str], list[str]]:
-        """One message if every file has its pinned digest, and one about each that has another."""
+        """A message if every file has its pinned digest; and a message for each other digest."""
         pin_by_name = {name: self.find_pin(files.path(name)) for name in files.names}
         pins = {name: pin for name, pin in pin_by_name.items() if pin is not None}
         wrong = [
@@ -266,11 +266,13 @@ class _Examination:
         return [f"SHA-256 as {' and '.join(sorted({p.source for p in pins.values()}))} says"], []
 
     def _require_checkpoint(self) -> Checkpoint:
+        """The checkpoint; the check is skipped if the model could not be opened."""
         if self.checkpoint is None:
             raise _Skipped("the file cannot be read")
         return self.checkpoint
 
     def _with_weights(self) -> Checkpoint:
+        """The checkpoint; the check does not apply if it is a vocabulary without tensors."""
         if not self._require_checkpoint().weights:
             raise _Skipped("the file holds a vocabulary and no tensors", "note")
         return self._require_checkpoint()
@@ -279,7 +281,7 @@ class _Examination:
     def _metadata(self) -> Finding | str:
         checkpoint = self._require_checkpoint()
         findings = audit(checkpoint.gguf) if checkpoint.gguf is not None else []
-        # Reported by the checks concerned.
+        # Findings that other checks report.
         later = ("no-tokenizer", "no-pre", "vocabulary-only", "ignored-key")
         errors = [f.text for f in findings if f.failed]
         warnings = [f.text for f in findings if f.severity == "warning" and f.subject not in later]
@@ -438,6 +440,7 @@ class _Examination:
         return self._unusual(odd) if odd else "its parts agree, and with what is known of it"
 
     def _require_tokenizer(self) -> Tokenizer:
+        """The tokenizer that passed its check; without one, the check is skipped."""
         if self.judged is None:
             raise _Skipped("a mock has none" if self.mock else "there is no tokenizer")
         return self.judged

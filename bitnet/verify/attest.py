@@ -50,9 +50,9 @@ logger = logging.getLogger(__name__)
 
 SCHEMA = 1
 SECTIONS = ("metadata", "template", "tensors", "tokenizer")
-_THREADS = 8  # that compute digests, at most
+_THREADS = 8  # most threads that compute digests
 _MOST = 1e300  # of a log-probability; NaN, infinities and larger integers are outside
-_SHOWN = 5  # differences that a message lists
+_SHOWN = 5  # most differences that a message lists
 HINT = (
     "fetch it again; a change of yours: bitnet attest F --output FILE, "
     "then bitnet verify F --against FILE"
@@ -176,7 +176,7 @@ def _encoding(weight: Weight) -> str:
 
 
 def digest_content(content: Content) -> tuple[dict[str, TensorDigest], dict[str, str]]:
-    """Digests of all tensors and of all keys of *content*; several at a time."""
+    """Digests of the tensors by name, and of the values and lists of *content* by key."""
 
     def of_tensor(entry: tuple[str, Weight]) -> tuple[str, TensorDigest]:
         name, weight = entry
@@ -220,9 +220,9 @@ def _differences(
             return f"key {key} is {'not attested' if key in keys else 'missing'}"
         if key in content.lists and key in attestation.lists:
             return f"{key}: {attestation.lists[key].locate(content.lists[key])}"
-        now = repr(content.values.get(key, "another list"))
-        now = now if len(now) <= 60 else f"{now[:60]}..."
-        return f"key {key} is {now}, attested is another value"
+        shown = repr(content.values.get(key, "another list"))
+        shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
+        return f"key {key} is {shown}, attested is another value"
 
     old_tensors = dict(attestation.tensors)
     old_keys = dict(attestation.keys)
@@ -239,6 +239,7 @@ def _differences(
 
 
 def _from_facts(facts: Mapping[str, Any]) -> Attestation:
+    """The attestation in *facts*, JSON values from a file; wrong ones raise ``ValueError`` etc."""
     tensors = {
         str(name): TensorDigest(tuple(map(parse_size, shape)), str(encoding), _hexadecimal(digest))
         for name, (encoding, shape, digest) in facts["tensors"].items()
@@ -388,27 +389,28 @@ def recognise(checkpoint: Checkpoint) -> Recognition | None:
     """
     content: Content | None = None
     for attestation in attestations_by_name().values():
-        named = checkpoint.path.name in attestation.files
+        has_name = checkpoint.path.name in attestation.files
         content = content or content_of(checkpoint)
-        if not named and not _same_directory(attestation, content):
+        if not has_name and not _same_directory(attestation, content):
             continue
         tensors, keys = _differences(attestation, content)
-        # Norms do not count: another conversion of the same model has the same ones.
+        # Only matrices count: norms are the same in every conversion of a model. A file whose keys
+        # are all as attested is recognised, too.
         matrices = [name for name, tensor in attestation.tensors.items() if len(tensor.shape) > 1]
         same = sum(name not in tensors for name in matrices)
         is_content = 2 * same > len(matrices) or not keys
-        if named or is_content:
+        if has_name or is_content:
             texts = (*tensors.values(), *keys.values())
             return Recognition(attestation, "content" if is_content else "name", texts)
     return None
 
 
 def attest_fetched(path: Path, *, fresh: bool) -> Path | None:
-    """Attest the GGUF file at *path*, just verified, in a file next to it; return that file's path.
+    """Attest the GGUF file at *path*, just verified, in a file beside it; return that file's path.
 
-    The result is None if nothing was written: *path* is not the first GGUF file of a model, has an
-    attestation, or cannot be read. A folder is attested by ``bitnet attest`` once it is complete.
-    *fresh*: the file was fetched now, so an existing attestation is of other bytes.
+    None if nothing was written: *path* is not the first GGUF file of a model, has an attestation,
+    or cannot be read. A folder is attested by ``bitnet attest`` once it is complete. *fresh*: the
+    file was just fetched, so an existing attestation is of other bytes.
     """
     target = beside(path)
     is_first = part_number(path.name) == 1  # it stands for all parts of a split model
@@ -429,7 +431,7 @@ def summarize(texts: Sequence[str]) -> str:
 
 
 def _same_directory(attestation: Attestation, content: Content) -> bool:
-    """True if most tensors have an attested name, shape and type."""
+    """True if most tensors of *content*, and most attested ones, agree in name, shape and type."""
     same = sum(
         (was.shape, was.encoding) == (now.shape, _encoding(now))
         for name, was in attestation.tensors.items()

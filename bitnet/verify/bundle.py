@@ -40,8 +40,8 @@ _BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 def statement_of(checkpoint: Checkpoint, attestation: Attestation) -> dict[str, Any]:
     """In-toto statement about *checkpoint*: its files by SHA-256, and *attestation*.
 
-    Files of a folder that no reader opens are among them; its hidden files are not, but are listed
-    as ignored.
+    The files include those of a folder that no reader opens. Hidden files are left out, and are
+    listed as ignored.
     """
     files = read_files(checkpoint)
     if checkpoint.path.is_dir():
@@ -117,9 +117,9 @@ BUNDLE = OutputKind("a bundle", _is_statement)
 
 
 def open_bundle(path: Path, key: Path | None) -> tuple[Attestation | None, FileManifest]:
-    """Attestation by content in the file *path*, ``None`` if it has none, and the files it names.
+    """Attestation by content in the file *path*, or None if it has none; and the files it names.
 
-    *key* is the public key (PEM) of the signature.
+    *key* is the public key (PEM) of the signature; it is needed exactly if the file is signed.
     """
     document = parse_json(read_bytes(path), path, dict)
     is_signed = "dsseEnvelope" in document
@@ -150,10 +150,11 @@ def open_bundle(path: Path, key: Path | None) -> tuple[Attestation | None, FileM
 
 
 def _refuse_other_signers(material: Any, path: Path, key: Path | None) -> None:
-    """Refuse signatures that no key of the user's can verify, and those whose key is missing.
+    """Refuse keyless signatures, which no key of the user can verify, and signatures without *key*.
 
     Sigstore's keyless signatures are made with a key that exists for minutes and has a certificate
-    for an identity; those of a company's certificates have a chain.
+    for an identity. Signatures by a company's certificate come with its chain. *material* is the
+    ``verificationMaterial`` of the bundle.
     """
     material = material if isinstance(material, dict) else {}
     has_chain = "x509CertificateChain" in material
@@ -205,6 +206,7 @@ def _identity_in(certificate: Any) -> tuple[str, str]:
 
 
 def _root_digest(resources: list[dict[str, str]]) -> str:
+    """SHA-256 of the digests of *resources*, joined: the subject of a statement."""
     return hashlib.sha256(
         b"".join(bytes.fromhex(resource["digest"]) for resource in resources)
     ).hexdigest()

@@ -46,8 +46,8 @@ _OF_TOKENIZER = (
     "merges.",
 )
 
-_DIGITS = 8  # hexadecimal, of a row's digest: 32 bits
-_NAMED = 4  # differing items that a message lists
+_DIGITS = 8  # hexadecimal digits of the digest of a row or column: 32 bits
+_NAMED = 4  # most differing items that a message lists
 
 
 def key_in(name: str, *path: str | int) -> str:
@@ -131,7 +131,7 @@ def content_of(checkpoint: Checkpoint) -> Content:
         if not isinstance(value, Array):
             values[key] = value
         elif not len(value):
-            values[key] = [value.item_type]
+            values[key] = [value.item_type]  # the content of an empty array is its type
         elif value.item_type == "string":
             lists[key] = Items("string", value.raw, value.starts)
         else:
@@ -140,6 +140,7 @@ def content_of(checkpoint: Checkpoint) -> Content:
 
 
 def _of_folder(files: Inventory) -> Content:
+    """Content of a folder with safetensors."""
     tensors = safetensors.read_folder(files)
     values: dict[str, Any] = {}
     lists: dict[str, Items] = {}
@@ -159,7 +160,11 @@ def _of_folder(files: Inventory) -> Content:
 
 
 def _split_lists(file: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Items]]:
-    """A ``tokenizer.json`` without its vocabulary and merges, and these; tokens are in id order."""
+    """The ``tokenizer.json`` *file* without vocabulary and merges, and these two as lists.
+
+    Tokens are in the order of their ids, which are a list, too. A vocabulary or merges in another
+    form than usual stay where they are.
+    """
     model = file.get("model")
     if not isinstance(model, dict):
         return file, {}
@@ -192,7 +197,10 @@ def _is_pair(merge: Any) -> bool:
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Every value in the JSON file *name* by its key; each object in a list is one value."""
+    """Key (:func:`key_in`) and value of each leaf of the JSON file *name*.
+
+    Each object in a list of objects is one value.
+    """
     pending: list[tuple[tuple[str | int, ...], Any]] = [((), value)]
     while pending:
         path, value = pending.pop()
@@ -233,7 +241,7 @@ class Grid:
 
     @classmethod
     def parse(cls, length: int, rows: str, columns: str) -> Grid:
-        """A grid read from a file, as :meth:`facts` has it."""
+        """The grid that :meth:`facts` describes, read from a file; ValueError if it is not one."""
         parts = [
             tuple(text[at : at + _DIGITS] for at in range(0, len(text), _DIGITS))
             for text in (rows, columns)
@@ -242,7 +250,7 @@ class Grid:
         sizes = [-(-length // side), min(side, length)]
         if list(map(len, parts)) != sizes or len(rows + columns) != _DIGITS * sum(sizes):
             raise ValueError("not the digests of so many items")
-        bytes.fromhex(rows + columns)
+        bytes.fromhex(rows + columns)  # raises ValueError for other characters
         return cls(length, *parts)
 
     def facts(self) -> dict[str, Any]:
@@ -257,7 +265,7 @@ class Grid:
         return equal / len(self.rows) if self.rows else 0.0
 
     def locate(self, items: Items) -> str:
-        """Description of the difference of *items* from the list of this grid; they do differ."""
+        """Text about where *items* differ from the list of this grid; they must differ."""
         side = _side(self.length)
         if self.length != len(items):
             equal = [a == b for a, b in zip(self.rows, _rows(items, side), strict=False)]
@@ -279,10 +287,12 @@ class Grid:
 
 
 def _unequal(before: tuple[str, ...], now: tuple[str, ...]) -> list[int]:
+    """Indices at which two lists of digests differ."""
     return [at for at, (was, digest) in enumerate(zip(before, now, strict=True)) if was != digest]
 
 
 def _rows(items: Items, side: int) -> tuple[str, ...]:
+    """Short digest of each row of *side* items."""
     starts = range(0, len(items), side)
     return tuple(_short_digest(items.between(at, at + side)) for at in starts)
 
@@ -299,5 +309,5 @@ def parse_size(value: object) -> int:
 
 
 def _side(length: int) -> int:
-    """Number of items in a row."""
+    """Number of items in a row: the side of the smallest square that holds *length* items."""
     return max(1, math.isqrt(max(0, length - 1)) + 1)

@@ -76,7 +76,7 @@ class FileManifest:
         return " and ".join(_TITLES[name] for name in sorted(algorithms))
 
     def covers(self, name: str, folder: Path) -> bool:
-        """True if the file *name* in *folder* is named, or was left out by the signer."""
+        """True if the statement names the file *name* in *folder*, or the signer left it out."""
         path = Path(name)
         places = {path.as_posix(), *(parent.as_posix() for parent in path.parents)}
         if name in self.files or not places.isdisjoint(self.left_out):
@@ -111,7 +111,7 @@ class FileManifest:
         return texts
 
     def _difference(self, name: str, parts: Sequence[FilePart], files: Inventory) -> Iterator[str]:
-        """A message about the first difference of the file *name* from *parts*, if there is one."""
+        """A message about the first difference of the file *name* from *parts*, or none."""
         path = files.path(name)
         try:
             size = path.stat().st_size

@@ -1,4 +1,4 @@
-"""One forward pass over a sentence: checks of its logits, also against a recorded pass."""
+"""One forward pass over a sentence: checks of its logits, and comparison with a recorded pass."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ TEXT = (
     "The capital of France is Paris, and the capital of Italy is Rome. "
     "One, two, three, four, five, six, seven, eight, nine, ten."
 )
-POSITIONS = 12  # of a recorded pass
+POSITIONS = 12  # most positions of a recorded pass
 # Largest difference of a log-probability, in nats: the reference differs by the order of additions
 # in a library, the native backend by activations that round to another 8-bit number.
 TOLERANCE = {"reference": 1e-3, "native": 0.25}
 
-TOKENS = 48  # of the pass that is checked, at most
-FLATTEST = 1e-3  # spread of the logits of one position; in working models it is 10 and more
+TOKENS = 48  # most tokens of the pass that is checked
+FLATTEST = 1e-3  # least spread of the logits of one position; working models have 10 and more
 
 
 def ids_for(tokenizer: Tokenizer | None, vocab_size: int, limit: int) -> list[int]:
-    """At most *limit* ids of an English text; without a tokenizer the first ids there are."""
+    """At most *limit* ids of an English text; without a tokenizer, the first ids that exist."""
     if tokenizer is None:
         return list(range(min(8, vocab_size, limit)))
     return tokenizer.encode(TEXT)[:limit]
@@ -102,7 +102,7 @@ def _finding(severity: Severity, text: str, hint: str = "") -> Finding:
 def forward_verdict(
     checkpoint: Checkpoint, tokenizer: Tokenizer | None, trace: Mapping[str, Any] | None = None
 ) -> Finding:
-    """The finding about one pass of *checkpoint*, also beside the recorded one in *trace*.
+    """The finding about one pass of *checkpoint*, compared with the recorded one in *trace*.
 
     Without a tokenizer the first ids of the vocabulary are run, and the predictions are not judged;
     nor are those of an embedding model.
@@ -112,9 +112,9 @@ def forward_verdict(
     if not ids:
         return _finding("failed", "the tokenizer makes 0 tokens of an English sentence")
     backend = "reference" if native.module() is None else "native"
-    positions = {name: rows for name, rows in (trace or {}).items() if name != "ids"}
-    recorded = positions.get(backend)
-    best = [id for rows in positions.values() for id, _ in rows]
+    rows_by_backend = {name: rows for name, rows in (trace or {}).items() if name != "ids"}
+    recorded = rows_by_backend.get(backend)
+    best = [id for rows in rows_by_backend.values() for id, _ in rows]
     inputs = list((trace or {}).get("ids", ()))
     outside = [id for id in (*inputs, *best) if not 0 <= id < config.vocab_size]
     if outside:
@@ -148,8 +148,8 @@ def _worst_difference(recorded: Sequence[tuple[int, float]], logits: NDArray[np.
     rows = log_probabilities(logits)
     if not recorded or len(recorded) != len(rows):
         return np.inf
-    off = [abs(float(row[id]) - was) for (id, was), row in zip(recorded, rows, strict=True)]
-    worst = float(np.max(off))
+    differences = [abs(float(row[id]) - was) for (id, was), row in zip(recorded, rows, strict=True)]
+    worst = float(np.max(differences))
     return worst if np.isfinite(worst) else np.inf
 
 

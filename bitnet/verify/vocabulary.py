@@ -1,8 +1,8 @@
 """Plausibility checks of a tokenizer without its original: known vocabularies, consistent parts.
 
 A trained byte-level vocabulary has its tokens in the order of the merges that produce them, and a
-merge for each. In a vocabulary with only a few exceptions, something was lost or exchanged; one
-with many exceptions was made in another way, and is not judged.
+merge for each. If a vocabulary has a few exceptions, something was lost or exchanged. One with many
+exceptions was made in another way, and is not judged.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 NORMAL = TokenType.NORMAL
 CONTROL = TokenType.CONTROL
-FEWEST = 16  # merges needed to speak of an order
-FEW = 4  # exceptions that indicate damage; more are another way to make a vocabulary
+FEWEST = 16  # merges; with fewer, their order is not judged
+FEW = 4  # most exceptions that indicate damage; with more, the vocabulary was made in another way
 NEAR = 0.9  # share of equal rows at which a list is recognised as a known one
 # Tokens that begin a text or a turn and never end one.
 BEGINS = frozenset(
@@ -51,6 +51,7 @@ def vocabulary_out_of_range(checkpoint: Checkpoint, pre: str | None = None) -> l
     }
     types = dict(enumerate(spec.token_types)) or special
     near = [*_unlike_known(content), *_unlike_pinned(content)]
+    # Such a difference usually breaks the order, too: it is reported once.
     order = [] if near else _out_of_order(spec, types)
     return [*near, *order, *_special(spec, types)]
 
@@ -73,7 +74,7 @@ def _special(spec: TokenizerSpec, types: Mapping[int, int]) -> Iterator[str]:
 
 
 def _unlike_known(content: Content) -> Iterator[str]:
-    """Tokens of a known vocabulary with different merges or another pre-tokenizer."""
+    """Messages about other merges or another pre-tokenizer than a known vocabulary has."""
     tokens = content.lists.get("tokenizer.ggml.tokens")
     match = tokens and vocabularies.identify(vocabularies.fingerprint(tokens.raw))
     if not match:
@@ -90,7 +91,7 @@ def _unlike_known(content: Content) -> Iterator[str]:
 
 
 def _unlike_pinned(content: Content) -> Iterator[str]:
-    """Lists of a known model with a few differing items."""
+    """Lists that are those of an attested model except for a few items."""
     for name, attestation in attestations_by_name().items():
         for part in ("tokens", "merges"):
             key = f"tokenizer.ggml.{part}"
@@ -105,7 +106,7 @@ def _unlike_pinned(content: Content) -> Iterator[str]:
 
 
 def _out_of_order(spec: TokenizerSpec, types: Mapping[int, int]) -> Iterator[str]:
-    """Exceptions from the order of merges and of the tokens they produce."""
+    """Exceptions from the order of merges, and tokens without a merge, if there are only a few."""
     if not spec.byte_level or len(spec.merges) < FEWEST:
         return
     tokens = list(spec.tokens)

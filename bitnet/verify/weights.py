@@ -66,10 +66,10 @@ NORM = (1 / 50, 50.0)  # the same of a norm
 LARGEST_ROW = 20.0  # of a matrix, as a multiple of its median row
 MOST_NEGATIVE = 0.5  # share of the numbers of a norm
 LARGEST_OF_NORM = 500.0  # number of a norm, as a multiple of its median number
-FEWEST_LAYERS = 4  # with which tensors of one kind are compared
-SAMPLE = 1 << 19  # weights of a tensor that are decoded, in whole rows
+FEWEST_LAYERS = 4  # with fewer, tensors of one kind are not compared
+SAMPLE = 1 << 19  # of a larger tensor, about this many weights are decoded, in whole rows
 CHUNK = 256  # bytes of a stretch that is searched for copies
-KEY = 16  # bytes of a row or stretch that are sorted first
+KEY = 16  # first bytes of a row or stretch, by which candidates for copies are found
 # From config.json of released models, by prefix of the architecture's name.
 RELEASED: dict[str, dict[str, frozenset[float]]] = {
     "rope.freq_base": {
@@ -143,12 +143,14 @@ def code_anomalies(counts: TernaryCounts) -> list[Finding]:
 def _number_anomalies(
     weight: Weight, bad: NDArray[np.bool_], numbers: NDArray[Any]
 ) -> list[Finding]:
+    """Anomalies of *numbers*, the values of *weight*: *bad* ones, and rows of zeros."""
     if count := int(np.count_nonzero(bad)):
         return [_wrong(f"{weight.name}: {count:,} values are NaN or infinite")]
     return _zero_rows(weight, numbers.reshape(weight.shape).any(axis=-1))
 
 
 def _block_anomalies(weight: Weight) -> list[Finding]:
+    """Anomalies of the scales of *weight*, and rows whose blocks are all zero."""
     anomalies = []
     present = np.zeros(0, dtype=bool)  # per block: it may have weights other than zero
     blocks = weight.data.reshape(-1, weight.quant.type_size)
@@ -171,6 +173,7 @@ def _block_anomalies(weight: Weight) -> list[Finding]:
 
 
 def _scale_anomalies(weight: Weight, values: NDArray[np.float32], *, signed: bool) -> list[Finding]:
+    """Anomalies of the scales *values* of *weight*; *signed* ones may be negative."""
     name = weight.name
     encoding = weight.quant.name
     if bad := int(np.count_nonzero(~np.isfinite(values))):
@@ -206,7 +209,7 @@ def _ternary_anomalies(weight: Weight) -> list[Finding]:
 
 
 def _zero_rows(weight: Weight, used: NDArray[np.bool_] | np.bool_) -> list[Finding]:
-    """Anomalies of zero rows; *used* tells which rows have a nonzero value."""
+    """Anomalies of rows of zeros; *used* is True for each row with a nonzero value."""
     used = np.atleast_1d(np.asarray(used))
     rows = int(used.size - np.count_nonzero(used))
     # transformers 5.24 makes the first low stream of HRM-Text of zeros, and never trains it.
@@ -220,7 +223,7 @@ def _zero_rows(weight: Weight, used: NDArray[np.bool_] | np.bool_) -> list[Findi
 
 
 def settings_out_of_range(checkpoint: Checkpoint) -> Iterator[str]:
-    """Settings that differ from all released models of the family."""
+    """Messages about settings that differ from those of all released models of the family."""
     for key, by_family in RELEASED.items():
         families = (name for name in by_family if checkpoint.architecture.startswith(name))
         family = next(families, None)
@@ -235,7 +238,7 @@ def settings_out_of_range(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def numbers_out_of_range(checkpoint: Checkpoint) -> Iterator[str]:
-    """Tensors unlike those of their kind in other layers, rows unlike others, and duplicates."""
+    """Messages about tensors and rows unlike others of their kind, and about duplicates."""
     kinds: dict[str, dict[str, float]] = {}
     copies: dict[tuple[int, bytes], str] = {}
     matrices = {
@@ -248,13 +251,13 @@ def numbers_out_of_range(checkpoint: Checkpoint) -> Iterator[str]:
             with np.errstate(all="ignore"):  # a scale may be infinite
                 values = _sample(weight)
                 squares = np.square(values, dtype=np.float64)
-                size = math.sqrt(squares.mean()) if values.size else math.nan
+                rms = math.sqrt(squares.mean()) if values.size else math.nan
         except BitnetError:
-            continue  # the check of weights reports it, and the next
-        if not math.isfinite(size):
+            continue  # reported by `weight_anomalies`, and so are values that are not finite
+        if not math.isfinite(rms):
             continue
         if name.startswith("blk."):
-            kinds.setdefault(without_block(name), {})[name] = size
+            kinds.setdefault(without_block(name), {})[name] = rms
         if len(weight.shape) > 1:
             yield from _odd_rows(name, values)
         elif name.endswith("norm.weight"):
@@ -262,6 +265,7 @@ def numbers_out_of_range(checkpoint: Checkpoint) -> Iterator[str]:
         if len(weight.shape) > 1 and name not in ("token_embd.weight", "output.weight"):
             yield from _copies_within(weight)
             yield from _constant(weight)
+            # Candidates for copies have the same size and beginning; then all bytes are compared.
             key = (weight.data.size, weight.data[:512].tobytes())
             first = copies.setdefault(key, name)
             if first != name and np.array_equal(matrices[first].data, weight.data):
@@ -278,6 +282,7 @@ def _sample(weight: Weight) -> NDArray[np.float32]:
 
 
 def _odd_rows(name: str, values: NDArray[np.float32]) -> Iterator[str]:
+    """A message if the root mean square of the largest row of a matrix is unusual."""
     sizes = np.sqrt(np.mean(np.square(values, dtype=np.float64), axis=-1)).reshape(-1)
     sizes = sizes[sizes > 0]
     ratio = float(sizes.max() / np.median(sizes)) if sizes.size else 0.0
@@ -286,6 +291,7 @@ def _odd_rows(name: str, values: NDArray[np.float32]) -> Iterator[str]:
 
 
 def _odd_norm(name: str, values: NDArray[np.float32]) -> Iterator[str]:
+    """Messages about unusual signs and magnitudes among the numbers of a norm."""
     negative = float(np.mean(values < 0))
     sizes = np.abs(values)
     if not negative <= MOST_NEGATIVE:
@@ -297,7 +303,7 @@ def _odd_norm(name: str, values: NDArray[np.float32]) -> Iterator[str]:
 
 
 def _copies_within(weight: Weight) -> Iterator[str]:
-    """Rows, or else stretches of bytes, that occur twice, except those of one repeated byte."""
+    """A message about rows, or else stretches of CHUNK bytes, that occur more than once."""
     raw = weight.data
     rows = weight.shape[0]
     if raw.size % rows == 0 and (count := _twice(raw.reshape(rows, -1))):
@@ -307,7 +313,7 @@ def _copies_within(weight: Weight) -> Iterator[str]:
 
 
 def _constant(weight: Weight) -> Iterator[str]:
-    """Stretches of one repeated byte, other than the code of zero weights."""
+    """A message about stretches of one repeated byte, other than the code of zero weights."""
     zero = _ALL_ZERO_CODES if weight.quant.name == "I2_S" else 0
     chunks = weight.data[: weight.data.size - weight.data.size % CHUNK].reshape(-1, CHUNK)
     count = int(np.count_nonzero((chunks == chunks[:, :1]).all(axis=1) & (chunks[:, 0] != zero)))
@@ -316,7 +322,10 @@ def _constant(weight: Weight) -> Iterator[str]:
 
 
 def _twice(pieces: NDArray[np.uint8]) -> int:
-    """Number of *pieces* equal to another one; the first bytes are compared first."""
+    """Number of *pieces*, the rows of an array, that equal another one.
+
+    Pieces of one repeated byte do not count. The first KEY bytes are compared first.
+    """
     if len(pieces) < 2 or pieces.shape[1] < KEY:
         return 0
     keys = np.ascontiguousarray(pieces[:, :KEY]).view([("a", "<u8"), ("b", "<u8")]).reshape(-1)
@@ -332,6 +341,10 @@ def _twice(pieces: NDArray[np.uint8]) -> int:
 
 
 def _unlike_neighbours(kinds: dict[str, dict[str, float]]) -> Iterable[str]:
+    """Messages about tensors whose size is unusual for their kind.
+
+    *kinds* has the root mean square of each tensor, by kind and by name.
+    """
     for kind, sizes in kinds.items():
         if len(sizes) < FEWEST_LAYERS or kind.endswith((".bias", ".scale")):
             continue
