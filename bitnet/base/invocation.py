@@ -213,6 +213,7 @@ def _has(name: str) -> bool:
 
 
 def _pip_install() -> str:
+    """Beginning of a command that installs packages for this Python: with pip, or else with uv."""
     python = as_typed(sys.executable)
     if importlib.util.find_spec("pip") is None:
         return f"uv pip install --python {python}"

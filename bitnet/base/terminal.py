@@ -172,6 +172,8 @@ class _Stderr(logging.Handler):
 def configure(verbosity: int = 0, *, warnings: bool = True) -> None:
     """Set the levels of the loggers: *verbosity* 0 shows warnings, 1 adds info, 2 adds debug.
 
+    Without *warnings*, *verbosity* 0 shows only errors.
+
     BITNET_LOG sets the levels of areas, and lowers that of the whole program, but never raises it.
     Areas of the tool that this one replaces still work: ``bitnet_tokenizers::download=info``
     sets the level of :mod:`bitnet.hub`, ``bitnet_tokenizers=debug`` that of all tokenizer code.

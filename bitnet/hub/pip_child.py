@@ -83,7 +83,7 @@ def _find(command: Any, options: Any, requirements: list[str]) -> list[dict[str,
 
 
 def _refuse_once() -> None:
-    """Let a request fail at once where a proxy refuses the login.
+    """Make a request fail at once if a proxy refuses the login.
 
     pip would try the same password six times, which locks some accounts.
     """
@@ -100,6 +100,7 @@ def _refuse_once() -> None:
 
 
 def _with_login(url: str, user: str | None, password: str | None) -> str:
+    """*url* with the login of *user* in it, if there is one."""
     if user is None:
         return url
     parts = urlsplit(url)

