@@ -92,7 +92,7 @@ class Progress:
             self._print("progress", self._line)
 
     def close(self, *, failed: bool = False) -> None:
-        """End the display, in JSON mode with a last event, in ``lines`` mode with a last line."""
+        """End the display: ``json`` prints a last event, ``lines`` a last line unless *failed*."""
         if self._mode == "bar":
             BARS.refresh()  # so that the last state is shown before the bar disappears
             BARS.remove(self)
@@ -132,12 +132,14 @@ class Progress:
         return f"{int(100 * share):>3}%", rate, left, size
 
     def _line(self) -> str:
+        """Line about the present state, for the mode ``lines``."""
         share = f" of {human_size(self.total)} ({self.done / self.total:.0%})" if self.total else ""
         speed = f", {human_size(self.rate)}/s" if self.rate else ""
         left = f", {human_time(self.eta_s)} left" if self.eta_s is not None else ""
         return f"{self.label}: {human_size(self.done)}{share}{speed}{left}"
 
     def _last_line(self) -> str:
+        """Line about the whole operation, for the mode ``lines``."""
         took = human_time(self._clock() - self._started)
         before = f" ({human_size(self._before)} were there)" if self._before else ""
         return f"{self.label}: {human_size(self.done - self._before)} in {took}{before}"

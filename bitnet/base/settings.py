@@ -1,6 +1,7 @@
-"""Every environment variable the project reads; each is read when it is called, never at import.
+"""Every environment variable that the project reads, as a setting.
 
-A setting is a callable: ``settings.offline()`` returns the present value.
+A setting is a callable: ``settings.offline()`` reads its variables and returns the present value.
+No variable is read at import.
 """
 
 from __future__ import annotations

@@ -387,7 +387,10 @@ class Limits:
 
 
 class Transient(Exception):  # never leaves the package
-    """A temporary failure: *error* is raised when it persists."""
+    """A temporary failure: *error* is raised if it persists.
+
+    *retry_after_s* is the wait that the server asks for, *attempts* a limit for this failure.
+    """
 
     def __init__(
         self, error: BitnetError, *, retry_after_s: float | None = None, attempts: int | None = None

@@ -1,4 +1,4 @@
-"""Limits of trying an operation again: attempts without progress, waits, and time."""
+"""Limits of retries: attempts without progress, waits, and time."""
 
 from __future__ import annotations
 

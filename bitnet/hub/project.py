@@ -109,7 +109,7 @@ class Project:
             yield session
 
     def at_once(self, calls: Sequence[Callable[[], T]]) -> list[T]:
-        """Results of *calls*, several at a time, in order; when one fails, the others end soon."""
+        """As :func:`bitnet.hub.http.at_once`, within the limits of all transfers."""
         return http.at_once(calls, self.limits)
 
     def pin_of(self, identity: tuple[str, ...]) -> Pin | None:

@@ -292,7 +292,7 @@ def _may_be_pinned(file: Obtained, project: Project) -> bool:
     """False for a file outside of the project that ``sync`` could not put into it."""
     order = file.order
     is_inside = order.kind != "model" or project.place_of(order.target) is not None
-    # A file without a usual path in the project has no problem there: "usual" is a valid path.
+    # If its usual path is not in the project, there is nothing to refuse: "usual" is a valid path.
     return is_inside or not place_problem(project.place_of(order.default) or "usual")
 
 

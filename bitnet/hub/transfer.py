@@ -66,7 +66,7 @@ class Replaced(Exception):  # never leaves the package
 
 
 class _NoRanges(Exception):
-    """The server does not support range requests."""
+    """The server did not send the requested part of the file."""
 
 
 @dataclass

@@ -31,7 +31,7 @@ _PAGE = b"<!DOCTYPE html><html><body>Please log in to use this network.</body></
 
 @dataclass(frozen=True)
 class NetworkRoute:
-    """Certificates and proxies for one server, where not only the environment decides."""
+    """Certificates and proxies for one server, besides those of the environment or instead."""
 
     verify: bool | str = True  # file with certificates to trust; False: any certificate is accepted
     certificate: str = ""  # file with a client certificate and its key

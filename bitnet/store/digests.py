@@ -49,7 +49,7 @@ class RecordFolder(Generic[T]):
         return self._open(self.file_for(*name))
 
     def write(self, record: T, *name: str | Path) -> None:
-        """Write the *record* of *name*, if it is not there yet; without permission, do nothing."""
+        """Write the *record* of *name*, if it is a new one; without permission, do nothing."""
         if self.find(*name) != record:
             keep_in_cache(self.file_for(*name), json.dumps(self._write(record)).encode())
 
@@ -122,13 +122,13 @@ class Verified:
 
 
 class VerifiedFiles(RecordFolder[Verified]):
-    """Records by path."""
+    """Digests of files, recorded by path."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, _parse, asdict)
 
     def file_for(self, *name: str | Path) -> Path:
-        """Path of the record of a path; links are not resolved, a name is a name."""
+        """Path of the record of a path; a link has a record of its own."""
         return super().file_for(*map(os.path.abspath, name))
 
     def remember(self, path: Path, sha256: str, *, placed: bool = False) -> None:
@@ -153,7 +153,7 @@ class VerifiedFiles(RecordFolder[Verified]):
         self.write(record, path)
 
     def sweep(self) -> None:
-        """Drop the records of files that are gone."""
+        """Delete the records of files that are gone."""
         for record in self:
             if not os.path.lexists(record.path):
                 self.forget(record.path)

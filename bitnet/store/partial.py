@@ -221,7 +221,7 @@ class Partial:
     def _copy(
         cls, folder: Path, own: Path, version: Version, source_name: Sequence[str]
     ) -> Partial | None:
-        """A copy of what another process has fetched so far, to continue it; None without one.
+        """A copy of what another process has fetched so far, to continue it; None if there is none.
 
         Without working locks it is not known whether that process is still writing. Its bytes from
         the beginning do not change, and the digest of the whole file decides in the end.
@@ -452,6 +452,7 @@ def _delete(path: Path) -> None:
 
 
 def _strip_secrets(url: str) -> str:
+    """*url* without login, query and fragment."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 

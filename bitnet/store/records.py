@@ -50,7 +50,8 @@ class Blob:
 class Pin:
     """The record of a file: where it comes from, and which bytes it is."""
 
-    # ``version``: the bytes once fetched for a version of a file, whose server announced no digest
+    # ``version``: the bytes that came for a version of a file whose server announced no digest; or
+    # a wheel of a packaged model
     kind: Kind = "model"
     # repository on the hub, an address without secrets, or the id of a packaged model
     repo: str = ""

@@ -75,7 +75,7 @@ class Digest:
 
 
 def verdict(model: str | os.PathLike[str], findings: Iterable[Finding]) -> str:
-    """One line about a model that did not fail: its identity, and checks that were skipped."""
+    """One line about a model: failed checks, or else its identity and checks that were skipped."""
     findings = list(findings)
     failed, unusual, skipped = (
         ", ".join(finding.subject for finding in findings if finding.severity == severity)

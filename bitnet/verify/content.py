@@ -73,7 +73,7 @@ class Items:
         return len(self.starts) - 1
 
     def between(self, start: int, stop: int) -> memoryview:
-        """Bytes of items *start* up to *stop*."""
+        """Bytes of the items from *start* to *stop* (exclusive)."""
         return self.raw[self.starts[start] : self.starts[min(stop, len(self))]]
 
     def text(self, at: int) -> str:
@@ -151,7 +151,7 @@ def _of_folder(files: Inventory) -> Content:
         elif name.endswith(".json") and name != safetensors.INDEX:
             values |= dict(_flat(name, files.value(name)))
         elif name.endswith(".safetensors") or name == safetensors.INDEX:
-            continue  # layout: their content are the tensors
+            continue  # their content is the tensors, the rest is layout
         else:
             values[name] = files.sha256[name]
         if name.endswith(".json") and (repeated := find_repeated_keys(files.read(name))):
@@ -191,7 +191,7 @@ def _split_lists(file: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Items]
 
 
 def _is_pair(merge: Any) -> bool:
-    """True if *merge* is two texts that a space between them keeps apart."""
+    """True if *merge* is two texts without spaces, which can be joined by a space without loss."""
     texts = isinstance(merge, list) and len(merge) == 2
     return texts and all(isinstance(part, str) and " " not in part for part in merge)
 
