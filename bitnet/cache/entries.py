@@ -204,7 +204,7 @@ def file_ids(root: Path, everything: Iterable[Entry]) -> dict[Path, Hashable]:
     everything = list(everything)
     stored = [entry for entry in everything if entry.is_stored]
     digests = {entry.inode: entry.path.name for entry in stored if any(entry.inode)}
-    placed = {
+    placed_digests = {
         record.path: record.sha256
         for record in Store(root).verified
         if record.placed and record.sha256 in digests.values() and record.is_unchanged
@@ -212,7 +212,7 @@ def file_ids(root: Path, everything: Iterable[Entry]) -> dict[Path, Hashable]:
     ids: dict[Path, Hashable] = {}
     for entry in everything:
         own_id = entry.inode if any(entry.inode) else entry.path
-        fallback = placed.get(os.path.abspath(entry.path), own_id)  # noqa: PTH100
+        fallback = placed_digests.get(os.path.abspath(entry.path), own_id)  # noqa: PTH100
         ids[entry.path] = digests.get(entry.inode, fallback)
     ids.update({entry.path: entry.path.name for entry in stored})
     return ids

@@ -227,7 +227,7 @@ def plan_superseded(root: Path) -> list[Removal]:
     marks = store.list_superseded()
     if not marks:
         return []
-    named = {record.sha256 for record in store.index if record.kind != "version"}
+    named_digests = {record.sha256 for record in store.index if record.kind != "version"}
     users = store.users()
     everything = entries(root)
     ids = file_ids(root, everything)
@@ -237,7 +237,7 @@ def plan_superseded(root: Path) -> list[Removal]:
             continue
         stored = [entry for entry in everything if entry.is_stored and entry.path.name == digest]
         same: list[Entry] = []
-        if digest in named:
+        if digest in named_digests:
             stored = []  # a name means this version again: only the mark is removed
         elif stored:
             same = [each for each in everything if ids[each.path] == digest and not each.is_stored]

@@ -172,16 +172,18 @@ def _names_here(model: Ref, project: Project, *, cut_off: bool) -> list[str]:
             # Recorded files of a folder may be a part of it: the hub's list is asked, if possible.
             if file.endswith(".gguf") or cut_off:
                 sizes.setdefault(file, source.size or 0)
-        here = [replace(_source(model, file), size=size) for file, size in sorted(sizes.items())]
+        known_files = [
+            replace(_source(model, file), size=size) for file, size in sorted(sizes.items())
+        ]
         whole = []
-        for each in models_in(here, model.file):
+        for each in models_in(known_files, model.file):
             is_linked = folder.joinpath(path_of(each.files[0])).is_file()
             if each.is_whole and (is_linked or _has_all_weights(each, recorded, store)):
                 whole.append(each)
         if model.tag:
             whole = [each for each in whole if model.means(each.files[0])]
         if whole:
-            return [*choose(model, whole, here, named=True).files]
+            return [*choose(model, whole, known_files, named=True).files]
     elif store.index.find(model.repo, model.revision, model.file) is not None:
         return [model.file]
     adopted = []  # files in Hugging Face's cache, if it has this revision

@@ -401,13 +401,13 @@ class Transfer:
         # A stall is judged by the mean speed since the time *since*, when byte *at_since* was next.
         since = session.clock()
         at_since = start
-        most = READ_BYTES
+        largest_read = READ_BYTES
         if limits.rate:
-            most = min(most, max(1, int(limits.rate * http.BURST_S)))
+            largest_read = min(largest_read, max(1, int(limits.rate * http.BURST_S)))
         while end is None or piece.at < end:
             if limits.is_stopped:
                 raise http.Stopped
-            count = most if end is None else min(most, end - piece.at)
+            count = largest_read if end is None else min(largest_read, end - piece.at)
             try:
                 chunk = response.raw.read1(count, decode_content=False)
             except urllib3.exceptions.ReadTimeoutError:

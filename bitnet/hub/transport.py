@@ -252,13 +252,13 @@ class FaultyTransport(Transport):
 def _break_body(raw: Any, fault: NetworkFault) -> None:
     """Make reading the body *raw* fail with *fault* after ``fault.after_bytes`` bytes."""
     read1 = raw.read1
-    left = fault.after_bytes or 0
+    left_bytes = fault.after_bytes or 0
 
     def read_some(amt: int, decode_content: bool | None = None) -> bytes:
-        nonlocal left
-        if left > 0:
-            chunk: bytes = read1(min(amt, left), decode_content=decode_content)
-            left -= len(chunk)
+        nonlocal left_bytes
+        if left_bytes > 0:
+            chunk: bytes = read1(min(amt, left_bytes), decode_content=decode_content)
+            left_bytes -= len(chunk)
             return chunk
         raw.close()
         if fault.kind == "timeout":

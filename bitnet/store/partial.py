@@ -163,20 +163,20 @@ class Partial:
         work, and no other process of this machine fetches *version*. *source_name* is the name that
         is fetched, without secrets, as :attr:`Sidecar.name`.
         """
-        own = folder / fresh_name(name)
+        own_path = folder / fresh_name(name)
         leftovers = [path for path in _partials(folder) if _is_free(path, alone=alone)]
         partial = None
         usable = [] if fresh else _usable(leftovers, version)
         for path, sidecar in usable:
-            partial = cls._take(path, sidecar, own, version, source_name)
+            partial = cls._take(path, sidecar, own_path, version, source_name)
             if partial is not None:
                 break
         for path in leftovers:
             _delete(path)
         if partial is None and not alone and not fresh and version.sha256 is not None:
-            partial = cls._copy(folder, own, version, source_name)
+            partial = cls._copy(folder, own_path, version, source_name)
         if partial is None:
-            partial = cls(own, version, _create(own), source_name)
+            partial = cls(own_path, version, _create(own_path), source_name)
             partial.note()
         return partial
 

@@ -180,27 +180,27 @@ class _Examination:
     def _identity(self) -> Finding:
         """Compare with everything known about the expected bytes."""
         checkpoint = self._require_checkpoint()
-        right, wrong = self._compare_pins(read_files(checkpoint))
+        agreements, problems = self._compare_pins(read_files(checkpoint))
         gone = [path.name for path in self.named if not path.exists()]
         if gone:
             source = " and ".join(sorted(set(self.named.values())))
-            wrong.append(f"{summarize(gone)}: not here any more, {source} names it")
+            problems.append(f"{summarize(gone)}: not here any more, {source} names it")
 
         # The content: as attested, or as that of a model which is known by its content.
         rewritten: list[str] = []  # files whose content is compared, and not their bytes
         if self.against is not None:
             name = self.against.name
             if mismatches := compare(self.against, checkpoint):
-                wrong.append(f"not what {name} is attested to be: {summarize(mismatches)}")
+                problems.append(f"not what {name} is attested to be: {summarize(mismatches)}")
             else:
-                right.append(f"as {name} is attested ({self.against.digest[:16]})")
+                agreements.append(f"as {name} is attested ({self.against.digest[:16]})")
                 self.trace = self.against.trace
                 rewritten = [name for name in checkpoint.inventory.names if name.endswith(".json")]
         elif self.manifest is None and (recognition := recognise(checkpoint)) is not None:
             if recognition.differences:
-                wrong.append(recognition.text)
+                problems.append(recognition.text)
             else:
-                right.append(recognition.text)
+                agreements.append(recognition.text)
                 self.trace = recognition.attestation.trace
 
         # The bytes of every file, as a manifest lists them.
@@ -209,12 +209,12 @@ class _Examination:
             files = checkpoint.inventory
             mismatches = manifest.differences(checkpoint.path, files, rewritten=rewritten)
             if mismatches:
-                wrong.append(summarize(mismatches))
+                problems.append(summarize(mismatches))
             else:
-                right.append(f"{manifest.titles} as {manifest.source} says")
+                agreements.append(f"{manifest.titles} as {manifest.source} says")
 
         # Files beside the model that nothing vouches for, and that no reader opens.
-        texts = right or [UNPINNED]
+        texts = agreements or [UNPINNED]
         unread = unread_files(checkpoint)
         beside: list[str] = []
         if self.proof is not None:
@@ -229,14 +229,14 @@ class _Examination:
             if missing:
                 texts = [*texts, f"not here: {summarize(missing)}"]
 
-        if wrong:
-            return self._report("failed", "; ".join([*wrong, *beside]), HINT)
+        if problems:
+            return self._report("failed", "; ".join([*problems, *beside]), HINT)
         if beside:
             text = f"{summarize(beside)} (no reader opens it); the model itself: {texts[0]}"
             return self._report("failed", text, HINT)
         if unread:
             texts = [*texts, f"not read: {summarize(unread)}"]
-        return self._report("ok" if right else "note", "; ".join(texts))
+        return self._report("ok" if agreements else "note", "; ".join(texts))
 
     def _find_uncovered(
         self, files: Inventory, unread: list[str], attested: Mapping[str, str]

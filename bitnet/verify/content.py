@@ -171,7 +171,7 @@ def _split_lists(file: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Items]
     lists: dict[str, Items] = {}
     vocabulary = model.get("vocab")
     merges = model.get("merges")
-    rest = {key: value for key, value in model.items() if key not in ("vocab", "merges")}
+    remaining = {key: value for key, value in model.items() if key not in ("vocab", "merges")}
     if isinstance(vocabulary, dict) and all(
         type(id) is int and 0 <= id < 1 << 63 for id in vocabulary.values()
     ):
@@ -180,14 +180,14 @@ def _split_lists(file: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Items]
         lists[VOCAB] = Items.of_texts(text for text, _ in by_id)
         lists[_IDS] = Items.of_numbers("int64", memoryview(ids.tobytes()))
     elif "vocab" in model:
-        rest["vocab"] = vocabulary
+        remaining["vocab"] = vocabulary
     if isinstance(merges, list) and all(isinstance(merge, str) for merge in merges):
         lists[MERGES] = Items.of_texts(merges)
     elif isinstance(merges, list) and all(map(_is_pair, merges)):
         lists[MERGE_PAIRS] = Items.of_texts(map(" ".join, merges))
     elif "merges" in model:
-        rest["merges"] = merges
-    return file | {"model": rest}, lists
+        remaining["merges"] = merges
+    return file | {"model": remaining}, lists
 
 
 def _is_pair(merge: Any) -> bool:
