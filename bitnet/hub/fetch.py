@@ -240,7 +240,7 @@ class _Fetch:
                 logger.warning("%s changed on the server, starting over", source.file)
             except _Damaged as damage:
                 logger.warning("%s: %s, starting over", source.file, damage)
-                self.urls = self.urls[:1]
+                self.urls = self.urls[:1]  # the wrong bytes may be a mirror's
             self.fresh = True
         raise NetworkError(
             f"{redact_url(self.urls[0])}: the server announces one file and sends another",
@@ -378,6 +378,7 @@ class _Fetch:
             raise _Damaged("it was deleted while it was being fetched") from None
         finally:
             partial.discard()  # nothing is left of it once it is published
+        # Without a digest by the server, the record recognises the same version the next time.
         if facts.sha256 is None and facts.is_bound:
             file = order.source.file.rpartition("/")[2]
             name = redact_url(self.urls[0]), facts.etag or "unknown", file

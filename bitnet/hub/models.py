@@ -343,7 +343,7 @@ def list_models(store: Store) -> list[KnownModel]:
         source = sources.PACKAGED.get(name) or sources.MODELS[name]
         entry = store.index.find(*source.index_name)
         digest, size = (entry.sha256, entry.size) if entry else (source.sha256, source.size)
-        path = store.path_of(digest or "unknown")
+        path = store.path_of(digest or "unknown")  # "unknown" is never a file
         here = path if path.is_file() else None
         is_exact = size is not None
         size = size or source.about_bytes or None
@@ -355,7 +355,7 @@ def list_models(store: Store) -> list[KnownModel]:
         is_model = pin.kind == "model" and file.endswith((".gguf", ".safetensors"))
         if is_model and store.path_of(pin.sha256).is_file():
             fetched.setdefault(_name_of(pin, store), []).append(pin)
-    for source in sources.MODELS.values():
+    for source in sources.MODELS.values():  # these have their rows
         fetched.pop(f"hf:{source.repo}:{source.file}", None)
     for name, parts in sorted(fetched.items()):
         first = min(parts, key=lambda part: part.file)

@@ -127,7 +127,7 @@ def _require_space(orders: Sequence[FileOrder], project: Project) -> None:
 
     On the disk of the store, a target is a link and takes no space.
     """
-    of_cache = device_of(project.cache)
+    cache_device = device_of(project.cache)
     sizes: dict[int, int] = {}
     folders: dict[int, Path] = {}
     for order in orders:
@@ -136,7 +136,7 @@ def _require_space(orders: Sequence[FileOrder], project: Project) -> None:
         if not size or target is None or target.exists():
             continue
         device = device_of(target.parent)
-        if device != of_cache:
+        if device != cache_device:
             sizes[device] = sizes.get(device, 0) + size
             folders[device] = target.parent
     for device, size in sizes.items():

@@ -91,6 +91,7 @@ class HubSession:
             route.apply(self._requests)
         drill = settings.simulate_network_error()
         self.attempts = self.options.retries or (DRILL_ATTEMPTS if drill else None)
+        # A transfer opens up to 4 connections (AUTOMATIC_CONNECTIONS), unless a user sets more.
         mount_transport(self._requests, max(4, settings.connections()), drill)
         self._token_refused = False
         self._reached: set[tuple[object, ...]] = set()  # origins that have answered

@@ -174,6 +174,7 @@ class Transfer:
             return _Piece(start, stop)
         start, gap_stop = done.missing(self.size)[0]
         stop = min(gap_stop, start + LARGEST_REQUEST)
+        # With None, a request for the whole file has no header Range.
         return _Piece(start, None if stop == self.size else stop)
 
     # --- several connections -----------------------------------------------------------------

@@ -311,7 +311,7 @@ class Store:
                 return None
             make_cache(self.root)
             path = self.path_of(sha256)
-            outside = Blob(sha256, file.stat().st_size, file.resolve())
+            outside = Blob(sha256, file.stat().st_size, file.resolve())  # it may be a link
             (how,) = self.place_all([(outside, path)])
         except (OSError, BitnetError) as error:
             logger.debug("%s is not taken in: %s", file, error)
