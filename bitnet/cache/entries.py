@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["tokenizer", "model", "compiled", "exact-head", "prompt", "partial", "leftover"]
 
+# Unfinished files, also of other tools, and marks of superseded files.
 _LEFTOVER_SUFFIXES = (".part", ".tmp", ".incomplete", ".downloadInProgress", ".superseded")
 _LEFTOVER_PREFIXES = (".lock-", "placing-")  # tests of locking, and notes of placements
 _PARTIAL = re.compile(r".+?\.partial(\..+)?", re.DOTALL)

@@ -197,7 +197,7 @@ def model_path(project: Project, source: Source) -> Path:
 def _pin_at(entries: list[Pin], path: Path, project: Project) -> Pin | None:
     """Lock file entry of the file at *path*; None if there is none."""
     place = project.place_of(path)
-    if place is None:  # outside of the project, which a lock file does not describe
+    if place is None:  # outside of the project: a lock file has no entry for it
         return None
     return next((entry for entry in entries if entry.place == place), None)
 
@@ -311,7 +311,7 @@ def order_from_lock(entry: Pin, project: Project, *, check: VocabularyCheck) -> 
     target = project.folder / path_of(entry.place) if entry.place is not None else None
     if entry.kind == "model":
         source = sources.model_source(entry.repo) or Source(entry.repo, entry.repo)
-        # Without a digest here: the order takes it from this entry, unless it is to be updated.
+        # Without a digest: `model_order` takes it from this entry, except with --update.
         source = replace(
             source, file=entry.file, revision=entry.revision, licence=entry.licence, sha256=None
         )
