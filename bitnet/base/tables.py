@@ -99,7 +99,7 @@ def table(
 
 
 def _in_one_line(cell: str) -> str:
-    """*cell* without what would end its line or move its column: both are escaped."""
+    """*cell* with control characters, line ends and tabs escaped, so that it keeps its place."""
     return harmless(cell).replace("\n", "\\n").replace("\t", "\\t")
 
 

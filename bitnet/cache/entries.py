@@ -42,8 +42,8 @@ class Entry:
     owner: str = ""  # holder of its lock, such as ``process 123 on host``
     companions: tuple[Path, ...] = ()  # files that are removed with it
     users: tuple[str, ...] = ()  # known paths of projects that are the same file
-    inode: tuple[int, int] = (0, 0)  # device and number of the file; names of one file share them
-    links: int = 1  # number of names of the file
+    inode: tuple[int, int] = (0, 0)  # device and inode number; hard links of one file share them
+    links: int = 1  # number of hard links of the file
     origin: Pin | None = None  # where a file of the store is from, if that is recorded
     names: tuple[Pin, ...] = ()  # every recorded name of a file of the store
     # what a partial file is fetched for: repository, revision and file, or an address and its key
@@ -198,7 +198,7 @@ def _key(area: str, inner: list[str]) -> str:
 
 
 def file_ids(root: Path, everything: Iterable[Entry]) -> dict[Path, Hashable]:
-    """Identity of the file that each entry of the cache is a name of, by the path of the entry.
+    """Identity of the file behind each entry of the cache, by the path of the entry.
 
     A link, a reflink or a copy of a file of the store has the identity of that file: its digest.
     """

@@ -48,8 +48,8 @@ class Removal:
     root: Path  # the cache folder
     remove: tuple[Entry, ...]  # entries to remove
     busy: tuple[Entry, ...] = ()  # entries kept because a process holds them
-    names: tuple[Pin, ...] = ()  # names to drop, also of bytes that stay for other names
-    # entries of the store that stay for other models, each with the repositories of these
+    names: tuple[Pin, ...] = ()  # recorded names to delete, also of bytes that other names need
+    # entries of the store that other models need, each with the repositories of these models
     kept: tuple[tuple[Entry, tuple[str, ...]], ...] = ()
     is_whole: bool = False  # nothing is removed if one of the entries is busy
     marks: tuple[Path, ...] = ()  # marks of superseded versions, to be removed at the end
@@ -57,10 +57,12 @@ class Removal:
     @property
     def size_bytes(self) -> int:
         """Bytes that the removal frees; a file with a hard link elsewhere stays on the disk."""
-        names = Counter(entry.inode for entry in self.remove)
+        removed_links = Counter(entry.inode for entry in self.remove)
         files = {entry.inode: entry for entry in self.remove}
         return sum(
-            entry.size_bytes for inode, entry in files.items() if names[inode] >= entry.links
+            entry.size_bytes
+            for inode, entry in files.items()
+            if removed_links[inode] >= entry.links
         )
 
     @property
@@ -80,8 +82,8 @@ class Removal:
         Links that the plan removes do not count.
         """
         planned = sum(each.inode == entry.inode for each in self.remove)
-        unnamed = entry.links - len(entry.users) - max(planned, 1)
-        return [*entry.users, *([f"{unnamed} links"] if unnamed > 0 else [])]
+        other_links = entry.links - len(entry.users) - max(planned, 1)
+        return [*entry.users, *([f"{other_links} links"] if other_links > 0 else [])]
 
     def facts(self) -> dict[str, Any]:
         """The plan as JSON values."""
@@ -129,7 +131,7 @@ def plan(root: Path, selection: Selection, *, now_s: float | None = None) -> Rem
             hint=f"keys are: {', '.join(keys) or 'none'}; see: bitnet cache list",
         )
 
-    # A file is kept or removed with all its names: paths in the cache, and records.
+    # A file is kept or removed as a whole, with its paths in the cache and its recorded names.
     id_of_name = {name: _id_of_name(root, name, ids) for name in names}
     last_used = _last_used_by_file(everything, ids)
     complete = {ids[entry.path] for entry in chosen if entry.kind not in ("partial", "leftover")}

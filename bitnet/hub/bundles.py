@@ -188,9 +188,9 @@ def list_pinned(project: Project) -> list[BundledFile]:
                 f"{entry.repo}/{entry.file}, which {LOCK_FILE} pins, is not on this machine",
                 hint="fetch it first: bitnet sync",
             )
-        keys = (s.cache_key for s in sources.TOKENIZERS.values() if s.repo == entry.repo)
+        cache_keys = (s.cache_key for s in sources.TOKENIZERS.values() if s.repo == entry.repo)
         # Needed for tokenizers; :func:`collect` drops the place of other kinds.
-        place = f"tokenizers/{next(keys, '')}/{path_of(entry.file).name}"
+        place = f"tokenizers/{next(cache_keys, '')}/{path_of(entry.file).name}"
         files.append(BundledFile(replace(entry, place=place), blob.path))
         files += _notices(entry, project)
     return files

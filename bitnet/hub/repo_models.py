@@ -125,10 +125,10 @@ def _folders(files: list[Source]) -> Iterator[RepoModel]:
         weights = [name for name in weights if name.startswith("model")] or weights
         if not weights or "config.json" not in by_name:
             continue
-        named = [
+        needed = [
             name for name in by_name if any(fnmatchcase(name, pattern) for pattern in _FOLDER_FILES)
         ]
-        chosen = [by_name[name] for name in sorted({*named, *weights})]
+        chosen = [by_name[name] for name in sorted({*needed, *weights})]
         templates = f"{folder}/{TEMPLATE_FOLDER}".lstrip("/")
         chosen += [file for file in by_folder.get(templates, []) if file.file.endswith(".jinja")]
         yield RepoModel(

@@ -73,10 +73,10 @@ def _ask(url: str, session: HubSession) -> Version:
         size = headers.get("X-Linked-Size") or (headers.get("Content-Length") if is_final else None)
         commit = headers.get("X-Repo-Commit")
         commit = commit if is_plain_text(commit, 100) else None
-        named = http.repository_of(url, session.options.endpoint)
-        if named is not None and commit and COMMIT.fullmatch(commit):
+        hub_file = http.repository_of(url, session.options.endpoint)
+        if hub_file is not None and commit and COMMIT.fullmatch(commit):
             # By the address with the commit, a push meanwhile cannot mix two versions.
-            url = file_url(named[0], commit, named[2], session.options)
+            url = file_url(hub_file[0], commit, hub_file[2], session.options)
         sha256 = http.read_digest(response)
         if sha256 is None and not is_final:
             sha256 = _digest_behind(requested_url, response.headers.get("Location", ""), session)
@@ -265,6 +265,7 @@ def _with_candidates(error: NotFound, url: str, session: HubSession) -> NotFound
     except BitnetError:
         return error
     near = difflib.get_close_matches(wrong, names, n=3, cutoff=0.5)
+    # Without a similar path, files of the same name in other folders.
     near = near or [name for name in names if name.rpartition("/")[2] == wrong.rpartition("/")[2]]
     hint = f"did you mean {' or '.join(map(printable, near))}?" if near else ""
     return NotFound(f"{error.message}: {missing}; it has {some_of(names)}", hint=hint)
