@@ -117,6 +117,7 @@ def _refuse_places(orders: Sequence[FileOrder], project: Project, root: Path) ->
         name = order.kind, source.repo, source.revision, source.file
         place = project.place_of(order.target)
         size = source.size or 0
+        # With any digest: the file's own need not be known yet.
         project.refuse_unpinnable(Pin(*name, None, "0" * 64, size, source.licence, place))
         if order.target is not None:
             refuse_links(root, order.target.parent)
@@ -184,7 +185,7 @@ def _place(files: list[Obtained], project: Project, root: Path, claims: Claims) 
         places = [store.place_of(file.order.target or file.order.entry) for file in files]
         if None in places:  # outside of the cache, where the user expects the file
             raise
-        return _place_for_now(files, project)
+        return _place_for_now(files, project)  # the cache is read-only
     return files
 
 

@@ -91,7 +91,7 @@ class Version:
     size: int | None = None  # bytes
     sha256: str | None = None  # hexadecimal, lower case
     accepts_ranges: bool = False  # the server accepts range requests
-    git_oid: str | None = None  # git's name for the content, where the hub keeps it in git
+    git_oid: str | None = None  # blob id of the content, if the hub keeps it in git
     is_digest_announced: bool = False  # a server named *sha256*; else it may be from a pin
 
     @property
@@ -106,7 +106,7 @@ class Version:
 
     @property
     def is_bound(self) -> bool:
-        """True if bytes fetched now can be told from another version's bytes later."""
+        """True if bytes fetched now can be distinguished from another version's bytes later."""
         has_validator = self.sha256 is not None or self.etag is not None
         return has_validator or None not in (self.commit, self.size)
 
@@ -143,8 +143,8 @@ class Partial:
         self.server_etag: str | None = None  # strong ETag of the server that sends the bytes
         self._version = version
         self._source_name = list(source_name)
-        self._seeking = threading.Lock()
-        self._flushed = 0
+        self._seeking = threading.Lock()  # held from a seek to its write, where pwrite is missing
+        self._flushed = 0  # bytes that the disk was told to write
 
     @classmethod
     def begin(

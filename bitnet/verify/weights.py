@@ -57,6 +57,7 @@ _SCALES: dict[str, tuple[tuple[int, str, bool], ...]] = {
     "Q8_K": ((0, "<f4", True),),
     **{name: ((layout.scale_at, "<f2", False),) for name, layout in SCALED_BLOCKS.items()},
 }
+# Unsigned type of a float's bits, and the mask of its exponent.
 _FLOATS = {"F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80), "F32": ("<u4", 0x7F800000)}
 _ALL_ZERO_CODES = 0x55  # a byte of four I2_S codes for 0
 
@@ -128,11 +129,11 @@ def code_anomalies(counts: TernaryCounts) -> list[Finding]:
     total = counts.total
     if counts.invalid:
         return [_wrong(f"{name}: {counts.invalid:,} of {total:,} codes mean nothing")]
-    used = counts.minus + counts.plus + counts.double
-    if not used:
+    nonzero = counts.minus + counts.plus + counts.double
+    if not nonzero:
         return [_wrong(f"{name}: all {total:,} weights are zero")]
     share = f"-1: {counts.minus:,}, 0: {counts.zero:,}, +1: {counts.plus:,}"
-    one_sided = max(counts.minus, counts.plus) > MOST_ONE_SIGN * used
+    one_sided = max(counts.minus, counts.plus) > MOST_ONE_SIGN * nonzero
     if total == max(counts.minus, counts.plus):
         return [_wrong(f"{name}: all weights have one value ({share})")]
     if one_sided or counts.zero > MOST_ZEROS * total:
