@@ -197,6 +197,7 @@ def list_pinned(project: Project) -> list[BundledFile]:
 
 
 def _notices(model: Pin, project: Project) -> list[BundledFile]:
+    """Notices of *model* in the store, if it is a packaged one."""
     source = sources.PACKAGED.get(model.repo) if model.kind == "package" else None
     inside = notices(source, project.store) if source is not None else {}
     return [BundledFile(replace(model, file=file), blob.path) for file, blob in inside.items()]
@@ -277,7 +278,7 @@ def write_bundle(
 
 
 def _member(name: str, size: int) -> bytes:
-    """Header of a member: nothing but name and size."""
+    """Header of a member with its name and size; the other fields are the same for all members."""
     entry = tarfile.TarInfo(name)
     entry.size = size
     return entry.tobuf(tarfile.GNU_FORMAT, "ascii", "strict")

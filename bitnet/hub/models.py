@@ -216,7 +216,7 @@ def locate_tokenizer(
             hint=f"fetch the model: {remote.command}",
         )
     key = f"hub-{remote.repo}@{remote.revision}/{path_of(remote.file).parent.as_posix()}"
-    key = re.sub(r"[^\w.@-]+", "--", key).rstrip("-.")
+    key = re.sub(r"[^\w.@-]+", "--", key).rstrip("-.")  # hub-ORG--REPO@REVISION--FOLDER
     if remote.url:
         key = address_key(remote.url)
     folder = tree.tokenizer_path(project.cache, key, "tokenizer.json").parent
