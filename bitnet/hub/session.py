@@ -202,7 +202,7 @@ class HubSession:
         leave_origin: bool,
         secret: str | None,
     ) -> tuple[requests.Response, str, bool]:
-        """The last reply with its redirects, its address, and true if *secret* was sent there."""
+        """The last reply (its history: the redirects), its address, and True if it got *secret*."""
         address = url
         redirects: list[requests.Response] = []
         for _ in range(MAX_REDIRECTS):
@@ -210,7 +210,7 @@ class HubSession:
             sent = dict(headers)
             if with_token:
                 text = secret or ""
-                # The error of requests for a header that is not valid would quote it.
+                # Refuse it here: the error of requests for an invalid header quotes the header.
                 if not (text.isascii() and text.isprintable() and " " not in text):
                     raise TokenInvalid(
                         "HF_TOKEN holds characters that no access token has",

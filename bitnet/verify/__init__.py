@@ -122,14 +122,14 @@ def verify_model(path: str | os.PathLike[str], **options: Any) -> Iterator[Findi
 
 @dataclass
 class _Examination:
-    """The checks of one model, and what they found."""
+    """The checks of one model, with their options and results."""
 
     path: Path
     tokenizer: str | Path | None = None  # checked instead of the model's own
     pre: str | None = None  # name of the pre-tokenizer
     # a missing tokenizer is a warning, unless BITNET_STRICT_TOKENIZERS=1
     allow_mock: bool = False
-    # the digest that a file must have, or None if nothing says
+    # returns the digest that a file must have; None: nothing says which
     find_pin: Callable[[Path], Digest | None] = lambda _: None
     against: Attestation | None = None  # the content must agree with it
     # every file must agree with it, and no file may be missing
