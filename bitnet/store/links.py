@@ -32,7 +32,7 @@ class Prepared:
         self.how = ""
         self._folder = folder
         name = fresh_name(target.name)
-        # Names in *folder*, or whole paths, which the calls below take as well.
+        # Names relative to *folder*, passed as dir_fd; or without it, whole paths.
         self._fresh = Path(name) if folder is not None else target.with_name(name)
         self.target = Path(target.name) if folder is not None else target
         with suppress(OSError):
