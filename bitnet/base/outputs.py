@@ -61,7 +61,7 @@ class OutputFile:
         status = _status(self.path)
         if status is None:
             if self.kind is None and os.path.lexists(self.path):  # a dangling link
-                raise self._exists()
+                raise self._exists_error()
             return
         if stat.S_ISDIR(status.st_mode):
             raise UsageError(
@@ -71,7 +71,7 @@ class OutputFile:
             return
         self._refuse_input(status)
         if self.kind is None:
-            raise self._exists()
+            raise self._exists_error()
         is_own = status.st_size == 0 or _recognises(self.kind, self.path)
         if not (is_own or self.force):
             hint = f"name another {self.option}, or move the file away"
@@ -145,10 +145,11 @@ class OutputFile:
             os.link(draft, target)
         except OSError:  # created meanwhile, or a file system without hard links
             if os.path.lexists(target):
-                raise self._exists() from None
+                raise self._exists_error() from None
             draft.rename(target)
 
-    def _exists(self) -> UsageError:
+    def _exists_error(self) -> UsageError:
+        """The error for an output that exists and may not be replaced."""
         hint = f"name another {self.option}"
         if self.force is not None:
             hint += ", or replace the file with --force"
@@ -164,12 +165,12 @@ class OutputFile:
             if input_status is None:
                 continue
             if os.path.samestat(input_status, status):
-                raise _is_input(self.option, self.path, path)
+                raise _input_error(self.option, self.path, path)
             if not stat.S_ISDIR(input_status.st_mode):
                 continue
             is_own = self.kind is not None and _recognises(self.kind, self.path)
             if not is_own and _contains(path, status):
-                raise _is_input(self.option, self.path, path)
+                raise _input_error(self.option, self.path, path)
 
 
 @contextmanager
@@ -220,7 +221,7 @@ def refuse_inputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[Path]) -
             continue
         for path, status in statuses:
             if os.path.samestat(status, written):
-                raise _is_input(option, output, path)
+                raise _input_error(option, output, path)
 
 
 def json_in(path: Path) -> Any:
@@ -251,7 +252,8 @@ def _recognises(kind: OutputKind, path: Path) -> bool:
         return False
 
 
-def _is_input(option: str, output: Path, source: Path) -> UsageError:
+def _input_error(option: str, output: Path, source: Path) -> UsageError:
+    """The error for an *output*, named by *option*, that is the input *source*."""
     same = "" if output == source else f", which is {source}"
     return UsageError(
         f"{option} {output} is an input of this command{same}: it is not overwritten",

@@ -141,7 +141,7 @@ class Progress:
     def _last_line(self) -> str:
         """Line about the whole operation, for the mode ``lines``."""
         took = human_time(self._clock() - self._started)
-        before = f" ({human_size(self._before)} were there)" if self._before else ""
+        before = f" ({human_size(self._before)} from an earlier run)" if self._before else ""
         return f"{self.label}: {human_size(self.done - self._before)} in {took}{before}"
 
     def _print(self, event: str, line: Callable[[], str]) -> None:

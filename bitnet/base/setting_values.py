@@ -33,13 +33,13 @@ def parse_boolean(text: str) -> bool:
     raise ValueError("expected 1, true, yes, on or 0, false, no, off")
 
 
-def parse_seconds(text: str, *, none: bool = False) -> float:
-    """Seconds in *text*: a positive number; with *none*, 0 (no wait) is allowed, too."""
+def parse_seconds(text: str, *, allow_zero: bool = False) -> float:
+    """Seconds in *text*: a positive number, or 0 with *allow_zero*."""
     try:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not (0 < value < float("inf") or (none and value == 0)):
+    if not (0 < value < float("inf") or (allow_zero and value == 0)):
         raise ValueError("expected a positive number of seconds")
     return value
 

@@ -123,8 +123,8 @@ _secret = partial(
     Setting[str | None], parse=lambda text: text.strip() or None, default=None, secret=True
 )
 _time = partial(Setting[float], parse=parse_seconds)
-# 0 is allowed, too: do not wait.
-_wait = partial(Setting[float], parse=partial(parse_seconds, none=True))
+# 0: do not wait.
+_wait = partial(Setting[float], parse=partial(parse_seconds, allow_zero=True))
 
 cache_dir_override = _path(
     "BITNET_CACHE_DIR",

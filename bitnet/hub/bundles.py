@@ -349,7 +349,7 @@ def read_bundle(path: Path) -> Bundle:
         raise from_os_error(error, path) from error
     if expected != actual:
         raise InvalidFormat(
-            f"{path} has {actual:,} bytes, its list speaks of {expected:,}", hint="copy it again"
+            f"{path} has {actual:,} bytes, by its manifest {expected:,}", hint="copy it again"
         )
     return bundle
 
@@ -389,7 +389,7 @@ def _parse_manifest(text: bytes, path: Path) -> Bundle:
         problem = str(error)
     else:
         return bundle
-    raise InvalidFormat(f"{path}: its list is damaged: {problem}", hint="copy it again")
+    raise InvalidFormat(f"{path}: its manifest is damaged: {problem}", hint="copy it again")
 
 
 def _lock_for(into: Path, bundle: Bundle, *, force: bool) -> str:

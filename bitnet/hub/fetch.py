@@ -102,17 +102,17 @@ def _find_here(order: FileOrder, project: Project, claims: Claims) -> Obtained |
 
     own = _find_own(order, project, record)
     if own is not None:
-        return order.answer(store.blob_at(own), verified=False, checked=False)
+        return order.answer(store.blob_at(own), verified=False, is_certain=False)
     if project.force:
         return None
 
-    # Search by the expected digest; or by that of the last file with this name, if the order says
-    # that it lasts, or offline. With --update, and for packages, the record does not count.
+    # Search by the expected digest; or, if the file is reusable or we are offline, by that of the
+    # last file with this name. With --update, and for packages, its record does not count.
     digest = source.sha256
     is_verified = order.is_vouched
     if project.update or source.parts:
         record = None
-    if digest is None and record is not None and (order.lasts or project.is_offline):
+    if digest is None and record is not None and (order.is_reusable or project.is_offline):
         digest = record.sha256
         is_verified = record.verified
     if digest is None:
@@ -276,8 +276,8 @@ class _Fetch:
             is_digest_announced=(facts.sha256 or self.order.listed) is not None,
         )
 
-    def _find_version(self, facts: Version, beside: Path | None = None) -> Obtained | None:
-        """The file of this version, if it is at *beside*, in the store or in another cache."""
+    def _find_version(self, facts: Version, target: Path | None = None) -> Obtained | None:
+        """The file of this version, if it is at *target*, in the store or in another cache."""
         digest = facts.sha256
         is_verified = self._is_verified(facts)
         if digest is None and facts.is_bound and (record := self.store.pin_of(facts.key)):
@@ -285,7 +285,7 @@ class _Fetch:
             is_verified = record.verified
         if digest is None or self.force or self.fresh:
             return None
-        blob = self.store.find_anywhere(digest, facts.size, beside, claims=self.claims)
+        blob = self.store.find_anywhere(digest, facts.size, target, claims=self.claims)
         if blob is None:
             return None
         return self.order.answer(

@@ -104,7 +104,7 @@ def _obtain_files(model: Ref, files: list[Source], project: Project) -> list[Obt
     for source in files:
         target = folder / path_of(source.file)
         if source.url:
-            orders.append(FileOrder(source, entry=target, lasts=True, command=model.command))
+            orders.append(FileOrder(source, entry=target, is_reusable=True, command=model.command))
         else:
             orders.append(order_of(source, project, target=target))
     return provide(orders, project, root=project.cache)
@@ -235,7 +235,9 @@ def locate_tokenizer(
     for source in files:
         path = folder / path_of(source.file).relative_to(home)
         how = f"the same command, or copy the file to {path}"
-        order = FileOrder(source, "tokenizer", entry=path, default=path, lasts=True, command=how)
+        order = FileOrder(
+            source, "tokenizer", entry=path, default=path, is_reusable=True, command=how
+        )
         orders.append(order)
     path = provide(orders, replace(project, records=False), root=project.cache)[-1].path
     try:

@@ -42,7 +42,7 @@ class FileOrder:
     default: Path | None = None  # usual path; a file there that fits the order is used
     pinned: Pin | None = None  # its present entry in the lock file
     listed: str | None = None  # digest in the hub's list of files; the server must not differ
-    lasts: bool = False  # a file of this name that was fetched before needs no new request
+    is_reusable: bool = False  # a file of this name that was fetched before needs no new request
     check: Callable[[Path], None] | None = None  # accepts the file, or raises
     is_known: bool = True  # the file passed *check* when it was fetched
     is_usable: bool = False  # the file at *entry*, which this program did not write, passes *check*
@@ -76,7 +76,7 @@ class FileOrder:
         commit: str | None = None,
         etag: str = "",
         verified: bool = True,
-        checked: bool = True,
+        is_certain: bool = True,
         fetched: bool = False,
     ) -> Obtained:
         """The answer to this order: *blob*, with its record for the lock file.
@@ -100,7 +100,7 @@ class FileOrder:
             source.licence,
             verified=verified,
         )
-        return Obtained(self, blob, pin, checked, fetched, source.licence_url)
+        return Obtained(self, blob, pin, is_certain, fetched, source.licence_url)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Obtained:
     order: FileOrder
     blob: Blob  # the bytes, where they are
     pin: Pin  # what they are, as it is recorded
-    checked: bool = True  # it is certainly the file that was ordered
+    is_certain: bool = True  # it is the file that was ordered; False: it may be a user's own
     fetched: bool = False  # its bytes were transferred just now
     licence_url: str = ""  # where the terms are
 
@@ -219,7 +219,7 @@ def model_order(source: Source, target: Path | None, project: Project) -> FileOr
         if source.sha256 is not None:  # the user vouches for the pinned bytes
             pinned = replace(pinned, verified=True)
         licence = source.licence or pinned.licence
-        source = replace(_pin(source, pinned), licence=licence)
+        source = replace(_with_pin(source, pinned), licence=licence)
     occupant = _pin_at(project.pins(), path, project)
     is_occupied = (
         occupant is not None and identity != occupant.identity and source.sha256 != occupant.sha256
@@ -241,7 +241,7 @@ def model_order(source: Source, target: Path | None, project: Project) -> FileOr
     )
 
 
-def _pin(source: Source, pinned: Pin) -> Source:
+def _with_pin(source: Source, pinned: Pin) -> Source:
     """*source* with the pinned digest, size and commit; a branch may have moved since."""
     commit = pinned.commit or pinned.revision
     return replace(source, sha256=pinned.sha256, size=pinned.size, commit=commit)
@@ -258,7 +258,7 @@ def tokenizer_order(
     """The order for the tokenizer *source*; if it was fetched before, no connection is needed."""
     entry = tokenizer_entry(source, project.cache)
     pinned = project.pin_of(("tokenizer", *source.index_name))
-    source = source if pinned is None else _pin(source, pinned)
+    source = source if pinned is None else _with_pin(source, pinned)
 
     def accept(path: Path) -> None:
         check(path, source.vocab_size)
@@ -271,7 +271,7 @@ def tokenizer_order(
         entry=entry,
         default=entry,
         pinned=pinned,
-        lasts=True,
+        is_reusable=True,
         check=accept,
         is_known=usable or project.store.index.find(*source.index_name) is not None,
         is_usable=usable,

@@ -175,7 +175,7 @@ def _obtain_all(
 def _place(files: list[Obtained], project: Project, root: Path, claims: Claims) -> list[Obtained]:
     """Put *files* and what belongs to them into their places; return the files as placed."""
     store = project.store
-    items = [(file.blob, file.order.target) for file in files if file.checked]
+    items = [(file.blob, file.order.target) for file in files if file.is_certain]
     placed = [(blob, target) for blob, target in items if target is not None]
     try:
         store.place_together(placed, root, force=project.force)
@@ -224,7 +224,7 @@ def _record_name(file: Obtained, store: Store) -> None:
     order = file.order
     pin = file.pin
     source = order.source
-    if not file.checked or not store.path_of(pin.sha256).is_file():
+    if not file.is_certain or not store.path_of(pin.sha256).is_file():
         return
     name = source.index_name
     commit = pin.commit or source.commit
@@ -279,13 +279,13 @@ def _pin(files: list[Obtained], project: Project) -> list[Obtained]:
         pin = replace(file.pin, commit=commit, place=project.place_of(order.target))
         url = file.licence_url
         # The hub is not asked about a file that the lock file pinned already.
-        is_settled = not file.checked or (file.cached and order.pinned is not None)
+        is_settled = not file.is_certain or (file.cached and order.pinned is not None)
         is_asked = order.kind == "model" and not (order.source.url or project.is_offline)
         if is_asked and not (pin.licence or is_settled):
             licence, url = licence_of(pin.repo, pin.revision)
             pin = replace(pin, licence=licence)
         pinned.append(replace(file, pin=pin, licence_url=url))
-    project.pin(*(each.pin for each in pinned if each.checked and _may_be_pinned(each, project)))
+    project.pin(*(each.pin for each in pinned if each.is_certain and _may_be_pinned(each, project)))
     return pinned
 
 

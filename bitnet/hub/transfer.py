@@ -291,12 +291,12 @@ class Transfer:
             headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
             if self.partial.server_etag and not self.facts.sha256:
                 headers["If-Range"] = f'"{self.partial.server_etag}"'
-        asked = "Range" in headers
+        has_range = "Range" in headers
         with self._limits.connection(self._must_stop) as waited:
             if waited:
                 # The wait for our own limit of connections is not silence of the server.
                 self._patience.report_bytes(0)
-            accept = (200, 206, 416) if asked else (200,)
+            accept = (200, 206, 416) if has_range else (200,)
             with self.session.open(self._url, headers=headers, accept=accept) as response:
                 with self._lock:
                     self._open.add(response)
@@ -304,7 +304,7 @@ class Transfer:
                     if response.status_code != 416:  # which may come with a page
                         http.refuse_pages(response, redact_url(self._url))
                     self._compare_digest(response)
-                    piece.at, end = self._body_range(response, start, stop, asked=asked)
+                    piece.at, end = self._body_range(response, start, stop, has_range=has_range)
                     if response.status_code == 200:
                         piece.stop = None  # the whole file
                     self._receive(response, piece, end)
@@ -326,14 +326,14 @@ class Transfer:
         self.announced = digest
 
     def _body_range(
-        self, response: requests.Response, start: int, stop: int | None, *, asked: bool
+        self, response: requests.Response, start: int, stop: int | None, *, has_range: bool
     ) -> tuple[int, int | None]:
         """Start and end in the file of the body of *response*; an unknown end is None.
 
-        *start* and *stop* were requested, by a Range header if *asked*. The first reply binds the
-        partial file to its ETag. If the whole file is sent instead of a part, the transfer starts
-        over, unless pieces are fetched. A body that is not the requested part raises
-        :class:`_NoRanges`, one of another version :class:`Replaced`.
+        *start* and *stop* limit the requested bytes; *has_range*: the request had a header Range.
+        The first reply binds the partial file to its ETag. If the whole file is sent instead of a
+        part, the transfer starts over, unless pieces are fetched. A body that is not the requested
+        part raises :class:`_NoRanges`, one of another version :class:`Replaced`.
         """
         etag = strong_etag(response.headers.get("ETag"))
         if self.facts.sha256:
@@ -347,9 +347,9 @@ class Transfer:
         if is_other:
             raise Replaced
         if response.status_code == 206:
-            body_start, end = self._part_range(response, start, stop, asked=asked)
+            body_start, end = self._part_range(response, start, stop, has_range=has_range)
         else:
-            body_start, end = self._whole_range(response, asked=asked)
+            body_start, end = self._whole_range(response, has_range=has_range)
         if self.partial.server_etag is None and not self._in_pieces:
             self.partial.bind(etag)
         if not self.facts.sha256:
@@ -366,11 +366,11 @@ class Transfer:
         return start, start
 
     def _part_range(
-        self, response: requests.Response, start: int, stop: int | None, *, asked: bool
+        self, response: requests.Response, start: int, stop: int | None, *, has_range: bool
     ) -> tuple[int, int | None]:
         """Start and end of the part of the file in *response*, a 206."""
         part = http.content_range(response.headers.get("Content-Range"))
-        if not asked or part is None:
+        if not has_range or part is None:
             raise _NoRanges
         part_start, part_stop, size = part
         if part_start != start or (stop and part_stop > stop):
@@ -381,14 +381,16 @@ class Transfer:
             raise Replaced
         return part_start, part_stop
 
-    def _whole_range(self, response: requests.Response, *, asked: bool) -> tuple[int, int | None]:
+    def _whole_range(
+        self, response: requests.Response, *, has_range: bool
+    ) -> tuple[int, int | None]:
         """Start and end of the whole file in *response*, a 200: its end is None if unknown."""
         size = http.as_count(response.headers.get("Content-Length", ""))
         if self.size is not None and size not in (None, self.size):
             raise Replaced
-        if asked and self._in_pieces:
+        if has_range and self._in_pieces:
             raise _NoRanges
-        if asked or self.partial.done.total:
+        if has_range or self.partial.done.total:
             self._start_over("the server sends the whole file")
         if self.size is None:
             self.size = size

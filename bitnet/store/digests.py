@@ -58,11 +58,11 @@ class RecordFolder(Generic[T]):
         with suppress(OSError):
             self.file_for(*name).unlink()
 
-    def forget_if(self, is_gone: Callable[[T], bool]) -> None:
-        """Delete every record for which *is_gone* returns True."""
+    def forget_if(self, condition: Callable[[T], bool]) -> None:
+        """Delete every record for which *condition* returns True."""
         for path in self._paths():
             record = self._open(path)
-            if record is not None and is_gone(record):
+            if record is not None and condition(record):
                 with suppress(OSError):
                     path.unlink()
 

@@ -278,8 +278,8 @@ class Partial:
                 ctypes.CDLL(None).sync_file_range(self.fd, *part, _SYNC_FILE_RANGE_WRITE)
             self._flushed += count
 
-    def note(self, beside: Path | None = None) -> None:
-        """Write the sidecar atomically; *beside* is the future path of the file, if not its own."""
+    def note(self, future_path: Path | None = None) -> None:
+        """Write the sidecar atomically, for the present or the *future_path* of the file."""
         sidecar = Sidecar(
             url=_strip_secrets(self._version.url),
             key=self._version.key,
@@ -292,7 +292,7 @@ class Partial:
         )
         draft = Path(f"{self.path}.json.new")
         draft.write_text(json.dumps(asdict(sidecar), indent=1), encoding="utf-8")
-        draft.replace(_sidecar_of(beside or self.path))
+        draft.replace(_sidecar_of(future_path or self.path))
 
     def restart(self) -> None:
         """Discard every byte."""

@@ -36,7 +36,7 @@ from bitnet.tokenizer.load import extract_tokenizer_from_gguf, read_files
 from bitnet.tokenizer.template_origin import oddities_of, templates_of
 from bitnet.verify.attest import HINT, compare, recognise, summarize, unread_files
 from bitnet.verify.trace import forward_verdict
-from bitnet.verify.vocabulary import vocabulary_out_of_range
+from bitnet.verify.vocabulary import vocabulary_anomalies
 from bitnet.verify.weights import (
     code_anomalies,
     numbers_out_of_range,
@@ -432,7 +432,7 @@ class _Examination:
 
     @_check("vocabulary")
     def _vocabulary(self) -> Finding | str:
-        odd = vocabulary_out_of_range(self._require_checkpoint(), self.pre)
+        odd = vocabulary_anomalies(self._require_checkpoint(), self.pre)
         if odd is None:
             self._require_tokenizer()  # without any tokenizer there is nothing to say
             text = "the tokenizer is not part of the model; nothing is known of it"

@@ -167,7 +167,9 @@ def judge_logits(logits: NDArray[np.floating], ids: list[int], *, judge_text: bo
         return _finding("failed", f"{text} {bad[0][0]}")
     spread = float((rows.max(axis=1) - rows.min(axis=1)).min())
     if not spread >= FLATTEST:
-        return _finding("failed", f"the logits are flat: they differ by {spread:.1e} at most")
+        return _finding(
+            "failed", f"flat logits: at one position they differ by {spread:.1e} at most"
+        )
     if len(rows) > 1 and float(np.abs(rows - rows[0]).max()) < FLATTEST:
         return _finding("failed", "the logits are the same whatever the model is given")
     text = f"{len(rows)} positions, finite logits"

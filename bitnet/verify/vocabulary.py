@@ -36,7 +36,7 @@ BEGINS = frozenset(
 )
 
 
-def vocabulary_out_of_range(checkpoint: Checkpoint, pre: str | None = None) -> list[str] | None:
+def vocabulary_anomalies(checkpoint: Checkpoint, pre: str | None = None) -> list[str] | None:
     """Anomalies of the tokenizer in *checkpoint*; ``None`` if it has no tokenizer that can run."""
     content = content_of(checkpoint)
     try:

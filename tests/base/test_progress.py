@@ -148,7 +148,7 @@ def test_what_was_there_before_counts_neither_for_the_speed_nor_for_the_time_lef
     clock.now += 5
     progress.reach(1000)
     progress.close()
-    assert stream.getvalue().endswith("file: 140 B in 7s (860 B were there)\n")
+    assert stream.getvalue().endswith("file: 140 B in 7s (860 B from an earlier run)\n")
 
 
 def test_a_bar_on_a_terminal_without_a_size_is_not_blank(clock, monkeypatch):

@@ -120,7 +120,7 @@ def hub_file():
 
 def url():
     source = Source("m", "", "model.gguf", url=facts["cdn"])
-    order = FileOrder(source, target=work / "model.gguf", lasts=True)
+    order = FileOrder(source, target=work / "model.gguf", is_reusable=True)
     provide.provide([order], replace(project(), records=False))
 
 def packaged():

@@ -30,7 +30,7 @@ from bitnet.verify.attest import (
     recognise,
 )
 from bitnet.verify.content import Grid, Items, content_of
-from bitnet.verify.vocabulary import vocabulary_out_of_range
+from bitnet.verify.vocabulary import vocabulary_anomalies
 
 SCHEMA = json.loads((resources.files("bitnet.verify") / "attestation.schema.json").read_text())
 WORDS = [f"w{number}" for number in range(300)]
@@ -375,14 +375,14 @@ def test_a_strange_tokenizer_file_has_a_digest_and_no_traceback(tmp_path, tokeni
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": [1], "bos_token": {}}))
     checkpoint = open_checkpoint(folder)
     assert compare(attest(checkpoint, trace=False), checkpoint) == []
-    vocabulary_out_of_range(checkpoint)
+    vocabulary_anomalies(checkpoint)
 
 
 def test_a_list_of_the_wrong_type_has_a_digest_and_no_traceback(tmp_path):
     keys = {"tokenizer.ggml.token_type": Typed(STRING, ["a"]), "tokenizer.ggml.eos_token_id": "x"}
     checkpoint = open_checkpoint(model(tmp_path / "m.gguf", keys=keys))
     assert compare(attest(checkpoint, trace=False), checkpoint) == []
-    vocabulary_out_of_range(checkpoint)
+    vocabulary_anomalies(checkpoint)
 
 
 HUGE = [float("inf"), float("-inf"), float("nan"), 10**400, -(10**400), 1.5, True, None, "x", []]

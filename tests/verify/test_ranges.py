@@ -12,7 +12,7 @@ from tiny_keys import FAMILIES
 from tiny_models import tiny
 
 from bitnet.formats.containers import open_checkpoint
-from bitnet.verify.vocabulary import vocabulary_out_of_range
+from bitnet.verify.vocabulary import vocabulary_anomalies
 from bitnet.verify.weights import numbers_out_of_range, settings_out_of_range
 
 
@@ -27,13 +27,13 @@ def test_real_models_have_nothing_odd(test_models, name):
     checkpoint = open_checkpoint(test_models / name)
     assert list(settings_out_of_range(checkpoint)) == []
     assert list(numbers_out_of_range(checkpoint)) == []
-    assert vocabulary_out_of_range(checkpoint) == []
+    assert vocabulary_anomalies(checkpoint) == []
 
 
 def test_real_vocabularies_have_nothing_odd(test_data):
     paths = sorted((test_data / "vocab").glob("*.gguf"))
     assert paths
-    odd = {path.name: vocabulary_out_of_range(open_checkpoint(path)) for path in paths}
+    odd = {path.name: vocabulary_anomalies(open_checkpoint(path)) for path in paths}
     assert set(map(str, odd.values())) == {"[]"}, odd
 
 
@@ -82,7 +82,7 @@ def test_a_setting_that_no_released_model_has_is_named(value):
 
 
 def odd_vocabulary(model, tmp_path):
-    return vocabulary_out_of_range(open_checkpoint(write_model(model, tmp_path)))
+    return vocabulary_anomalies(open_checkpoint(write_model(model, tmp_path)))
 
 
 def test_tokens_out_of_the_order_of_their_merges_are_named(model, tmp_path):
@@ -113,7 +113,7 @@ def test_the_tokens_of_a_known_model_are_recognised_but_for_one(test_models, tmp
         keys[name] = Typed(STRING, list(source.metadata[name]))
     keys["tokenizer.ggml.tokens"].value[1234] = "renamed"
     checkpoint = open_checkpoint(write_gguf(tmp_path / "v.gguf", keys))
-    assert vocabulary_out_of_range(checkpoint) == [
+    assert vocabulary_anomalies(checkpoint) == [
         "tokenizer.ggml.tokens is that of smollm2-135m but for: item: 1,234 'renamed'"
     ]
 
@@ -145,5 +145,5 @@ def test_merges_of_tokens_with_a_prefix_are_judged_as_others(tmp_path, prefix):
     parts = {"pre_tokenizer": step, "decoder": step, "added_tokens": []}
     document = parts | {"model": model | {"merges": merges}}
     (folder / "tokenizer.json").write_text(json.dumps(document))
-    (text,) = vocabulary_out_of_range(open_checkpoint(folder))
+    (text,) = vocabulary_anomalies(open_checkpoint(folder))
     assert text.startswith("tokens are not in the order of their merges")
