@@ -41,6 +41,7 @@ __all__ = [
     "resolve_tokenizer",
 ]
 
+# Submodule that defines each name.
 _HOME = dict.fromkeys(__all__, "load") | {
     **dict.fromkeys(("TokenSpan", "TokenStream", "Tokenizer"), "tokenizer"),
     **dict.fromkeys(("TokenizerDiscovery", "TokenizerStrategy", "resolve_tokenizer"), "discover"),

@@ -1,4 +1,4 @@
-"""Tokens added to the vocabulary of a ``tokenizer.json``, as ``tokenizers`` counts them."""
+"""Tokens added to the vocabulary of a ``tokenizer.json``, numbered as ``tokenizers`` does it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ TOKEN_KEYS = frozenset(("content", *_FLAGS))
 
 @dataclass
 class AddedVocabulary:
-    """Ids of a model's vocabulary and of the tokens added to it, as ``tokenizers`` counts them."""
+    """Ids of a model's vocabulary, and of the tokens that ``tokenizers`` adds to it."""
 
-    ids: dict[str, int]  # of the model
-    size: int  # entries of the model
-    tokens: dict[int, Token] = field(default_factory=dict)  # added ones by id
+    ids: dict[str, int]  # of the model's own entries, by text
+    size: int  # number of these entries
+    tokens: dict[int, Token] = field(default_factory=dict)  # added tokens by id
     added_ids: dict[str, int] = field(default_factory=dict)  # ids of *tokens* by text
-    special: set[str] = field(default_factory=set)  # texts once added as special
-    once_normalized: set[str] = field(default_factory=set)  # texts once added as normalized
+    # Texts that were added with the flag at least once, whatever their latest entry says.
+    special: set[str] = field(default_factory=set)
+    once_normalized: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, document: dict[str, Any], file: dict[str, Any] | None) -> AddedVocabulary:
-        """The vocabulary of *document*, with the added tokens of the ``tokenizer.json`` *file*."""
+        """The model's vocabulary in *document*, with the added tokens in *file*, unless None."""
         entries = document["model"]["vocab"]
         if isinstance(entries, dict):
             ids = dict(entries)
@@ -49,7 +50,10 @@ class AddedVocabulary:
         return self.added_ids.get(text, self.ids.get(text))
 
     def add(self, token: Token) -> None:
-        """Add *token*, or change the flags of the one with its text."""
+        """Add *token*, or replace the one with the same text; a token without text is ignored.
+
+        A new text gets the id behind all others, as in ``tokenizers``.
+        """
         text = token["content"]
         if not text:
             return
@@ -74,14 +78,14 @@ class AddedVocabulary:
 
 
 def make_token(text: str, **flags: bool) -> Token:
-    """An added token; flags that are not among *flags* have the defaults of the library."""
+    """An added token; a flag that *flags* lacks has the default of ``tokenizers``."""
     special = flags.get("special", False)
     defaults = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": not special}
     return {"content": text, **defaults, "special": special, **flags}
 
 
 def find_default_tokens(special: Mapping[str, Token], config: Mapping[str, Any]) -> Iterator[Token]:
-    """Tokens of *special*, unless *config* names their role or an earlier role has their text."""
+    """Tokens of *special* whose role is not in *config*, and whose text no earlier role has."""
     texts = set()
     for role, token in special.items():
         if role not in config and token["content"] not in texts:
@@ -90,10 +94,10 @@ def find_default_tokens(special: Mapping[str, Token], config: Mapping[str, Any])
 
 
 def read_flags(entry: dict[str, Any]) -> dict[str, bool]:
-    """Flags that *entry* states."""
+    """The flags among the fields of *entry*."""
     return {name: bool(entry[name]) for name in _FLAGS if name in entry}
 
 
 def plain_token(value: str | Token) -> Token:
-    """An added token from its text or its fields."""
+    """An added token from its text, then a special one, or from its fields."""
     return make_token(value, special=True) if isinstance(value, str) else dict(value)

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 
-# Most seconds of one rendering: the limit where the system does not count processor time.
+# Most seconds of one rendering, in real time: the only limit of time where the system does not
+# count processor time.
 _WALL_S = 30
 _HINT = "name another template with --chat-template FILE"
 
@@ -122,10 +123,10 @@ class ChatTemplate:
         return self._render([*map(self.adapt, messages)], add_generation_prompt, **values)
 
     def render_pair(self, prompt: str = "") -> str:
-        """The text around a query and a document, ``{query}`` and ``{document}`` in it.
+        """The rendered pair, with ``{query}`` and ``{document}`` in the places of the two texts.
 
-        sentence-transformers gives the template a message for each, in roles of these names, behind
-        the *prompt* of the system if there is one, and does not open the answer.
+        As in sentence-transformers, each is a message with the role of its name, after a system
+        message with *prompt* unless that is empty, and no generation prompt is added.
         """
         messages: list[Message] = [{"role": "system", "content": prompt}] if prompt else []
         messages += [{"role": role, "content": f"{{{role}}}"} for role in ("query", "document")]
@@ -139,7 +140,7 @@ class ChatTemplate:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the template and of the special tokens that it sees."""
+        """SHA-256, in hexadecimal, of the template and the special tokens that it sees."""
         form = json.dumps([self.text, sorted(self._tokens.items())])
         return sha256(form.encode()).hexdigest()
 
@@ -186,6 +187,7 @@ class ChatTemplate:
         message[facts.reasoning] = reasoning
 
     def _render(self, messages: Sequence[Message], is_open: bool, /, **variables: Any) -> str:
+        """The text of adapted *messages*, with the generation prompt if it *is_open*."""
         seen = {"tools": None, "documents": None, **self._tokens, **variables}
         seen |= {"messages": messages, "add_generation_prompt": is_open}
         now = self._now().isoformat()
@@ -194,7 +196,7 @@ class ChatTemplate:
 
 @lru_cache(maxsize=64)
 def _facts_of(template: str, tokens: tuple[tuple[str, str], ...]) -> TemplateFacts:
-    """Facts about *template*, which is run once for each of its probes."""
+    """Facts about *template*, which sees *tokens* by name and is run once for each probe."""
 
     def attempt(messages: Sequence[Message], is_open: bool, **variables: Any) -> str | None:
         seen = {"tools": None, "documents": None, **dict(tokens), **variables}
@@ -205,7 +207,7 @@ def _facts_of(template: str, tokens: tuple[tuple[str, str], ...]) -> TemplateFac
 
 
 def _with_object(call: Any) -> Any:
-    """*call* of a tool with its JSON arguments as an object, if they are one."""
+    """*call* of a tool with its arguments as an object, if they are the JSON text of one."""
     try:
         function = call["function"]
         arguments = json.loads(function["arguments"])
@@ -216,7 +218,7 @@ def _with_object(call: Any) -> Any:
 
 
 def _with_text(call: Any) -> Any:
-    """*call* of a tool with the object of its arguments as a JSON text."""
+    """*call* of a tool with its arguments as a JSON text, if they are an object."""
     function = call.get("function") if isinstance(call, dict) else None
     arguments = function.get("arguments") if isinstance(function, dict) else None
     if not isinstance(arguments, dict):
@@ -245,7 +247,7 @@ def _too_deep() -> UsageError:
 
 
 def flatten(parts: Sequence[Any]) -> str:
-    """The text of *parts* of a message."""
+    """The texts of the *parts* of a message, joined by line breaks; other content is refused."""
     texts: list[Any] = [part.get("text") if isinstance(part, dict) else part for part in parts]
     for part, text in zip(parts, texts, strict=True):
         if not isinstance(text, str):
@@ -255,7 +257,7 @@ def flatten(parts: Sequence[Any]) -> str:
 
 
 class TemplateProcess:
-    """One process for the templates of this one; started again when it had to be ended."""
+    """The child process that renders templates; started again after it was ended."""
 
     def __init__(self) -> None:
         self._renew()
@@ -269,7 +271,7 @@ class TemplateProcess:
     def _abandon(self) -> None:
         """Leave the process to the parent of this fork."""
         if self._process is not None:
-            self._process.returncode = 0  # Popen takes it for ended, and does not wait for it
+            self._process.returncode = 0  # Popen takes it for ended and never waits for it
             # A thread of the parent may have been writing: a close here would write the rest to the
             # pipe, too, or wait for that thread.
             null = os.open(os.devnull, os.O_RDWR)
@@ -282,7 +284,7 @@ class TemplateProcess:
     def render(
         self, template: str, variables: dict[str, Any] | None, *, now: str, source: str
     ) -> str:
-        """The text of *template*, which sees the JSON values *variables*. ``None`` compiles it.
+        """The text of *template*, which sees the JSON values *variables*; None only compiles it.
 
         *now* is the time in ISO 8601, *source* the name of the tokenizer in messages.
         """
@@ -308,7 +310,7 @@ class TemplateProcess:
         return text if kind == chat_child.TEXT else None
 
     def reaches(self, template: str) -> list[str]:
-        """Names that *template* reaches for and no chat template needs; empty if it is damaged."""
+        """Names in *template* that ``chat_child.reach`` reports; empty if it cannot be compiled."""
         kind, text = self._run(template, None, "", reaches=True)
         if kind == chat_child.STOPPED:
             raise InvalidFormat(f"the chat template was stopped: {text}", hint=_HINT)
@@ -329,7 +331,7 @@ class TemplateProcess:
         return content[0], content[1:].decode("utf-8", "surrogatepass")
 
     def _answer(self, job: bytes) -> bytes:
-        """The answer to *job*, kind and text; a process that ended or was stopped is closed."""
+        """The answer to *job*, kind and text; closes the process if it ended or reached a limit."""
         process = self._start()
         is_late = threading.Event()
 
@@ -343,13 +345,13 @@ class TemplateProcess:
             process.stdin.write(len(job).to_bytes(8, "little") + job)
             process.stdin.flush()
             size = int.from_bytes(process.stdout.read(8), "little")
-            most = 4 * chat_child.MAX_CHARS + 1  # bytes of UTF-8, behind the one of the kind
+            most = 4 * chat_child.MAX_CHARS + 1  # bytes of the text in UTF-8, and one for the kind
             content: bytes = process.stdout.read(size) if size <= most else b""
             if len(content) < size:  # it ended while it wrote
                 content = b""
         except OSError:  # it has ended
             content = b""
-        except BaseException:  # an interrupt: nothing must wait for the answer
+        except BaseException:  # an interrupt: the next job must not read this answer
             self.close()
             raise
         finally:

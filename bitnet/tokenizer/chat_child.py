@@ -1,10 +1,12 @@
 """The process that renders chat templates, see :mod:`bitnet.tokenizer.chat`.
 
-They run in an immutable sandbox set up as in ``transformers`` (``utils/chat_template_utils.py``);
-the system ends this process at its limits, also in the middle of one long operation. The script
-imports nothing of this package. It reads and writes frames: a length in eight bytes, little-endian,
-and as many bytes. A job is marshalled arguments of :func:`answer`, behind its limit of time; an
-answer is a byte for its kind, and a text in UTF-8.
+Templates run in an immutable sandbox set up as in ``transformers``
+(``utils/chat_template_utils.py``). The system ends this process at its limits, also in the middle
+of one long operation. The script imports nothing of this package.
+
+It reads jobs and writes answers as frames: a length in eight bytes, little-endian, and as many
+bytes. A job is a marshalled tuple of its milliseconds of processor time and the arguments of
+:func:`answer`; an answer is a byte for its kind, and a text in UTF-8.
 """
 
 from __future__ import annotations
@@ -29,14 +31,14 @@ CPU_MS = 1_500  # milliseconds of processor time of one rendering
 MEMORY_BYTES = 384 << 20  # beyond those of a process that has rendered nothing
 MAX_CHARS = 16 << 20  # of the text that a template renders
 
-# First byte of an answer: what the rest is.
+# First byte of an answer: the kind of the text behind it.
 TEXT, REFUSED, INVALID, FAILED, STOPPED = b"TRIFS"
 
 WITHOUT_JINJA = 3  # exit status if Jinja cannot be imported
 _TOO_MUCH_MEMORY = f"more than {MEMORY_BYTES >> 20} MiB of memory"
 
-# Places of the name of an attribute among the arguments of Jinja's filters; each also takes it as
-# ``attribute=``.
+# Filters of Jinja that take the name of an attribute: its index among their arguments. Each also
+# takes it as ``attribute=``.
 _ATTRIBUTE_AT = {
     **dict.fromkeys(("selectattr", "rejectattr", "groupby", "sum"), 0),
     **dict.fromkeys(("join", "unique", "min", "max"), 1),
@@ -108,10 +110,10 @@ def _compile(source: str) -> Template:
 
 
 def reach(source: str) -> list[str]:
-    """Names that *source* reaches for and that have no use in a chat template, sorted.
+    """Names in *source* that lead out of the conversation, sorted; chat templates do not need them.
 
-    These are attributes of Python's objects, computed names of attributes, and other files. Keys
-    that are computed when it runs are not seen; the sandbox denies them.
+    These are internal attributes of Python's objects, the filter ``attr``, and statements that load
+    other files. Keys that are computed at run time are not seen; the sandbox denies them.
     """
     from jinja2 import nodes
 
@@ -130,9 +132,9 @@ def reach(source: str) -> list[str]:
         if call.name == "attr":
             names.add("|attr")
         arguments = [pair.value for pair in call.kwargs if pair.key == "attribute"]
-        at = _ATTRIBUTE_AT.get(call.name)
-        if at is not None:
-            arguments += call.args[at : at + 1]
+        index = _ATTRIBUTE_AT.get(call.name)
+        if index is not None:
+            arguments += call.args[index : index + 1]
         if call.name == "map":  # an attribute, or a filter and its arguments
             arguments += [*call.args, *(pair.value for pair in call.kwargs)]
         texts = {text.value for text in arguments if isinstance(text, nodes.Const)}
@@ -146,23 +148,23 @@ def reach(source: str) -> list[str]:
 
 
 def _names_internal(text: object) -> bool:
-    """True if *text* is a filter that takes attributes, or has an attribute of Python's own."""
-    parts = re.split("[.,]", text) if isinstance(text, str) else []  # a path, or several attributes
+    """True if *text* names the filter ``attr``, or an internal attribute in a path or list."""
+    parts = re.split("[.,]", text) if isinstance(text, str) else []  # ``a.b`` or ``a,b``
     return text == "attr" or any(map(_is_internal, parts))
 
 
 def _is_internal(name: object) -> bool:
-    """True if *name* is an attribute of Python's own, and not a field of a message."""
+    """True if *name* is an internal attribute of Python's objects, not a field of a message."""
     return isinstance(name, str) and (name.startswith("_") or name in _INTERNALS)
 
 
 def answer(
     source: str, variables: dict[str, Any] | None, now: str, reaches: bool = False
 ) -> tuple[int, str]:
-    """The kind of the answer and its text.
+    """The kind of the answer and its text, for the template *source*.
 
-    Without *variables* the template is only compiled; if the caller asks what it *reaches*, the
-    text is that list in JSON.
+    Without *variables* it is only compiled. If *reaches*, the text is the list of :func:`reach` in
+    JSON. *now* is the time in ISO 8601.
     """
     from jinja2 import TemplateSyntaxError
 
@@ -227,7 +229,7 @@ def main() -> None:
             _limit_time(cpu_ms / 1000)
             kind, text = answer(*job)
             content = bytes([kind]) + text.encode("utf-8", "surrogatepass")
-        except MemoryError:  # of the job or its answer: the other process ends this one
+        except MemoryError:  # of the job or its answer: the parent then ends this process
             content = bytes([STOPPED]) + _TOO_MUCH_MEMORY.encode()
         _limit_time(0)
         answers.write(len(content).to_bytes(8, "little") + content)

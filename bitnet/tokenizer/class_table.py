@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Classes that read the ranks of a ``tokenizer.model``.
 _OF_RANKS = ("LlamaTokenizer", "Qwen2Tokenizer", "WhisperTokenizer")
 
-# Arguments of transformers' constructors that stand for a tokenizer of their own.
+# Arguments of transformers' constructors that replace a part of the tokenizer.
 _ARGUMENTS = (
     *("vocab", "merges", "tokenizer_object", "gguf_file", "post_processor", "init_inputs"),
     *("tokenizer_truncation", "tokenizer_padding", "model_specific_special_tokens"),
@@ -75,10 +75,10 @@ def builds_ends(name: str) -> bool:
 
 
 def check_rank_class(file: TokenizerFile) -> None:
-    """Refuse a *file* of ranks of which the class of its folder makes another tokenizer.
+    """Refuse a *file* of ranks if the class of its folder would make another tokenizer of it.
 
-    The class does not read the ranks if a ``tokenizer.json`` is beside them. Classes that
-    transformers does not know, and those that keep what a file says, do not change them.
+    That class does not matter if a ``tokenizer.json`` is beside the ranks, which it reads instead,
+    or if it keeps what a file says, or transformers does not know it.
     """
     name = file.side.class_name
     if "tokenizer.json" not in file.files and not leaves_file(name) and name not in _OF_RANKS:
@@ -94,6 +94,7 @@ def leaves_file(name: str) -> bool:
 
 
 def _row_named(name: str) -> dict[str, Any]:
+    """Row of the class *name*, or of the class that it equals; empty if it is unknown."""
     classes = class_table()["classes"]
     row = classes.get(name, {})
     named: dict[str, Any] = classes.get(row.get("same_as"), row)

@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from bitnet.tokenizer.spec import Step, TokenizerSpec
 
 
+# Fields of a specification that are compared as they are.
 _OPTIONS = (
     *("byte_level", "byte_fallback", "fuse_unknown", "ignore_merges", "add_space_prefix"),
     *("remove_extra_whitespaces", "continuing_prefix", "max_chars_per_word", "unknown_text"),
     *("unknown_id", "bos_id", "eos_id", "chat_template"),
 )
+# Parts that can differ without another result, see ``TokenizerDifference.certain``.
 _UNCERTAIN = frozenset({
     "normalizer", "pre_tokenizer", "decoder", "unknown_id", "bos_id", "eos_id", "chat_template",
     "stop_ids", "fuse_unknown", "ignore_merges",  # the last two rarely change any ids
@@ -43,8 +45,8 @@ class TokenizerDifference:
 
     part: str  # ``vocabulary``, ``merges``, ``added tokens``, ``normalizer`` ...
     text: str  # the two values, or the first examples
-    # true if a text or ids give another result; false for parts that can differ without that, such
-    # as steps, which can be written in several ways
+    # true if some text or ids give another result; false for parts that can differ without that,
+    # such as steps, which can be written in several ways
     certain: bool = True
 
 
@@ -52,11 +54,11 @@ class TokenizerDifference:
 class Agreement:
     """Result of a comparison."""
 
-    equal: int  # texts with equal ids
-    total: int  # texts compared
+    equal: int  # number of texts with equal ids
+    total: int  # number of texts compared
     first_difference: str | None  # the first text with different ids, ``None`` if there is none
-    decoded_equal: int = 0  # lists of ids that both decode to the same text
-    decoded: int = 0  # lists of ids decoded; 0 if decoding was not compared
+    decoded_equal: int = 0  # number of lists of ids that both decode to the same text
+    decoded: int = 0  # number of lists of ids decoded; 0 if decoding was not compared
     first_ids: tuple[int, ...] | None = None  # the first ids that decode to different texts
     differences: tuple[TokenizerDifference, ...] = ()  # parts, if specifications were compared
 
@@ -67,7 +69,7 @@ class Agreement:
 
     @property
     def complete(self) -> bool:
-        """True if all ids, all decoded texts and all parts are equal, with a text at least."""
+        """True if all texts and lists of ids agree, at least one, and no part certainly differs."""
         certain = any(difference.certain for difference in self.differences)
         return self.ratio == 1 and 0 < self.decoded == self.decoded_equal and not certain
 
@@ -85,7 +87,10 @@ def measure_agreement(
     texts: Sequence[str] = PROBES,
     decode: tuple[Callable[[list[int]], str], Callable[[list[int]], str]] | None = None,
 ) -> Agreement:
-    """Compare the ids of two tokenizers for each text; with *decode* of both, the texts of ids."""
+    """Compare the ids of two tokenizers for each of *texts*; with *decode* of both, also the texts.
+
+    Texts are decoded from lists of equal ids, and from each two of these lists joined.
+    """
     pairs = [(text, list(encode(text)), list(encode_other(text))) for text in texts]
     different = [text for text, mine, theirs in pairs if mine != theirs]
     encoded = [mine for _, mine, theirs in pairs if mine == theirs] if decode else []
@@ -106,7 +111,7 @@ def compare(left: TokenizerSpec, right: TokenizerSpec, texts: Sequence[str]) -> 
     """Compare two specifications, the ids of *texts*, and the text of every id."""
     first = Tokenizer.from_spec(left)
     second = Tokenizer.from_spec(right)
-    unknown = {left.unknown_id} & {right.unknown_id}  # it has no text of its own
+    unknown = {left.unknown_id} & {right.unknown_id}  # if it is the same: it has no text of its own
 
     def decode(tokenizer: Tokenizer) -> Callable[[list[int]], str]:
         return lambda ids: tokenizer.decode(id for id in ids if id not in unknown)
@@ -135,32 +140,32 @@ def differences(left: TokenizerSpec, right: TokenizerSpec) -> list[TokenizerDiff
         left = as_sentencepiece(left) or left
         right = as_sentencepiece(right) or right
     models = {left.model, right.model}
-    aside: set[str] = set()
+    ignored: set[str] = set()
     if left.byte_level == right.byte_level and models <= {"bpe", "spm"}:
-        aside.add("model")
+        ignored.add("model")
     if left.pre and left.pre == right.pre:
-        aside |= {"normalizer", "pre_tokenizer"}
+        ignored |= {"normalizer", "pre_tokenizer"}
     if not (left.is_sentencepiece and right.is_sentencepiece):
-        aside.add("unknown_text")
+        ignored.add("unknown_text")
     if left.byte_level and right.byte_level:
-        aside.add("unknown_id")
+        ignored.add("unknown_id")
     parts = _tables("vocabulary", _vocabulary(left), _vocabulary(right))
     if models == {"unigram"}:
         parts += _tables("scores", *(dict(enumerate(map(float, s.scores))) for s in (left, right)))
     elif models <= {"bpe", "spm"}:
         parts += _tables("merges", *(dict(enumerate(_merges(spec))) for spec in (left, right)))
-    # The last flag is ``normalized``. Where no text is normalized, it makes no difference whether a
-    # token is found in raw or in normalized text.
-    no_stages = left.is_sentencepiece or right.is_sentencepiece
-    no_stages = no_stages or not (left.normalizer or right.normalizer)
-    flags = ADDED_FLAGS[: -1 if no_stages else None]
+    # The last flag, ``normalized``, says whether a token is found in raw or in normalized text. If
+    # no text is normalized, it makes no difference.
+    has_one_stage = left.is_sentencepiece or right.is_sentencepiece
+    has_one_stage = has_one_stage or not (left.normalizer or right.normalizer)
+    flags = ADDED_FLAGS[: -1 if has_one_stage else None]
     parts += _tables("added tokens", *(_flags_of_added(spec, flags) for spec in (left, right)))
-    ours = _values(left)
-    theirs = _values(right)
-    for name in ours:
-        if name in aside or ours[name] == theirs[name]:
+    left_values = _values(left)
+    right_values = _values(right)
+    for name in left_values:
+        if name in ignored or left_values[name] == right_values[name]:
             continue
-        values = (ours[name], theirs[name])
+        values = (left_values[name], right_values[name])
         texts = (json.dumps(value, ensure_ascii=False, sort_keys=True) for value in values)
         both = " / ".join(text if len(text) <= 200 else f"{text[:197]}..." for text in texts)
         parts.append(TokenizerDifference(name, both, certain=name not in _UNCERTAIN))
@@ -168,7 +173,7 @@ def differences(left: TokenizerSpec, right: TokenizerSpec) -> list[TokenizerDiff
 
 
 def _values(spec: TokenizerSpec) -> dict[str, Any]:
-    """Parts of *spec* that are equal or not, as JSON values."""
+    """Parts of *spec* that are compared as a whole, as JSON values by name."""
     first, last = map(list, spec.affixes)
     return {
         "model": spec.model,
@@ -193,7 +198,7 @@ def _vocabulary(spec: TokenizerSpec) -> dict[int, str]:
 
 
 def _merges(spec: TokenizerSpec) -> list[str]:
-    """Merges, or those that SentencePiece's scores stand for, without those of added tokens."""
+    """Merges of a BPE, or those that scores imply, without those that make added or byte tokens."""
     tokens = _texts(spec)
     if spec.model == "bpe":
         return [f"{tokens[left]} {tokens[right]}" for left, right in spec.merges]
@@ -203,7 +208,7 @@ def _merges(spec: TokenizerSpec) -> list[str]:
 
 
 def _texts(spec: TokenizerSpec) -> list[str]:
-    """Texts of all tokens; converters write some U+2581 of SentencePiece as spaces."""
+    """Texts of all tokens, with U+2581 for spaces, as which converters write some of them."""
     if spec.byte_level or spec.model == "wordpiece":
         return list(spec.tokens)
     return [text.replace(" ", SPACE_SYMBOL) for text in spec.tokens]
@@ -219,14 +224,15 @@ def _flags_of_added(spec: TokenizerSpec, flags: Sequence[str]) -> dict[int, Any]
 
 def significant(steps: Iterable[Step]) -> list[Any]:
     """*steps* without options that only concern offsets, or how added tokens are spelled."""
-    aside = ("trim_offsets", "respell")
+    ignored = ("trim_offsets", "respell")
     return [
-        [step.type, {key: value for key, value in step.options.items() if key not in aside}]
+        [step.type, {key: value for key, value in step.options.items() if key not in ignored}]
         for step in steps
     ]
 
 
 def _tables(part: str, a: dict[int, Any], b: dict[int, Any]) -> list[TokenizerDifference]:
+    """The difference of two tables, called *part*, as the only element; empty if they are equal."""
     different = sorted(id for id in a.keys() | b.keys() if a.get(id) != b.get(id))
     if not different:
         return []
@@ -236,26 +242,27 @@ def _tables(part: str, a: dict[int, Any], b: dict[int, Any]) -> list[TokenizerDi
 
 
 def as_sentencepiece(spec: TokenizerSpec) -> TokenizerSpec | None:
-    """SentencePiece vocabulary from which a ``tokenizer.json`` was made.
+    """The SentencePiece BPE that is equivalent to the BPE *spec*; ``None`` if none is.
 
-    SentencePiece joins the two neighbours whose result has the best score. Ordered merges express
-    the same if all merges that produce one token are adjacent and none is missing.
+    SentencePiece joins the two neighbours whose result has the best score. The ordered merges of a
+    ``tokenizer.json`` express the same if all merges that produce one token are adjacent and none
+    is missing.
     """
     steps = [(step.type, step.options.get("content")) for step in spec.normalizer]
     # A Prepend has no option ``content``. Behind it, or first, there must be one Replace.
     prepends = steps[:1] == [("Prepend", None)]
     other_steps = steps[1:] if prepends else steps
-    plain = other_steps == [("Replace", SPACE_SYMBOL)] and not spec.ignore_merges
-    if spec.model != "bpe" or not spec.byte_fallback or not plain:
+    is_plain = other_steps == [("Replace", SPACE_SYMBOL)] and not spec.ignore_merges
+    if spec.model != "bpe" or not spec.byte_fallback or not is_plain:
         return None
     tokens = list(spec.tokens)
-    places: dict[str, int] = {}  # of results in the order of the merges
+    ranks: dict[str, int] = {}  # rank of each result, in the order of the merges
     for left, right in spec.merges:
         result = tokens[left] + tokens[right]
-        if next(reversed(places), None) != result:
-            if result in places:
+        if next(reversed(ranks), None) != result:  # not that of the merge before
+            if result in ranks:
                 return None
-            places[result] = len(places)
+            ranks[result] = len(ranks)
     vocabulary = set(tokens)
     # Every way to make a token must be a merge.
     ways = (halves_of(text, vocabulary) for text in tokens if text not in BYTE_NAMES)
@@ -265,7 +272,7 @@ def as_sentencepiece(spec: TokenizerSpec) -> TokenizerSpec | None:
         spec,
         model="spm",
         merges=(),
-        scores=[-float(places.get(text, len(places))) for text in tokens],
+        scores=[-float(ranks.get(text, len(ranks))) for text in tokens],
         normalizer=(),
         pre_tokenizer=(),
         add_space_prefix=prepends,
@@ -279,9 +286,9 @@ class Compatibility:
     compatible: bool  # true if they belong together
     verdict: str  # one line for people
     findings: tuple[str, ...]  # further observations, one line each
-    model_vocab: int  # ids the model has
-    tokenizer_vocab: int  # ids the tokenizer has
-    padded_rows: int  # embedding rows beyond the vocabulary
+    model_vocab: int  # number of ids of the model
+    tokenizer_vocab: int  # number of ids of the tokenizer
+    padded_rows: int  # number of embedding rows beyond the vocabulary
 
 
 def compatibility(
@@ -294,7 +301,8 @@ def compatibility(
     findings: list[str] = []
     problem = ""
     own = _own_tokenizer(facts, pre, findings)
-    is_rebuilt = own is not None and not findings  # else only its token texts count
+    # After a finding, *own* has the right token texts only: its ids say nothing.
+    is_rebuilt = own is not None and not findings
     beyond = facts.tokens_beyond(tokenizer)
     if beyond:
         findings.append(f"{beyond:,} added tokens have no row: a prompt with one is refused")
@@ -333,7 +341,11 @@ def compatibility(
 
 
 def _own_tokenizer(facts: ModelFacts, pre: str | None, findings: list[str]) -> Tokenizer | None:
-    """The tokenizer in the model's file, at least for its token texts, or in its folder."""
+    """The tokenizer embedded in the model's file or found in its folder; None without a usable one.
+
+    If the embedded one cannot be rebuilt, *findings* gets the reason, and the result is one whose
+    token texts alone are right.
+    """
     if facts.gguf is None:
         return search(facts, places=("sibling",), pre=pre).tokenizer
     if not facts.token_count:

@@ -60,7 +60,7 @@ _META = (
     *("bos_id", "eos_id", "chat_template", "named_templates", "template_tokens", "pre", "source"),
     *("fingerprint", "model", "byte_level"),
 )
-# Token flags of the compiled file.
+# Token flags of the compiled file: ``TokenFlag`` in native/tokenizer/file.hpp.
 _VERBATIM = 2
 _BYTE = 4
 _TOO_LONG = "text of 2 GiB or more"  # the module's message for such a text
@@ -72,21 +72,25 @@ class NotNative(Exception):
 
 
 def _merges(spec: TokenizerSpec, module: ModuleType) -> bytes:
-    """Ids of the halves of all merges; the module looks up those that are still texts."""
+    """Ids of the halves of all merges.
+
+    The module looks up halves that are still texts. If it cannot, iterating over the merges does
+    so, or raises an error that says what is wrong.
+    """
     raw = getattr(spec.merges, "raw", None)
     packed = None if raw is None else module.pair_ids(raw, token_ids(spec.tokens))
     return bytes(packed or array("I", chain.from_iterable(spec.merges)))
 
 
 def _config(spec: TokenizerSpec) -> bytes:
-    flags = (  # in the order of native/tokenizer/file.hpp
+    """``Config`` of native/tokenizer/file.hpp, with zeros for what the builder fills in."""
+    flags = (  # in the order of ``ConfigFlag``
         *(spec.byte_level, spec.byte_fallback, spec.ignore_merges, spec.add_space_prefix),
         *(spec.remove_extra_whitespaces, spec.has_steps, spec.fuse_unknown),
     )
     bits = sum(bool(flag) << bit for bit, flag in enumerate(flags))
     unknown = _NO_ID if spec.unknown_id is None or spec.byte_level else spec.unknown_id
     model = get_args(Model).index(spec.model)
-    # ``Config`` of native/tokenizer/file.hpp; the builder fills in the 2,084 bytes that are zero.
     return struct.pack("<4I2084x", model, bits, unknown, spec.max_chars_per_word)
 
 
@@ -97,13 +101,13 @@ def is_spelled(spec: TokenizerSpec) -> bool:
     """
     if not spec.byte_level:
         return False
-    steps = [step.type == "ByteLevel" for step in spec.pre_tokenizer]
+    are_byte_level = [step.type == "ByteLevel" for step in spec.pre_tokenizer]
     has_fallback = spec.decoder and (spec.unknown_id is not None or spec.byte_fallback)
     alphabet = set(spec.tokens) if has_fallback else ()
     return not (
         spec.model == "bpe"
-        and steps.count(True) == 1
-        and steps[-1]
+        and are_byte_level.count(True) == 1
+        and are_byte_level[-1]
         and all(step.type != "ByteLevel" for step in spec.normalizer)
         and spec.decoding[0].type in ("Bytes", "ByteLevel")
         and not (spec.continuing_prefix or spec.word_suffix)
@@ -112,7 +116,10 @@ def is_spelled(spec: TokenizerSpec) -> bool:
 
 
 def is_verbatim(kind: int, *, added: bool) -> bool:
-    """True if a token's text is its spelling: control tokens, and added tokens except pieces."""
+    """True if a token of the type *kind* is not a piece, so that its text is its spelling.
+
+    These are control tokens, and *added* tokens that are not user-defined pieces.
+    """
     return kind == CONTROL or (added and kind != TokenType.USER_DEFINED)
 
 
@@ -122,8 +129,8 @@ def meta_of(spec: TokenizerSpec) -> dict[str, Any]:
     special = {id for id, kind in enumerate(spec.token_types) if kind == CONTROL}
     special |= {token.id for token in spec.added if token.special}
     if spec.shows_unknown_text:
-        special.discard(spec.unknown_id)  # it stands for a part of the text
-    if spec.decoder:  # the library tells special tokens by the texts that it shows
+        special.discard(spec.unknown_id)  # it stands for a part of the text, and is shown
+    if spec.decoder:  # the library leaves out added tokens by their text: that of a special token
         texts = {spec.tokens[id] for id in special}
         added = {token.id: token.text for token in spec.added}
         special = {id for id, text in added.items() if text in texts}
@@ -150,7 +157,7 @@ def _key(fingerprint: str) -> bytes:
 
 
 def compile_spec(spec: TokenizerSpec) -> bytes:
-    """Content of the compiled file for *spec*."""
+    """Content of the compiled file for *spec*, or ``NotNative`` if a library has to run it."""
     module = native.module()
     if module is None:
         raise NotNative("the native module is not in use")
@@ -216,10 +223,10 @@ def read_meta(engine: TokenizerEngine) -> dict[str, Any]:
     for name in ("named_templates", "template_tokens"):
         texts += [text for key, value in meta[name] for text in (key, value)]
     flags = [meta[name] for name in ("byte_level", "spelled")]
-    good = all(type(id_) is int and 0 <= id_ < len(engine) for id_ in ids)
-    good = good and {*map(type, lists)} == {list} and meta["second_type"] in (0, 1)
-    good = good and {*map(type, texts)} == {str} and {*map(type, flags)} == {bool}
-    if not (good and all(type(a) is str and type(b) is dict for a, b in meta["decoder"])):
+    is_valid = all(type(id_) is int and 0 <= id_ < len(engine) for id_ in ids)
+    is_valid = is_valid and {*map(type, lists)} == {list} and meta["second_type"] in (0, 1)
+    is_valid = is_valid and {*map(type, texts)} == {str} and {*map(type, flags)} == {bool}
+    if not (is_valid and all(type(a) is str and type(b) is dict for a, b in meta["decoder"])):
         raise ValueError("its description is not one of a tokenizer")
     return meta
 
@@ -230,7 +237,7 @@ def path_of_compiled(fingerprint: str) -> Path:
 
 
 def find_compiled(fingerprint: str) -> tuple[TokenizerEngine, dict[str, Any]] | None:
-    """Native engine of *fingerprint* from the cache, if it is valid, and its facts."""
+    """Native engine of *fingerprint* and its facts; None if the cache has no valid file of it."""
     module = native.module()
     if not fingerprint or module is None:
         return None
@@ -251,7 +258,7 @@ def find_compiled(fingerprint: str) -> tuple[TokenizerEngine, dict[str, Any]] | 
 
 
 def open_compiled(spec: TokenizerSpec) -> tuple[TokenizerEngine, dict[str, Any]]:
-    """Engine and facts of *spec*, cached or compiled now; only compiling reads its sequences."""
+    """Engine and facts of *spec*, cached or compiled now; only compiling reads its token lists."""
     cached = find_compiled(spec.fingerprint)
     if cached is not None:
         return cached

@@ -1,7 +1,7 @@
 """Decode ids to text: a chain of steps, from ``tokenizer.json`` or implied by a container.
 
 Every step passes tokens on, whole or in parts, so that text comes out as soon as later ids cannot
-change it. Joined, the parts equal the original's text for all ids at once. Steps of
+change it. Joined, the parts equal the text that the original decodes from all ids at once. Steps of
 ``tokenizer.json`` do what the ``tokenizers`` library's decoders of the same name do; ``Bytes`` and
 ``SentencePiece`` are implied by GGUF files and by tiktoken's and SentencePiece's models.
 """
@@ -34,7 +34,7 @@ class _Chain:
     """One decoding in progress.
 
     Subclasses have ``piece``, the bytes of one id alone; ``take``, the text that becomes certain
-    with the next id; and ``finish``, the text that was held back.
+    with the next id; ``finish``, the text held back. *steps* are pairs of a type and its options.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class _Chain:
 
 
 class _Bytes(_Chain):
-    """Byte-level tokens; added tokens as their text, or (*respell*) as ByteLevel decodes it.
+    """Byte-level tokens; added tokens as their text, or (option *respell*) as ByteLevel decodes it.
 
-    If *apart*, tokens on both sides of a hidden token do not form a character together.
+    With *apart*, tokens on both sides of a hidden token do not form a character together.
     """
 
     def __init__(self, *parts: Any) -> None:
@@ -83,7 +83,7 @@ class _SentencePiece(_Chain):
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        # Pieces lose their space: with this option each one until there is text, else the first.
+        # Pieces lose a leading space: with this option all until there is text, else the first.
         self._strip_on: bool = self._options["remove_extra_whitespaces"]
         self._strip_first: bool = self._options["add_space_prefix"] or self._strip_on
         self._strip = self._strip_first
@@ -158,7 +158,7 @@ class _Steps(_Chain):
         return value if isinstance(value, bytes) else value.encode()
 
     def take(self, id: int) -> str:
-        text = self._text(id)  # empty: a hole in the vocabulary
+        text = self._text(id)  # empty for an id without a token
         return self._run([Part(text)], 0) if text else ""
 
     def finish(self) -> str:
@@ -166,6 +166,7 @@ class _Steps(_Chain):
         return "".join([self._run(stage.finish(), at) for at, stage in stages])
 
     def _run(self, parts: Iterable[Part], at: int) -> str:
+        """Text that the stages from index *at* on make of *parts*."""
         for stage in self._stages[at:]:
             parts = [made for part in parts for made in stage.take(part)]
         return "".join(part.text for part in parts)
@@ -183,13 +184,13 @@ Chain: TypeAlias = _Bytes | _SentencePiece | _Steps
 def start_decoding(
     steps: Sequence[Sequence[Any]], spellings: Engine, texts: dict[int, str]
 ) -> Chain:
-    """A new decoding by *steps*; *texts* are those of added tokens unlike their spelling."""
+    """A new decoding by *steps*; *texts* are those of added tokens by id, unless as spelled."""
     chains: dict[str, type[Chain]] = {"Bytes": _Bytes, "SentencePiece": _SentencePiece}
     return chains.get(steps[0][0], _Steps)(steps, spellings, texts)
 
 
 def decoder_steps(entry: dict[str, Any] | None) -> tuple[Step, ...]:
-    """Steps of the ``decoder`` of a ``tokenizer.json``, with every option explicit."""
+    """Steps of *entry*, the ``decoder`` of a ``tokenizer.json``, with every option explicit."""
     if entry is None:
         return (Step("Join"),)
     library = load_library("with this decoder", decoder=entry)
@@ -204,7 +205,7 @@ def decoder_steps(entry: dict[str, Any] | None) -> tuple[Step, ...]:
 
 
 def _check_pattern(pattern: Any) -> None:
-    """Refuse a decoder's pattern that only an engine without a bound on its time could match."""
+    """Refuse a pattern that neither ``str.replace`` nor the native regex engine can match."""
     (kind, text), *_ = pattern.items()
     if kind == "String" and text:
         return
@@ -229,7 +230,7 @@ class DecodingStep:
     """One step in progress. By default a step reads one whole token at a time."""
 
     fuses = False  # joins all tokens into one
-    anywhere = False  # treats parts of a token like the whole
+    anywhere = False  # changes a part of a token in the same way as a whole one
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
@@ -260,7 +261,7 @@ class DecodingStep:
         return str(self.inside(text))
 
     def inside(self, text: str) -> Any:
-        """Output for a token that is not treated as the first or the last: text, or its bytes."""
+        """Output for a token that is neither the first nor the last: text, or bytes of one."""
         return text
 
 
@@ -283,7 +284,7 @@ class _Replace(DecodingStep):
             raise over_budget("with this decoder", error) from None
 
     def take(self, part: Part) -> Iterable[Part]:
-        # One character is replaced anywhere, also in parts of tokens.
+        # A pattern of one character cannot lie across two parts of a token.
         if self._kind == "String" and len(self._pattern) == 1:
             return (Part(self.inside(part.text), part.first, part.last),)
         return super().take(part)
@@ -321,7 +322,7 @@ class _Strip(DecodingStep):
             self._left -= 1
         if text:
             self._left = 0
-        # These characters are stripped if the token ends here.
+        # These characters are held back: they are stripped if the token ends here.
         ending = min(len(text) - len(text.rstrip(self._char)), self._stop)
         end = len(text) - ending
         self._held = "" if part.last else text[end:]
@@ -360,7 +361,7 @@ class _ByteFallback(DecodingStep):
 
 
 class _Metaspace(DecodingStep):
-    """Replaces the symbol by spaces, except in a prefix that encoding prepends."""
+    """Replaces the symbol by spaces; in the first token, where encoding prepends it, by nothing."""
 
     def inside(self, text: str, space: str = " ") -> str:
         return text.replace(self.options.get("replacement", SPACE_SYMBOL), space)
@@ -382,7 +383,7 @@ class _WordPiece(DecodingStep):
 
 
 class _CleanUp(DecodingStep):
-    """``clean_up_tokenization_spaces``: the whole text, which is known at its end."""
+    """``clean_up_tokenization_spaces``: holds back the whole text, and cleans it up at its end."""
 
     fuses = True
 
@@ -400,7 +401,7 @@ class _CleanUp(DecodingStep):
 
 
 class _Ctc(DecodingStep):
-    """``CTC``: writes a repeated token once, no padding, and the word delimiter as a space."""
+    """``CTC``: drops padding and repetitions of a token; the word delimiter becomes a space."""
 
     _before: str | None = None
 
@@ -420,7 +421,7 @@ class _Ctc(DecodingStep):
 
 
 class _WordEnds(DecodingStep):
-    """``BPEDecoder``: a suffix marks the ends of words; no space follows the last."""
+    """``BPEDecoder``: the suffix at the end of a word becomes a space, except in the last token."""
 
     _waiting: str | None = None
 
@@ -439,7 +440,7 @@ class _WordEnds(DecodingStep):
 
 
 class _Join(DecodingStep):
-    """No decoder: tokens with spaces between them."""
+    """No decoder in the file: the library puts spaces between tokens."""
 
     def inside(self, text: str) -> str:
         return f" {text}"
@@ -449,7 +450,7 @@ class _Join(DecodingStep):
 
 
 class _ByteLevel(DecodingStep):
-    """GPT-2's spelling of bytes. A token with other characters stands for its text."""
+    """Bytes in GPT-2's spelling; a token with a character outside of its alphabet is plain text."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__(options)

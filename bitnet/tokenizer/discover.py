@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Embedding matrices are padded to round sizes. This many spare rows are of another vocabulary.
+# Embedding matrices are padded to round sizes. With this many spare rows or more, the vocabulary is
+# taken for that of another model.
 MAX_PADDING = 1024
 
 
@@ -48,7 +49,7 @@ class ModelFacts:
     declared: int | None  # vocabulary size in the metadata, ``None`` if absent (normal for GGUF)
     token_count: int  # tokens in the embedded list, 0 if there is none
     embedding_rows: int | None  # rows of the token embedding, ``None`` in files without weights
-    filler_tokens: int = 0  # ``[PAD151665]`` at the end of that list, which pad it to the embedding
+    filler_tokens: int = 0  # number of ``[PAD151665]`` at the end of that list, which fill it up
     repository: str = ""  # repository named by the model, empty if unknown
     gguf: GGUF | None = None  # the open file; ``None`` for a folder
     files: Inventory | None = None  # of an open folder; ``None`` for others
@@ -81,7 +82,7 @@ class ModelFacts:
         return "bitnet" if self.architecture.startswith("bitnet") else self.architecture
 
     def padding(self, vocab_size: int) -> int | None:
-        """Spare embedding rows with a vocabulary of that size; ``None`` if it does not fit."""
+        """Number of spare embedding rows with *vocab_size* tokens; ``None`` if these do not fit."""
         if self.token_count not in (0, vocab_size, vocab_size + self.filler_tokens):
             return None
         rows = self.embedding_rows or self.declared or self.token_count
@@ -91,8 +92,8 @@ class ModelFacts:
     def tokens_beyond(self, tokenizer: Tokenizer) -> int:
         """Number of ids of *tokenizer* without a row, if all are added tokens; else 0.
 
-        Fine-tuned folders have them (``[PAD]`` behind 32,000 rows). As in transformers they do no
-        harm until one occurs: a prompt with one is refused, and no answer can have one.
+        Fine-tuned folders have such tokens (``[PAD]`` behind 32,000 rows). As in transformers, they
+        do no harm until one occurs: a prompt with one is refused, and no answer can have one.
         """
         rows = self.embedding_rows
         if self.gguf is not None or rows is None or tokenizer.vocab_size <= rows:
@@ -148,12 +149,13 @@ def model_facts(model: str | Path | Checkpoint) -> ModelFacts:
 
 
 def _whole(metadata: Mapping[str, Any], key: str) -> int | None:
+    """The value of *key* if it is a positive integer, else None."""
     value = metadata.get(key)
     return value if type(value) is int and value > 0 else None
 
 
 class _Variant:
-    """Origin of a tokenizer, with the value that belongs to it."""
+    """A way in which a model gets its tokenizer, with the path or value that belongs to it."""
 
     _text: ClassVar[str]
 
@@ -163,7 +165,7 @@ class _Variant:
 
 
 class TokenizerStrategy:
-    """The ways in which a model gets its tokenizer; each may be the class in a ``match``."""
+    """The ways in which a model gets its tokenizer: classes for the patterns of a ``match``."""
 
     @dataclass(frozen=True)
     class Exact(_Variant):
@@ -174,7 +176,7 @@ class TokenizerStrategy:
 
     @dataclass(frozen=True)
     class Discovered(_Variant):
-        """A file beside the model, above it, or in a cache."""
+        """A file beside the model, in the folder above, or in a cache."""
 
         path: Path
         _text = "auto-discovered tokenizer: {0.path}"
@@ -207,7 +209,7 @@ class Candidate:
     place: str  # name of the place in the chain
     path: Path  # the file that would be used
     verdict: str  # ``chosen``, ``rejected``, ``absent`` or ``not needed`` (an earlier place won)
-    reason: str  # reason for the verdict
+    reason: str  # reason for the verdict, in words
 
 
 @dataclass
@@ -219,7 +221,8 @@ class Search:
     tokenizer: Tokenizer | None = None  # the chosen one
     place: str = ""  # the place where it was found
     path: Path = Path()  # its file; the model itself if it is embedded
-    refusal: tuple[Path, BitnetError] | None = None  # of the first candidate that was rejected
+    # The first candidate that was rejected, and the error that says why.
+    refusal: tuple[Path, BitnetError] | None = None
 
     def note(self, place: str, path: Path, verdict: str, reason: str) -> None:
         """Add a candidate."""
@@ -253,8 +256,8 @@ def search(
     An *explicit* file is the only candidate. With *exhaustive* every place is looked at, even
     after one has won; *places* names those to look at, all when empty.
     """
-    text = "Discovering tokenizer strategy for %s model (vocab_size: %d)"
-    logger.info(text, model.family, model.vocab_size)
+    message = "Discovering tokenizer strategy for %s model (vocab_size: %d)"
+    logger.info(message, model.family, model.vocab_size)
     logger.debug("model type: %s (%s)", model.family, model.path)
     outcome = Search(model)
     if explicit is not None:
@@ -313,7 +316,7 @@ def _consider(outcome: Search, place: str, path: Path, pre: str | None) -> None:
 def disagreement(chosen: Tokenizer, candidate: Tokenizer) -> str:
     """The first thing in which two tokenizers differ, empty if there is none.
 
-    Compared are the texts of all ids, special tokens, and ids and decoded texts of the probes.
+    It compares the texts of all ids, special tokens, and ids and decoded texts of the probes.
     """
     if chosen.vocab_size != candidate.vocab_size:
         return f"{candidate.vocab_size:,} tokens, not {chosen.vocab_size:,}"
@@ -357,7 +360,7 @@ def check_vocab(model: ModelFacts, tokenizer: Tokenizer) -> str:
         text = f"{n_tokens:,} tokens, the last {beyond:,} of them without a row of the embedding"
         logger.warning("%s: %s: a prompt with one of these is refused", tokenizer.source, text)
         return text
-    if needed == n_tokens:  # the list fits, the embedding does not
+    if needed == n_tokens:  # the list of tokens fits, the embedding does not
         needed = model.embedding_rows or needed
     text = f"Vocabulary size mismatch: expected {needed}, got {n_tokens}"
     if settings.strict_tokenizers() is False:
@@ -381,6 +384,7 @@ def _places(model: ModelFacts) -> Iterator[tuple[str, Path]]:
     else:
         yield "embedded", model.path
     for name in names:
+        # These two are rare: they are not reported as absent.
         if name not in ("tekken.json", "vocab.json") or (folder / name).exists():
             yield "sibling", folder / name
     yield "parent", folder.absolute().parent / "tokenizer.json"
@@ -394,7 +398,7 @@ def _places(model: ModelFacts) -> Iterator[tuple[str, Path]]:
 
 
 def download_info(model: ModelFacts) -> TokenizerDownloadInfo | None:
-    """Source of a tokenizer for *model*; ``None`` if its vocabulary is unknown."""
+    """The download of a tokenizer for *model*; ``None`` if no source has its vocabulary."""
     source = for_model(model.architecture, model.vocab_size)
     if source is None:
         return None
@@ -406,7 +410,7 @@ def not_found(failed: Search) -> TokenizerNotFound:
     """Error for an unsuccessful search: the places searched, and what would help."""
     model = failed.model
     info = download_info(failed.model)
-    looked = "".join(
+    places = "".join(
         f"\n - {candidate.place}: {candidate.path}: {candidate.reason}"
         for candidate in failed.candidates
     )
@@ -420,7 +424,7 @@ def not_found(failed: Search) -> TokenizerNotFound:
         hint = f"fetch {info.repo}: add --auto-download, or {command}"
     return TokenizerNotFound(
         f"No compatible tokenizer found for {model.family} model with vocab_size "
-        f"{model.vocab_size} (strict mode). Looked for:{looked}",
+        f"{model.vocab_size} (strict mode). Looked for:{places}",
         hint=hint,
     )
 
@@ -436,7 +440,7 @@ def resolve_tokenizer(
 
     Args:
         model: GGUF file, or folder with ``config.json``, or either when it is open.
-        explicit: tokenizer file or folder; then nothing else is searched.
+        explicit: tokenizer file or folder; with one, nothing else is searched.
         pre: pre-tokenizer name to use instead of the GGUF file's.
         allow_mock: fall back to bytes, with a warning, unless ``BITNET_STRICT_TOKENIZERS=1``.
 

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from bitnet.tokenizer.spec import TokenizerSpec
 
 _GGML = "tokenizer.ggml."
-_ADDED_PROBED = 300
-_DRAWN = 10_000  # texts with which a copy is compared, besides the probes
+_ADDED_PROBED = 300  # added tokens, at most, in the texts with which a copy is compared
+_DRAWN = 10_000  # drawn texts with which it is compared, besides the probes
 _JSON = OutputKind("a JSON file", lambda path: isinstance(json_in(path), dict))
 
 
 @dataclass(frozen=True)
 class _Form:
-    """A form in which a copy is written, in messages."""
+    """A form in which a copy is written: its name in messages, and the hint if it is not exact."""
 
     name: str
     hint: str
@@ -100,13 +100,13 @@ def export_tokenizer(
 
 
 def _to_json(content: Any) -> str:
-    """*content* as JSON that can be encoded: halves of surrogate pairs stay escaped."""
+    """*content* as JSON that UTF-8 can encode: halves of surrogate pairs stay escaped."""
     text = json.dumps(content, ensure_ascii=False, indent=2)
     return re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 def _prove_files(files: Mapping[str, Any], spec: TokenizerSpec) -> None:
-    """Compare what is read from *files* with *spec*: facts, and ids and decoded texts."""
+    """Refuse *files*, JSON values by name, from which a tokenizer other than *spec* is read."""
     with tempfile.TemporaryDirectory() as folder:
         for name, content in files.items():
             (Path(folder) / name).write_text(json.dumps(content), "utf-8")
@@ -119,10 +119,10 @@ def _compare(
 ) -> None:
     """Refuse to write *spec* in a *form* that reads back as *copied*, if these differ.
 
-    Compared are facts, and ids and decoded texts of the probes and of 10,000 drawn texts with
-    added tokens between their parts.
+    It compares stop ids, the chat template and *extra_facts* (attributes of a tokenizer), then ids
+    and decoded texts of the probes and of 10,000 drawn texts with added tokens in them.
     """
-    # Without a fingerprint neither is kept in the cache.
+    # Without a fingerprint, the cache keeps neither of the two.
     original = Tokenizer.from_spec(replace(spec, fingerprint=""))
     try:
         copy = Tokenizer.from_spec(replace(copied, fingerprint=""))
@@ -148,7 +148,7 @@ def _compare(
         for text, ids, copied_ids in zip(texts, id_lists, copies, strict=True):
             if ids != copied_ids:
                 raise _inexact(spec, form, f"{text!r} would be {copied_ids}")
-            if not special:  # decoded texts are compared once
+            if not special:  # decoded texts are compared in the other round
                 continue
             comparable = [id for id in ids if id not in unknown]
             decoded = copy.decode(comparable)
@@ -172,7 +172,8 @@ def gguf_keys(
     """*spec* as metadata; arrays are lists, ``bytes`` an array of uint8.
 
     Ids without a token, up to *rows* of the embedding, become unused ones. *pre* names the
-    pre-tokenizer, if it does not follow from *spec*; *further_keys* also affect the reading.
+    pre-tokenizer, if it does not follow from *spec*. *further_keys*, which the file has besides,
+    may change how a reader understands these: the result is proved with them.
     """
     if spec.vocab_size > rows:
         raise VocabMismatch(
@@ -197,6 +198,8 @@ def gguf_keys(
     keys[f"{_GGML}add_eos_token"] = gguf_spec.add_eos and gguf_spec.eos_id is not None
     if spec.chat_template is not None:
         keys["tokenizer.chat_template"] = spec.chat_template
+    # Stop ids that a reader does not know by their texts are named. With more than two of them, the
+    # proof fails.
     missing_stops = sorted(spec.stop_ids - _read_back(keys, further_keys or {}, spec).stop_ids)
     for role, id in zip(("eot", "eom"), missing_stops, strict=False):
         keys[f"{_GGML}{role}_token_id"] = id
@@ -220,6 +223,7 @@ def pre_name(spec: TokenizerSpec) -> str:
 
 
 def _types(spec: TokenizerSpec) -> list[TokenType]:
+    """Types of all ids of a specification whose source has none."""
     kinds = [TokenType.NORMAL] * spec.vocab_size
     for token in spec.added:
         kinds[token.id] = TokenType.CONTROL if token.special else TokenType.USER_DEFINED
@@ -233,7 +237,7 @@ def _types(spec: TokenizerSpec) -> list[TokenType]:
 
 
 def _kind(spec: TokenizerSpec, rows: int, pre: str | None) -> dict[str, Any]:
-    """Keys particular to one kind of tokenizer."""
+    """Keys that only the kind of tokenizer of *spec* has."""
     if spec.model == "bpe" and spec.byte_level:
         tokens = spec.tokens
         return {
@@ -266,7 +270,7 @@ def _kind(spec: TokenizerSpec, rows: int, pre: str | None) -> dict[str, Any]:
 
 
 def _wordpiece(spec: TokenizerSpec) -> dict[str, Any]:
-    """Keys of BERT's tokenizer; the proof refuses one whose steps these cannot say."""
+    """Keys of BERT's tokenizer; :func:`_prove` refuses one whose steps they cannot express."""
     options: dict[str, Any] = {}
     for step in spec.normalizer:
         if step.type == "BertNormalizer":
@@ -279,11 +283,11 @@ def _wordpiece(spec: TokenizerSpec) -> dict[str, Any]:
         f"{_GGML}normalizer.lowercase": lowercase,
         f"{_GGML}normalizer.strip_accents": lowercase if strips is None else bool(strips),
     }
-    added = {token.text: token.id for token in spec.added}
-    names = dict(spec.template_tokens)
+    ids_by_text = {token.text: token.id for token in spec.added}
+    template_tokens = dict(spec.template_tokens)
     # GGUF spells the key of the separator this way.
     for role, name in (("padding", "pad"), ("mask", "mask"), ("seperator", "sep")):
-        id = added.get(names.get(f"{name}_token", ""))
+        id = ids_by_text.get(template_tokens.get(f"{name}_token", ""))
         if id is not None:
             keys[f"{_GGML}{role}_token_id"] = id
     if spec.eos_id is not None:  # llama.cpp ends a text with the separator
@@ -312,6 +316,7 @@ def _phantom_spaces(spec: TokenizerSpec, types: Sequence[int]) -> list[str]:
 def _read_back(
     keys: Mapping[str, Any], further_keys: Mapping[str, Any], spec: TokenizerSpec
 ) -> TokenizerSpec:
+    """The specification that is read from *keys* and *further_keys*, which express *spec*."""
     plain = {k: list(v) if isinstance(v, bytes) else v for k, v in {**keys, **further_keys}.items()}
     try:
         return spec_from_metadata(plain, source="read back")
@@ -321,7 +326,7 @@ def _read_back(
 
 
 def _prove(copied: TokenizerSpec, spec: TokenizerSpec) -> None:
-    """Compare *copied*, read back, with *spec*; the copy may have more ids, which are unused."""
+    """Refuse *copied*, read back, if it differs from *spec*; it may have more ids, unused ones."""
     for what, expected, got in (
         ("what goes around a text", spec.affixes, copied.affixes),
         ("BOS", spec.bos_id, copied.bos_id),

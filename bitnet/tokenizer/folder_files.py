@@ -25,7 +25,7 @@ _CONFIG = "tokenizer_config.json"
 _WEIGHTS = ".safetensors"
 _INDEX = ".safetensors.index.json"
 
-# Files that a reader may ask for, with their purpose.
+# Files that readers here ask for, with their purpose.
 _PURPOSES = {
     "config.json": "architecture and sizes",
     "generation_config.json": "sampling defaults and ids that end an answer",
@@ -38,11 +38,12 @@ _PURPOSES = {
     "config_sentence_transformers.json": "prompts of sentence-transformers",
     "sentence_bert_config.json": "settings of sentence-transformers",
 }
+# Files that count if the folder has a tokenizer, see _reason_against.
 _TOKENIZER_SIDE = (
     *(_CONFIG, "special_tokens_map.json", "added_tokens.json"),
     *("chat_template.jinja", "chat_template.json"),
 )
-# Files that no reader asks for, by their names or the ends of their names.
+# Reasons why other files do not count, by their names or the ends of their names.
 _UNREAD_NAMES = {
     "preprocessor_config.json": "pictures or sound: only the text model runs here",
     "processor_config.json": "pictures or sound: only the text model runs here",
@@ -81,9 +82,9 @@ class FileUse:
 
 
 def list_files(checkpoint: Checkpoint) -> list[FileUse]:
-    """Every file of the model, the ones that count first.
+    """Every file of the model, those that count first; of a GGUF file, its parts.
 
-    Hidden files are left out. For a GGUF file these are its parts.
+    Hidden files are left out.
     """
     files = checkpoint.inventory
     if checkpoint.gguf is not None:
@@ -96,7 +97,7 @@ def list_files(checkpoint: Checkpoint) -> list[FileUse]:
 
 
 def compare_tokenizer_files(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, str]:
-    """Differences of the further tokenizer files of a folder from *tokenizer*, by their names.
+    """Difference from *tokenizer* of each other tokenizer file of the folder, by its name.
 
     The text is empty for a file with the same tokenizer.
     """
@@ -127,6 +128,7 @@ class _Templates:
 
 
 def _describe(name: str, files: Inventory, templates: _Templates) -> FileUse:
+    """The use of the file *name*; it may have a reason even if the file counts."""
     readable = tokenizer_names(files)
     tokenizer = "vocab.json" if name == "merges.txt" else name  # the file that needs this one
     if tokenizer in readable:
@@ -147,13 +149,13 @@ def _describe(name: str, files: Inventory, templates: _Templates) -> FileUse:
     if name in _PURPOSES:
         is_read = name in files.names
         return FileUse(name, _PURPOSES[name], is_read, "no reader asked for it")
-    if name in files.names:  # as of the modules of sentence-transformers
+    if name in files.names:  # in a folder of a module of sentence-transformers
         return FileUse(name, "pooling of embeddings", True)
     return FileUse(name, "", False, _unread_reason(name))
 
 
 def _reason_against_weights(name: str, files: Inventory) -> str:
-    """Reason why the safetensors file *name* does not count, if it does not."""
+    """Reason for the case that the safetensors file *name* does not count."""
     if name == ADAPTER_WEIGHTS:
         return _UNREAD_NAMES[ADAPTER]
     if any(other.endswith(_INDEX) for other in files.names):
@@ -181,6 +183,7 @@ def _has_template_in_config(templates: _Templates) -> bool:
 
 
 def _unread_reason(name: str) -> str:
+    """Reason why a file that no reader asked for does not count."""
     plain = name.rsplit("/", 1)[-1]
     if plain in _UNREAD_NAMES:
         return _UNREAD_NAMES[plain]

@@ -7,8 +7,8 @@ training. So folders of version 4 are read as version 4 reads them. Its classes 
 keep the post-processor of the file.
 
 The rules are those of 4.46.3 and 4.57.1, ``models/*/tokenization_*_fast.py``. If a folder has a key
-that these two treat differently, and its version is between them, the key is refused. Texts are
-decoded as in version 5, which does not follow ``clean_up_tokenization_spaces`` for these models.
+that these two versions treat differently, and its own version is between them, the key is refused.
+Texts are decoded as in version 5, which ignores ``clean_up_tokenization_spaces`` for these models.
 
 From a ``vocab.json``, versions 4 and 5 both build all steps; ``SAME_FROM_VOCABULARY`` names the
 classes that build the same ones.
@@ -20,7 +20,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-# Minor versions, 4.46 and 4.57, whose rules are known.
+# The rules of versions 4.46 and 4.57 are known.
 _OLD = 46
 _NEW = 57
 
@@ -33,7 +33,8 @@ _OF_BERT = {
     "cls_token": "[CLS]",
     "mask_token": "[MASK]",
 }
-# Keys that set options of a normalizer: name of the option, and value if the key is absent.
+# Keys of tokenizer_config.json that set an option of the normalizer: the name of the option, and
+# its value if the key is absent.
 _NORMALIZER_KEYS = {
     "do_lower_case": ("lowercase", True),
     "strip_accents": ("strip_accents", None),
@@ -68,8 +69,8 @@ class FormerClass:
     add_bos: bool = False  # default of ``add_bos_token``; that of ``add_eos_token`` is False
     has_template: bool = False  # a template of BOS and EOS replaces the file's post-processor
     # effect of ``add_prefix_space`` in ``tokenizer_config.json``: it sets the option of the file's
-    # ByteLevel pre-tokenizer in ``both`` versions, or in the ``new`` one alone; Llama's class then
-    # ``converts`` ``tokenizer.model`` and does not read ``tokenizer.json``
+    # ByteLevel pre-tokenizer in ``both`` versions, or in the ``new`` one alone; or Llama's class
+    # ``converts`` ``tokenizer.model`` because of it, and does not read ``tokenizer.json``
     prefix_space: Literal["both", "new", "converts"] = "new"
     # keys of ``_NORMALIZER_KEYS`` that set options of the file's normalizer
     normalizer_keys: tuple[str, ...] = ()
@@ -83,7 +84,7 @@ class FormerClass:
         return {**row, **_add_flags(self.special, self.flagged)} if self.flagged else row
 
     def wrong_option(self, config: dict[str, Any]) -> str | None:
-        """The first key of a normalizer's option in *config* that is not a boolean, or None."""
+        """The first normalizer key with a value of a wrong type in *config*; None if all fit."""
         for key in self.normalizer_keys:
             _, default = _NORMALIZER_KEYS[key]
             value = config.get(key, default)
@@ -94,7 +95,8 @@ class FormerClass:
     def set_options(self, normalizer: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
         """The *normalizer* of a file with the options of *config*.
 
-        As in transformers, all options are set if one differs, and an absent one does not differ.
+        As in transformers, all options are set if one differs; an option that *normalizer* lacks
+        does not differ.
         """
         options = {}
         for key in self.normalizer_keys:
@@ -117,8 +119,8 @@ class FormerClass:
 def _add_flags(special: dict[str, str], roles: tuple[str, ...]) -> dict[str, Any]:
     """Entries of a row whose class has flags of its own for the tokens of *roles*.
 
-    They are for its tokens *special* and for tokens that a file names by text alone; the class adds
-    its tokens to the vocabulary once more.
+    The flags are for the tokens *special* of the class, and for tokens that a file names by text
+    alone. The class adds its tokens to the vocabulary once more.
     """
     flags = {role: _flags(role) for role in roles}
     tokens = {
@@ -129,7 +131,7 @@ def _add_flags(special: dict[str, str], roles: tuple[str, ...]) -> dict[str, Any
 
 
 def _flags(role: str) -> dict[str, bool]:
-    """Flags of a special token with *role*: that of the mask includes the space before it."""
+    """Flags of a special token with *role*: the mask includes the white space before it."""
     is_mask = role == "mask_token"
     plain = {"single_word": False, "rstrip": False, "normalized": False}
     return {**plain, "lstrip": is_mask, "special": True}
@@ -184,7 +186,8 @@ def vocabulary_row(name: str, minor: int, row: dict[str, Any]) -> dict[str, Any]
 
     *name* is one of ``SAME_FROM_VOCABULARY``, *minor* the version that wrote the folder.
     """
-    # The steps that version 5 builds have the option already: ``converts`` leaves them alone.
+    # The steps that version 5 builds follow add_prefix_space already; ``converts`` has no effect on
+    # them.
     former = FormerClass(prefix_space="converts", minor=minor)
     return {**row, **_add_flags(row["special"], SAME_FROM_VOCABULARY[name]), "former": former}
 

@@ -38,7 +38,7 @@ TOKENIZER_FILES = (
 )
 # The two files of a byte-level BPE, either of which can be named.
 VOCABULARY_FILES = ("vocab.json", "merges.txt")
-# First two names of a folder whose files are different tokenizers, if it has no tokenizer.json.
+# Pairs of files that are different tokenizers if they are the first two names of a folder.
 _UNDECIDED = (("tokenizer.model", "tekken.json"), ("tokenizer.model", "vocab.json"))
 
 
@@ -47,8 +47,8 @@ def spec_from_file(
 ) -> TokenizerSpec:
     """The tokenizer in the file *path*, whose format is recognised by its content.
 
-    *pre* is the pre-tokenizer if the file names none. *files* is the inventory of its folder, if
-    the caller has one.
+    *pre* names the pre-tokenizer of tiktoken ranks, ``tekken.json`` and ``vocab.json``; other
+    formats ignore it. *files* is the inventory of its folder, if the caller has one.
     """
     file = TokenizerFile(Path(path), pre, files)
     with reading(file.path, "tokenizer"):
@@ -56,6 +56,7 @@ def spec_from_file(
 
 
 def _spec_in(file: TokenizerFile) -> TokenizerSpec:
+    """The tokenizer in *file*, read as what its name or first bytes say that it is."""
     name = file.path.name
     data = file.data
     if name in VOCABULARY_FILES:
@@ -66,7 +67,8 @@ def _spec_in(file: TokenizerFile) -> TokenizerSpec:
         )
     if RANK_LINE.match(data):
         return spec_from_ranks(file)
-    if data[:1] != b"\n":  # tag of a piece, the first field of every SentencePiece model
+    # The tag of a piece, the first field of every SentencePiece model, is the byte of a line feed.
+    if data[:1] != b"\n":
         raise _other_kind(file.path, data[:32])
     return spec_from_sentencepiece(file)
 
@@ -88,7 +90,7 @@ def order_names(present: Collection[str], read_config: Callable[[], Any], where:
         where: the folder, or the address of the repository, for messages.
     """
     names = [name for name in TOKENIZER_FILES if name in present]
-    if "vocab.json" in names and "merges.txt" not in present:  # not a BPE: CTC, speech models
+    if "vocab.json" in names and "merges.txt" not in present:  # of CTC speech models
         names.remove("vocab.json")
     if "tekken.json" in names and len(names) > 1 and "config.json" in present:
         config = read_config()
@@ -108,7 +110,7 @@ def order_names(present: Collection[str], read_config: Callable[[], Any], where:
 def spec_from_folder(
     path: str | os.PathLike[str], *, pre: str | None = None, files: Inventory | None = None
 ) -> TokenizerSpec:
-    """The tokenizer of the model folder *path*, from the file that transformers reads."""
+    """The tokenizer of the model folder *path*, from the file that transformers would read."""
     folder = Path(path)
     files = files or Inventory(folder)
     names = tokenizer_names(files)
@@ -127,6 +129,7 @@ def spec_from_folder(
 
 
 def _other_kind(path: Path, head: bytes) -> InvalidFormat:
+    """Error for a file that is not a tokenizer; *head*, its first bytes, may show what it is."""
     if path.suffix == ".gguf":  # a damaged model, not a tokenizer of an unknown format
         return mapped_file.other_kind(head, path.name)
     neither = f"{path} is neither a SentencePiece model nor a tiktoken rank file"

@@ -44,9 +44,9 @@ T = TypeVar("T")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = map(int, TokenType)
 _PREFIX = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template."
-# Names of pre-tokenizers of encoders that put two separators between two texts.
+# Pre-tokenizers of encoders that put two separators between two texts.
 _WITH_SEPARATOR = ("jina-v1-en", "jina-v2-code", "roberta-bpe")
-# Tokens of Phi-3 that do not include the white space after them; its other special tokens do.
+# Special tokens of Phi-3 that do not include the white space after them; all others do.
 _PHI3_PLAIN = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
 
@@ -60,7 +60,8 @@ def spec_from_metadata(
 ) -> TokenizerSpec:
     """As :func:`spec_from_gguf`, from the metadata alone.
 
-    If its arrays are lists, the specification has no fingerprint, so it is not kept in the cache.
+    If its arrays are lists and not views into a file, the specification has no fingerprint, so the
+    cache does not keep its compiled form.
     """
     with reading(f"the tokenizer {source}", "tokenizer"):
         return _read_metadata(metadata, pre, source)
@@ -96,14 +97,14 @@ def _read_metadata(metadata: Mapping[str, Any], pre: str | None, source: str) ->
 
 
 def _read_templates(fields: _Fields, metadata: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Templates besides the usual one, by name: ``tokenizer.chat_template.NAME``."""
+    """Name and text of each further template: the keys ``tokenizer.chat_template.NAME``."""
     keys = sorted(key for key in metadata if key.startswith(_TEMPLATE))
     texts = ((key, fields.get(key, str, "a string")) for key in keys)
     return tuple((key.removeprefix(_TEMPLATE), text) for key, text in texts if text)
 
 
 def _template_tokens(fields: _Fields) -> tuple[tuple[str, str], ...]:
-    """Texts of the padding and unknown tokens, which templates may name."""
+    """Names in templates and texts of the padding and unknown tokens, if the file has them."""
     roles = {"pad_token": "padding", "unk_token": "unknown"}
     ids = {role: fields.token_id(name, None) for role, name in roles.items()}
     return tuple((role, fields.token_text(id)) for role, id in ids.items() if id is not None)
@@ -114,11 +115,11 @@ def _bpe(fields: _Fields, pre: str | None) -> TokenizerSpec:
     is_gpt2 = fields.text("model") == "gpt2"
     name = _pre_name(fields, pre) if is_gpt2 else pre or "gemma4"
     kind = pre_tokenizer(name)
-    fallback = 11 if is_gpt2 else None  # llama.cpp's default id of both
+    fallback = 11 if is_gpt2 else None  # llama.cpp's default id of BOS and of EOS
     bos = fields.special_id("bos", fallback if kind.has_bos else None)
     eos = fields.special_id("eos", fallback)
     separator = fields.token_id("seperator", None)
-    # Encoders name their EOS a separator.
+    # Files of encoders name the token at the end of a text a separator.
     add_sep = fields.flag("add_sep_token", name in _WITH_SEPARATOR)
     add_eos = fields.flag("add_eos_token", False)
     if add_sep and separator is not None and not add_eos:
@@ -140,6 +141,7 @@ def _bpe(fields: _Fields, pre: str | None) -> TokenizerSpec:
 
 
 def _merges(fields: _Fields, tokens: Sequence[str]) -> LazySequence[tuple[int, int]]:
+    """Ids of the halves of each merge, looked up when they are needed."""
     if not fields.has("merges"):
         raise TokenizerNotFound(
             f"tokenizer.ggml.merges is missing, {fields.source}: a BPE cannot be rebuilt without",
@@ -180,30 +182,30 @@ def _pre_name(fields: _Fields, explicit: str | None) -> str:
 
 def _sentencepiece(fields: _Fields, pre: str | None) -> TokenizerSpec:  # noqa: ARG001
     """``llama``: SentencePiece BPE with scores, also Gemma, Phi-3, Mistral; ``t5``: Unigram."""
-    bpe = fields.text("model") == "llama"
-    unknown, bos, eos = (0, 1, 2) if bpe else (2, None, 1)
+    is_bpe = fields.text("model") == "llama"
+    unknown, bos, eos = (0, 1, 2) if is_bpe else (2, None, 1)
     return TokenizerSpec(
-        model="spm" if bpe else "unigram",
+        model="spm" if is_bpe else "unigram",
         tokens=fields.tokens,
         scores=fields.scores,
         byte_fallback=fields.has_bytes(),
         charsmap=fields.raw("precompiled_charsmap"),
-        add_space_prefix=fields.flag("add_space_prefix", bpe),
+        add_space_prefix=fields.flag("add_space_prefix", is_bpe),
         remove_extra_whitespaces=fields.flag("remove_extra_whitespaces", False),
         unknown_id=fields.token_id("unknown", unknown),
         bos_id=fields.token_id("bos", bos),
         eos_id=fields.token_id("eos", eos),
-        add_bos=fields.flag("add_bos_token", bpe),
-        add_eos=fields.flag("add_eos_token", not bpe),
+        add_bos=fields.flag("add_bos_token", is_bpe),
+        add_eos=fields.flag("add_eos_token", not is_bpe),
     )
 
 
 def _wordpiece(fields: _Fields, pre: str | None) -> TokenizerSpec:  # noqa: ARG001
-    """``bert``: the file marks the starts of words with U+2581 instead of their continuations."""
+    """``bert``: the file marks the beginnings of words (U+2581), BERT their continuations (##)."""
     # A vocabulary that can spell capital letters is cased.
     words = (token for token in fields.tokens if token[:1] + token[-1:] != "[]")
-    cased = any("A" <= char <= "Z" for word in words for char in word)
-    lowercase = fields.flag("normalizer.lowercase", not cased)
+    is_cased = any("A" <= char <= "Z" for word in words for char in word)
+    lowercase = fields.flag("normalizer.lowercase", not is_cased)
     options: dict[str, object] = {"clean_text": True, "handle_chinese_chars": True}
     options["strip_accents"] = fields.flag("normalizer.strip_accents", lowercase)
     return TokenizerSpec(
@@ -224,7 +226,7 @@ def _wordpiece(fields: _Fields, pre: str | None) -> TokenizerSpec:  # noqa: ARG0
 
 
 def _bert_spelling(tokens: Sequence[str], types: Sequence[int]) -> list[str]:
-    """*tokens* as BERT spells them; special ones, by their *types*, have one spelling."""
+    """*tokens* as BERT spells them; special ones, known by *types*, are spelled alike in both."""
     if not any(token.startswith(SPACE_SYMBOL) for token in tokens):
         return list(tokens)  # already in BERT's own spelling
     if types:
@@ -249,7 +251,7 @@ def _finish(fields: _Fields, spec: TokenizerSpec) -> TokenizerSpec:
             continue  # converters fill ids without a token with [PAD9]
         added += _entries(fields, spec, AddedToken(id, text, special=kind != USER_DEFINED))
 
-    # A special token that the file names by id counts even if its type is wrong.
+    # A special token that the file names by id is added even if its type is the normal one.
     marked = {token.id for token in added}
     types = fields.token_types
     ends = [fields.token_id(name, None) for name in ("eot", "eom")]
@@ -260,7 +262,7 @@ def _finish(fields: _Fields, spec: TokenizerSpec) -> TokenizerSpec:
         if (not types or types[id] == NORMAL) and text[:1] + text[-1:] in ("<>", "[]"):
             added += _entries(fields, spec, AddedToken(id, text))
 
-    # A file that asks for a token around texts has to name it.
+    # A file that asks for BOS or EOS around texts has to name the token.
     for name, around in (("bos", spec.bos_id), ("eos", spec.eos_id)):
         if around is None and fields.flag(f"add_{name}_token", False):
             absent = f"tokenizer.ggml.{name}_token_id is absent"
@@ -292,12 +294,12 @@ def _middle_ids(fields: _Fields, spec: TokenizerSpec) -> tuple[int, ...] | None:
 
 
 def _entries(fields: _Fields, spec: TokenizerSpec, token: AddedToken) -> Iterable[AddedToken]:
-    """*token* with flags that the file does not have, for each stage in which it is found."""
+    """*token* with the flags that GGUF does not store; twice if raw and normalized text have it."""
     if spec.model == "bpe":  # RoBERTa's, ModernBERT's and mmBERT's masks include the space before
-        # Not the name in the file: the caller, or the vocabulary, may have replaced it.
-        roberta = spec.pre.startswith(("jina-v1", "jina-v2")) or spec.pre == "roberta-bpe"
+        # spec.pre is not always the name in the file: the caller or the vocabulary may replace it.
+        is_roberta = spec.pre.startswith(("jina-v1", "jina-v2")) or spec.pre == "roberta-bpe"
         masks = {"modern-bert": "[MASK]", "mmbert": "<mask>"}
-        mask = masks.get(spec.pre, "<mask>" if roberta else None)
+        mask = masks.get(spec.pre, "<mask>" if is_roberta else None)
         return (replace(token, lstrip=token.text == mask),)
     if spec.model == "unigram":  # as XLM-RoBERTa's
         return (replace(token, lstrip=token.text == "<mask>"),)
@@ -308,8 +310,8 @@ def _entries(fields: _Fields, spec: TokenizerSpec, token: AddedToken) -> Iterabl
     spelled = token.text.replace(" ", SPACE_SYMBOL)
     if token.special or SPACE_SYMBOL not in spelled:
         return (token,)
-    # Converters write these pieces with spaces. The original is U+2581, matched in raw text,
-    # and again after spaces have become U+2581.
+    # Converters write these user-defined pieces with spaces. The original has U+2581, and is
+    # matched in raw text, and again after spaces have become U+2581.
     return (replace(token, text=spelled), replace(token, text=spelled, normalized=True))
 
 
@@ -323,7 +325,10 @@ _BUILDERS: dict[str, Callable[[_Fields, str | None], TokenizerSpec]] = {
 
 
 class _Fields:
-    """The tokenizer keys of *metadata*; arrays as ``bitnet.formats.gguf`` has them, or lists."""
+    """The tokenizer keys of *metadata*; arrays are those of ``bitnet.formats.gguf``, or lists.
+
+    The *name* of a key is what follows ``tokenizer.ggml.``; :meth:`get` takes the whole key.
+    """
 
     def __init__(self, metadata: Mapping[str, Any], source: str) -> None:
         self._metadata = metadata
@@ -331,11 +336,11 @@ class _Fields:
         self._digests: dict[str, str] = {}  # of arrays, by name
 
     def has(self, name: str) -> bool:
-        """True if the file has the key."""
+        """True if the file has the key *name*."""
         return _PREFIX + name in self._metadata
 
     def get(self, key: str, kind: type[T], expected: str) -> T | None:
-        """The value of *key*, ``None`` if it is absent."""
+        """The value of *key*, ``None`` if absent; other types than *kind* are refused."""
         value = self._metadata.get(key)
         if value is None or type(value) is kind:
             return value
@@ -346,12 +351,12 @@ class _Fields:
         return self.get(_PREFIX + name, str, "a string") or ""
 
     def flag(self, name: str, default: bool) -> bool:
-        """A boolean value."""
+        """A boolean value, *default* when absent."""
         value = self.get(_PREFIX + name, bool, "true or false")
         return default if value is None else value
 
     def token_id(self, name: str, default: int | None) -> int | None:
-        """The id under ``<name>_token_id``; an id outside of the vocabulary counts as absent."""
+        """The id under ``<name>_token_id``, else *default*; only ids in the vocabulary count."""
         value = self.get(f"{_PREFIX}{name}_token_id", int, "a token id")
         size = self.length("tokens")
         if value is None or not 0 <= value < size:
@@ -359,7 +364,7 @@ class _Fields:
         return value if value is not None and value < size else None
 
     def special_id(self, name: str, default: int | None) -> int | None:
-        """As :meth:`token_id`; the default counts only if that token looks like a special one."""
+        """As :meth:`token_id`, but *default* counts only if its token looks like a special one."""
         value = self.token_id(name, None)
         if value is not None or default is None or default >= self.length("tokens"):
             return value
@@ -417,7 +422,7 @@ class _Fields:
         return {int(id): int(types[id]) for id in np.flatnonzero(types != NORMAL)}
 
     def has_bytes(self) -> bool:
-        """True if the vocabulary has byte tokens to fall back to."""
+        """True if the vocabulary has tokens of bytes, which spell characters that have no token."""
         if self.token_types:
             return BYTE in self.special_types.values()
         return "<0x00>" in self.tokens

@@ -1,9 +1,9 @@
 """Engines: the compiled one, and without it the libraries ``tokenizers`` and ``sentencepiece``.
 
-``tokenizers`` runs every ``tokenizer.json``, and specifications from most other files, which are
-written as one here; ``sentencepiece`` runs SentencePiece's models between the tokens that are found
-in raw text. The time that regular expressions take in ``tokenizers`` has no bound: only those of
-published tokenizers, and the simplest, are run.
+``tokenizers`` runs every ``tokenizer.json``, and specifications from most other files, which this
+module writes as a ``tokenizer.json``; ``sentencepiece`` runs SentencePiece's models between the
+tokens that are found in raw text. The time that regular expressions take in ``tokenizers`` has no
+bound, so only those of published tokenizers, and the simplest, are run.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _HINT = (
     "install the compiled module of this program (a wheel, or a C++ compiler), or name another"
     " tokenizer with --tokenizer FILE"
 )
-# Expressions that never backtrack: only the last part of an alternative is repeated.
+# Matches expressions that never backtrack: only the last part of an alternative is repeated.
 _PART = r"(?:[^\\\[\](){}|*+?^$.]|\\[a-zA-Z](?:\{\w+\})?|\[[^\[\]\\]*\])"
 _FORWARD = re.compile(rf"{_PART}+[+*]?(?:\|{_PART}+[+*]?)*")
-# Pre-tokenizers of ours whose expressions take the library quadratic time.
+# Pre-tokenizers of ``PRE_TOKENIZERS`` whose expressions take the library quadratic time.
 _SLOW = ("afmoe", "tiny_aya", "cohere2moe", "deepseek-llm", "superbpe")
 
 logger = logging.getLogger(__name__)
@@ -59,8 +59,9 @@ logger = logging.getLogger(__name__)
 def tokenizer_json(spec: TokenizerSpec, *, finds_raw: bool = False) -> dict[str, Any]:
     """*spec* as a ``tokenizer.json``.
 
-    A token that is found in raw and in normalized text can have one entry there: that of
-    normalized text, or with *finds_raw* the other one, where merges make it of normalized text.
+    A token that *spec* finds in raw and in normalized text can have only one entry there: the one
+    for normalized text; or with *finds_raw* the one for raw text, which is enough if merges make
+    the token of normalized text.
     """
     # True if the model implies all steps, as SentencePiece's models do.
     is_implied = spec.model in ("spm", "unigram") and not (spec.normalizer or spec.pre_tokenizer)
@@ -68,11 +69,11 @@ def tokenizer_json(spec: TokenizerSpec, *, finds_raw: bool = False) -> dict[str,
     if is_implied and spec.model == "unigram":
         scheme = "always" if spec.add_space_prefix else "never"
         metaspace = {"type": "Metaspace", "replacement": SPACE_SYMBOL, "prepend_scheme": scheme}
-        cut = [metaspace | {"split": True}]
+        pre_tokenizer = [metaspace | {"split": True}]
     else:
-        cut = _steps(spec.pre_tokenizer)
-    # Of the entries of one id, the last one is written. A token in raw text (U+2581 themselves) is
-    # found in normalized text as well, unless spaces are beside it.
+        pre_tokenizer = _steps(spec.pre_tokenizer)
+    # Of several entries with one id, the last one is written. That for normalized text also finds
+    # the token in raw text (spelled with U+2581), unless spaces are beside it: these become U+2581.
     added = sorted(spec.added, key=lambda token: (token.id, token.normalized != finds_raw))
     return {
         "version": "1.0",
@@ -85,7 +86,7 @@ def tokenizer_json(spec: TokenizerSpec, *, finds_raw: bool = False) -> dict[str,
             }.values()
         ],
         "normalizer": _sequence(normalizer, "normalizers"),
-        "pre_tokenizer": _sequence(cut, "pretokenizers"),
+        "pre_tokenizer": _sequence(pre_tokenizer, "pretokenizers"),
         "post_processor": _template(spec),
         "decoder": _decoder(spec),
         "model": _model(spec),
@@ -99,9 +100,9 @@ def _entry(token: AddedToken, content: str) -> dict[str, Any]:
 
 
 def _content(spec: TokenizerSpec, token: AddedToken) -> str:
-    """Text of *token* as the library takes it: not normalized, as the library does that itself."""
+    """Text of *token* before normalization, which the library does itself."""
     spelling = spec.tokens[token.id]
-    # Converters write U+2581 as spaces: such a spelling is not the text before normalization.
+    # Converters to GGUF write U+2581 as spaces, so the spelling may not be that text.
     is_text = not token.normalized or token.text == spelling.replace(" ", SPACE_SYMBOL)
     return token.text if is_text else spelling
 
@@ -117,6 +118,7 @@ def _sequence(steps: list[dict[str, Any]], key: str) -> dict[str, Any] | None:
 
 
 def _sentencepiece_normalizer(spec: TokenizerSpec) -> list[dict[str, Any]]:
+    """Steps for what a SentencePiece model implies; of ``unigram``, Metaspace does the rest."""
     steps: list[dict[str, Any]] = []
     if spec.charsmap:
         table = base64.b64encode(spec.charsmap).decode()
@@ -132,7 +134,7 @@ def _sentencepiece_normalizer(spec: TokenizerSpec) -> list[dict[str, Any]]:
 
 
 def _template(spec: TokenizerSpec) -> dict[str, Any] | None:
-    """BOS and EOS, for texts and for pairs of texts."""
+    """Post-processor that puts the affixes around each text of one or two; None without affixes."""
     before, after = spec.affixes
     if not (before or after):
         return None
@@ -153,11 +155,13 @@ def _template(spec: TokenizerSpec) -> dict[str, Any] | None:
 
 
 def _decoder(spec: TokenizerSpec) -> dict[str, Any] | None:
-    own = [step for step in spec.decoder if step.type not in ("Bytes", "CleanUp")]
-    if [step.type for step in own] == ["Join"]:
+    """The ``decoder`` of *spec*, None for tokens joined by spaces."""
+    # Not ``CleanUp``, which is a flag of tokenizer_config.json, nor ``Bytes``, which is ByteLevel.
+    listed = [step for step in spec.decoder if step.type not in ("Bytes", "CleanUp")]
+    if [step.type for step in listed] == ["Join"]:
         return None
-    if own:
-        return _sequence(_steps(own), "decoders")
+    if listed:
+        return _sequence(_steps(listed), "decoders")
     if spec.byte_level:
         flags = ("add_prefix_space", "trim_offsets", "use_regex")
         return {"type": "ByteLevel", **dict.fromkeys(flags, True)}
@@ -169,7 +173,7 @@ def _decoder(spec: TokenizerSpec) -> dict[str, Any] | None:
 
 def _model(spec: TokenizerSpec) -> dict[str, Any]:
     tokens = list(spec.tokens)
-    for token in spec.added:  # converters write U+2581 as spaces
+    for token in spec.added:  # converters to GGUF write U+2581 as spaces
         if token.text == tokens[token.id].replace(" ", SPACE_SYMBOL):
             tokens[token.id] = token.text
     vocabulary = {text: id for id, text in enumerate(tokens)}
@@ -208,7 +212,7 @@ def _model(spec: TokenizerSpec) -> dict[str, Any]:
 
 @contextmanager
 def translate_errors(what: str) -> Iterator[None]:
-    """Translate exceptions of a library, also its panics, into :class:`InvalidFormat`."""
+    """Translate exceptions of a library, Rust panics included, into :class:`InvalidFormat`."""
     try:
         yield
     except (BitnetError, MemoryError, UnicodeEncodeError):
@@ -239,7 +243,7 @@ def library_engine(spec: TokenizerSpec) -> LibraryEngine:
 
 
 class LibraryEngine:
-    """An engine with spellings from the specification alone, which runs in a library."""
+    """Base of engines that encode with a library; spellings come from the specification alone."""
 
     name: str = "portable"
 
@@ -247,11 +251,13 @@ class LibraryEngine:
         self._spec = spec
         self._added = {token.id for token in spec.added}
         self._lock = threading.Lock()
-        # For each such token in a run of spaces, the library walks along the run again.
+        # Tokens of spaces with lstrip or rstrip: for each one in a run of spaces, the library walks
+        # along the run again.
         widens = (token.lstrip or token.rstrip for token in spec.added if token.text.isspace())
         self._walks = any(widens)
 
     def _check_spaces(self, text: str) -> None:
+        """Refuse a run of spaces on which the library would spend quadratic time."""
         if self._walks and max(map(len, re.findall(r"\s+", text)), default=0) > SPACES:
             run = f"more than {SPACES:,} spaces in a row"
             raise over_budget(self._spec.source, f"{run}, among which added tokens are looked for")
@@ -303,7 +309,7 @@ class LibraryEngine:
 
 
 class _Tokenizers(LibraryEngine):
-    """Runs a ``tokenizer.json``, or what says the same."""
+    """Runs a ``tokenizer.json``: that of the specification, or one written from it."""
 
     def __init__(self, spec: TokenizerSpec) -> None:
         super().__init__(spec)
@@ -315,7 +321,7 @@ class _Tokenizers(LibraryEngine):
         self._renamed = {} if spec.document else _renumber(self._library, spec)
 
     def spans(self, text: str, *, parse_special: bool = True) -> list[tuple[int, int, int]]:
-        text.encode()  # raises what the other engine raises for half of a surrogate pair
+        text.encode()  # raises UnicodeEncodeError for half of a surrogate pair
         self._check_spaces(text)
         with translate_errors(self._what), self._lock:
             if self._walks and self._library.normalizer is not None:
@@ -327,7 +333,7 @@ class _Tokenizers(LibraryEngine):
 
 
 def _renumber(library: Tokenizer, spec: TokenizerSpec) -> dict[int, int]:
-    """Ids of the added tokens that *library* numbers differently."""
+    """Ids in *spec* by ids in *library*, for added tokens that the two number differently."""
     ids = {}
     normalizer = library.normalizer
     for token in spec.added:
@@ -346,7 +352,10 @@ def _renumber(library: Tokenizer, spec: TokenizerSpec) -> dict[int, int]:
 
 
 def _document(spec: TokenizerSpec) -> dict[str, Any]:
-    """*spec* as a ``tokenizer.json`` in which ordinary text never becomes a token of *outside*."""
+    """*spec* as a ``tokenizer.json`` in which ordinary text never becomes a token of *outside*.
+
+    The model then spells these tokens, and those without text, as a noncharacter and their id.
+    """
     document = tokenizer_json(spec)
     vocabulary = document["model"]["vocab"]
     for token in spec.added:
@@ -383,7 +392,7 @@ def _regexes(value: object) -> Iterator[str]:
 
 
 def _check_patterns(document: dict[str, Any], source: str) -> None:
-    """Refuse expressions that are not those of a published tokenizer."""
+    """Refuse expressions that may take quadratic time: all but published and the simplest ones."""
     for regex in _regexes([document.get("normalizer"), document.get("pre_tokenizer")]):
         if regex not in _list_published_patterns() and not _FORWARD.fullmatch(regex):
             raise Unsupported(
@@ -394,7 +403,7 @@ def _check_patterns(document: dict[str, Any], source: str) -> None:
 
 
 class _SentencePiece(LibraryEngine):
-    """Runs a SentencePiece model, between the tokens that are found in raw text."""
+    """Runs a SentencePiece model on the text between the tokens that are found in raw text."""
 
     def __init__(self, spec: TokenizerSpec) -> None:
         super().__init__(spec)
@@ -418,25 +427,25 @@ class _SentencePiece(LibraryEngine):
     def spans(self, text: str, *, parse_special: bool = True) -> list[tuple[int, int, int]]:
         text.encode()
         self._check_spaces(text)
-        out = []
+        spans = []
         library, ids = self._raw if parse_special else self._ordinary
         with translate_errors(self._what):
             encoding = library.encode(text, add_special_tokens=False)
             for id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
                 if id in ids:
-                    out.append((ids[id], start, stop))
+                    spans.append((ids[id], start, stop))
                     continue
-                made = self._model.encode(text[start:stop], out_type="offset_mapping")
-                pieces = zip(made["ids"], made["offsets"], strict=True)
-                out += self._widen([(id, start + a, start + b) for id, (a, b) in pieces])
-        return out
+                encoded = self._model.encode(text[start:stop], out_type="offset_mapping")
+                pieces = zip(encoded["ids"], encoded["offsets"], strict=True)
+                spans += self._widen([(id, start + a, start + b) for id, (a, b) in pieces])
+        return spans
 
     def _widen(self, spans: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-        """*spans*, changed so that each byte of a character has the whole character.
+        """*spans*, changed in place so that each byte token of a character has the whole character.
 
-        The library gives the whole to the last byte, and an empty span to those before.
+        The library gives the whole character to its last byte, and empty spans to the others.
         """
-        continues = False
+        continues = False  # whether the byte before belongs to the same character
         end = 0
         for index in range(len(spans) - 1, -1, -1):
             id, start, stop = spans[index]
@@ -450,8 +459,8 @@ class _SentencePiece(LibraryEngine):
 
 
 def _splitter(tokens: Sequence[AddedToken], source: str) -> tuple[Tokenizer, dict[int, int]]:
-    """A tokenizer that finds only *tokens*, and the ids of these by the ids that it gives them."""
-    entries = [_entry(token, token.text) | {"id": at} for at, token in enumerate(tokens, 1)]
+    """A library tokenizer that finds only *tokens*, and our id of each by the id that it gives."""
+    entries = [_entry(token, token.text) | {"id": id} for id, token in enumerate(tokens, 1)]
     model = {"type": "WordLevel", "vocab": {"\U0010ffff": 0}, "unk_token": "\U0010ffff"}
     library = load_library(source, model=model, added_tokens=entries)
     return library, {library.token_to_id(token.text) or 0: token.id for token in tokens}

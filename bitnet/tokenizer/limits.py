@@ -1,7 +1,7 @@
 """Bounds on what a tokenizer file may ask for; ``SECURITY.md`` states them for users.
 
-Far above the needs of published tokenizers. ``native/tokenizer/budget.hpp`` has the same numbers; a
-test compares the three.
+They are far above the needs of published tokenizers. ``native/tokenizer/budget.hpp`` has the same
+numbers; a test compares the three.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from bitnet.tokenizer.spec import Step, TokenizerSpec
 
-# Of one regular expression: bytes, nesting depth, instructions, the n of {n}.
+# Of one regular expression: bytes, nesting depth, instructions when compiled, the n of {n}.
 PATTERN_BYTES = 16_384
 PATTERN_DEPTH = 32
 PATTERN_PROGRAM = 20_000
@@ -29,6 +29,7 @@ PATTERN_REPEAT = 1_000
 BASE_STEPS = 20_000
 STEPS_PER_BYTE = 150
 STEPS = 64  # normalizers and pre-tokenizers of one tokenizer
+# Most ids and ranks that fit into the tables of a compiled file, see native/tokenizer/file.hpp.
 TOKENS = (1 << 21) - 2
 MERGES = (1 << 22) - 2
 RANK_WORK = 1 << 26  # sum of squared token lengths when deriving merges from ranks
@@ -37,16 +38,18 @@ ADDED_TOKEN_BYTES = 512
 UNIGRAM_PIECE_BYTES = 2_048  # 512 characters, the most that sentencepiece trains
 WORD_CHARS = 256  # of one WordPiece word
 CHARSMAP_KEY_BYTES = 128  # longest key of a SentencePiece character map
-CHARSMAP_BYTES = 4 << 20  # of such a map; the usual one has 240 KB
-AFFIX_IDS = 1_024  # put around a text
-SPACES = 1_024  # in a row, for a library that finds added tokens of spaces which take in others
-# Bytes out of the normalizers, or the decoders, per byte in; and out of the former for any text.
+CHARSMAP_BYTES = 4 << 20  # size of such a map; the usual one has 240 KB
+AFFIX_IDS = 1_024  # ids put around a text
+# Spaces in a row, where a library looks for added tokens of spaces that include their neighbours.
+SPACES = 1_024
+# Bytes out of the normalizers, or the decoders, for each byte in. Normalizers may add GROWTH_BASE
+# bytes to any text.
 GROWTH = 64
 GROWTH_BASE = 65_536
 SCORE = 1e30  # largest absolute score
 TEMPLATE_CHARS = 1 << 20  # source of a chat template
 
-# Errors of readers on unexpected content.
+# Exceptions that readers raise on unexpected content.
 ODD_CONTENT = (
     *(LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError),
     struct.error,
@@ -59,12 +62,13 @@ _OTHER_TOKENIZER = (
 
 @contextmanager
 def reading(source: object, kind: str) -> Iterator[None]:
-    """Translate the errors of a reader that finds something else in *source* than a *kind*."""
+    """Translate exceptions of a reader to an error: *source* is not a well-formed *kind*."""
     try:
         yield
     except BitnetError:
         raise
     except ODD_CONTENT as error:
+        # Readers write the text of a plain ValueError for users.
         what = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
         raise damage_error(f"{source} is damaged, or not a {kind}: {what}") from None
 
@@ -75,7 +79,7 @@ def damage_error(text: str) -> InvalidFormat:
 
 
 def json_fault(error: Exception) -> str:
-    """The *error* of the JSON parser, with its place."""
+    """Message of the JSON parser's *error*, with line and column if it has them."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg} at line {error.lineno} column {error.colno}"
     return str(error)
@@ -93,12 +97,12 @@ def over_budget(source: str, reason: object) -> Unsupported:
 
 
 def beyond(source: str, what: str, most: float) -> Unsupported:
-    """Error for a tokenizer that exceeds a bound."""
+    """Error for a tokenizer that has *what*, a number and its unit, but may have at most *most*."""
     return refusal(f"the tokenizer {source} has {what}, at most {most:,} are supported")
 
 
 def check_id_range(ids: Collection[int], n_tokens: int, source: str) -> None:
-    """Refuse *ids* for which a list of *n_tokens* by id would be negative or almost empty."""
+    """Refuse *ids* below 0, or so high that a list by id would be mostly empty for *n_tokens*."""
     lowest = min(ids, default=0)
     highest = max(ids, default=0)
     if lowest < 0 or highest >= 4 * n_tokens + 100_000:
@@ -108,7 +112,7 @@ def check_id_range(ids: Collection[int], n_tokens: int, source: str) -> None:
 
 
 def check_spec(spec: TokenizerSpec, *, merges: bool = True) -> None:
-    """Refuse a specification that is inconsistent or exceeds the bounds, its *merges* included."""
+    """Refuse a specification that is inconsistent or exceeds a bound, its merges if *merges*."""
     with reading(f"the tokenizer {spec.source}", "tokenizer"):
         _check_tokens(spec)
         _check_ids(spec, spec.merges if merges else ())
@@ -121,15 +125,15 @@ def _check_tokens(spec: TokenizerSpec) -> None:
         raise ValueError("a token that is not a text")
     _within(spec, "tokens", len(tokens), TOKENS)
     added = {token.id for token in spec.added}
-    piece = UNIGRAM_PIECE_BYTES if spec.model == "unigram" else TOKEN_BYTES
-    own = (text for id, text in enumerate(tokens) if id not in added)
+    most = UNIGRAM_PIECE_BYTES if spec.model == "unigram" else TOKEN_BYTES
+    own_texts = (text for id, text in enumerate(tokens) if id not in added)
     # A character of GPT-2's spelling is one byte.
-    longest = max(map(len, own), default=0) if spec.byte_level else _longest(own)
-    _within(spec, "bytes in a token", longest, piece)
+    longest = max(map(len, own_texts), default=0) if spec.byte_level else _longest(own_texts)
+    _within(spec, "bytes in a token", longest, most)
     types = enumerate(spec.token_types)
     user = (tokens[id] for id, kind in types if kind == TokenType.USER_DEFINED)
-    looked_for = itertools.chain((token.text for token in spec.added), user)
-    _within(spec, "bytes in an added token", _longest(looked_for), ADDED_TOKEN_BYTES)
+    matched_texts = itertools.chain((token.text for token in spec.added), user)
+    _within(spec, "bytes in an added token", _longest(matched_texts), ADDED_TOKEN_BYTES)
     for name, values in (("scores", spec.scores), ("token types", spec.token_types)):
         if len(values) not in (0, len(tokens)):
             raise ValueError(f"{len(values):,} {name} for {len(tokens):,} tokens")
@@ -182,6 +186,7 @@ def _check_steps(spec: TokenizerSpec) -> None:
 
 
 def _texts(value: object) -> Iterator[str]:
+    """The texts in the option *value* of a step: itself, or the keys and values of an object."""
     if isinstance(value, dict):
         for item in value.items():
             yield from (text for part in item for text in _texts(part))
@@ -190,7 +195,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _growth(step: Step) -> float:
-    """Factor by which a replacement can lengthen a text."""
+    """Factor by which *step* can lengthen a text; 1 unless it prepends or replaces."""
     if step.type == "Prepend":
         return 1.0 + len(str(step.options.get("prepend", ""))) / TOKEN_BYTES
     if step.type != "Replace":
@@ -200,7 +205,7 @@ def _growth(step: Step) -> float:
     fixed = pattern.get("String") if isinstance(pattern, dict) else pattern
     if isinstance(fixed, str) and fixed:
         return max(1.0, content / len(fixed.encode()))
-    return 1.0 + content  # between any two characters
+    return 1.0 + content  # an expression may match the empty text between any two characters
 
 
 def _within(spec: TokenizerSpec, what: str, actual: float, most: int) -> None:

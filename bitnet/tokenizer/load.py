@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SMALL = 1 << 16  # bytes: faster to read than to look up
+_SMALL = 1 << 16  # bytes: hashing such a file is faster than to look up its hash
 
 
 def read_files(checkpoint: Checkpoint) -> Inventory:
-    """Files of *checkpoint*, with those of a folder from which its tokenizer may be read."""
+    """The files of *checkpoint*; of a folder, those that its tokenizer may need have been read."""
     files = checkpoint.inventory
     names = (*TOKENIZER_FILES, "merges.txt", *SIDE_FILES) if checkpoint.path.is_dir() else ()
     for name in names:
@@ -65,8 +65,9 @@ def load_tokenizer(
 ) -> Tokenizer:
     """The tokenizer in *path*, ready to use; see :func:`load_spec`.
 
-    The compiled form of files is found by a hash of their content, which is trusted while size,
-    inode and both times of a file are unchanged, and computed again with *verify*.
+    The compiled form is found by a hash of the content of the files. An earlier hash is trusted
+    while size, inode, modification time and status time of a file are unchanged; with *verify* it
+    is computed again.
 
     Raises:
         WrongType: *path* is not a path.
@@ -78,7 +79,7 @@ def load_tokenizer(
     if tokenizer is not None:
         return tokenizer
     collects = gc.isenabled()
-    gc.disable()  # a vocabulary is a million objects without cycles
+    gc.disable()  # a vocabulary is a million objects without cycles, which would only be walked
     try:
         spec = load_spec(path, pre=pre, files=files)
         return Tokenizer.from_spec(replace(spec, fingerprint=key or spec.fingerprint))
@@ -92,10 +93,10 @@ def load_spec(
 ) -> TokenizerSpec:
     """Specification of the tokenizer in *path*.
 
-    It is a GGUF file, ``tokenizer.json``, ``tekken.json``, ``tokenizer.model`` (SentencePiece or
-    tiktoken ranks), ``vocab.json`` next to ``merges.txt``, or a folder with one of these or with a
-    single GGUF file. *pre* names a pre-tokenizer, if the file has none or a wrong one; *files* are
-    those of the folder, if some have been read already.
+    *path* is a GGUF file, ``tokenizer.json``, ``tekken.json``, ``tokenizer.model`` (SentencePiece
+    or tiktoken ranks), ``vocab.json`` next to ``merges.txt``, or a folder with one of these or with
+    a single GGUF file. *pre* names a pre-tokenizer, if the file has none or a wrong one; *files* is
+    the inventory of the folder, if the caller has one.
     """
     path = Path(path)
     if not path.exists():
@@ -159,7 +160,7 @@ def extract_scores(path: str | os.PathLike[str]) -> list[float]:
 
 
 def array_in(gguf: GGUF, key: str, expected: Literal["strings", "numbers"]) -> Array | None:
-    """The array *key* of *gguf*, ``None`` if it is absent; anything but *expected* is refused."""
+    """The array *key* of *gguf*, ``None`` if absent; refused if its items are not *expected*."""
     value = gguf.metadata.get(key)
     if value is None:
         return None
@@ -179,7 +180,7 @@ def detect_architecture_from_gguf(path: str | os.PathLike[str]) -> str:
 
 
 def mock_tokenizer() -> Tokenizer:
-    """A tokenizer whose ids are UTF-8 bytes: for drills only; no model was trained with it."""
+    """A tokenizer whose ids are UTF-8 bytes: for exercises only; no model was trained with it."""
     spec = TokenizerSpec(
         model="spm",
         tokens=list(BYTE_NAMES),
@@ -193,7 +194,11 @@ def mock_tokenizer() -> Tokenizer:
 
 
 def _content_key(path: Path, pre: str | None, *, verify: bool) -> str:
-    """Hash of the content of a tokenizer file and its side files; empty for GGUF files."""
+    """Hash of the content of a tokenizer file and its side files.
+
+    It is empty for GGUF files, for files that cannot be read, and for a folder in which the first
+    of several tokenizer files is not ``tokenizer.json``.
+    """
     if path.is_dir():
         try:
             names = tokenizer_names(Inventory(path))
@@ -202,7 +207,7 @@ def _content_key(path: Path, pre: str | None, *, verify: bool) -> str:
         path = path / names[0] if len(names) == 1 or names[:1] == ["tokenizer.json"] else path
     if not path.is_file():
         return ""
-    # Results may change with our version.
+    # Another version of this package may read the same files differently.
     digest = hashlib.sha256(f"{__version__}\n{pre}".encode())
     files = Inventory(path.parent)
     try:
@@ -222,8 +227,8 @@ def _content_key(path: Path, pre: str | None, *, verify: bool) -> str:
 def _deciding_files(name: str, files: Inventory) -> list[str]:
     """Names of the *files* of a folder whose content decides on the tokenizer in the file *name*.
 
-    Only the presence of ``tokenizer.json`` counts beside another file: its folder's class reads
-    it instead.
+    Of a ``tokenizer.json`` beside another file, only the presence counts: the class that the folder
+    names then reads it instead of that file.
     """
     names = [name, *SIDE_FILES, *template_files(files)]
     if name in VOCABULARY_FILES:
@@ -232,7 +237,7 @@ def _deciding_files(name: str, files: Inventory) -> list[str]:
 
 
 def _digest(path: Path, file: BinaryIO, *, verify: bool) -> str:
-    """SHA-256 of *path*, open as *file*, from an earlier record if there is one."""
+    """SHA-256 of *path*, open as *file*; from an earlier record if the file has not changed."""
     before = os.fstat(file.fileno())
     if before.st_size < _SMALL:
         file.seek(0)

@@ -25,6 +25,7 @@ def repository_of(metadata: Mapping[str, Any]) -> str:
             path = re.split("[?#]", path)[0]
         parts = path.strip("/").split("/")
         if len(parts) >= 2:
-            # Behind the name in an address may be more, as in org/name/tree/main.
+            # An address may go on after the name (org/name/tree/main). A path without :// may begin
+            # with a host.
             return "/".join(parts[:2] if is_address else parts[-2:])
     return ""

@@ -21,8 +21,8 @@ _SEED = 20260101
 
 
 def draw_texts(count: int, special_texts: Sequence[str] = ()) -> list[str]:
-    """*count* mixtures of the probes and of *special_texts* texts, the same in every run."""
-    draw = random.Random(_SEED + 1)
+    """*count* mixtures of the probes and of *special_texts*, the same in every run."""
+    draw = random.Random(_SEED + 1)  # other mixtures than those of probe_texts
     pieces = (*_PIECES, *special_texts)
     texts = []
     for _ in range(count):

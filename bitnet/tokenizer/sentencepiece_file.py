@@ -1,9 +1,9 @@
 """A ``tokenizer.model`` of SentencePiece with the files beside it.
 
-transformers 4 and the authors of models call SentencePiece; transformers 5 builds steps of another
-library of the model's pieces. ``docs/adr/0051-two-readings-of-a-model-file.md`` says which of the
-two is read. The rules for version 5 are those of 5.24, ``TokenizersBackend``'s
-``_convert_from_sentencepiece``.
+transformers 4 and the authors of models run the file with the SentencePiece library. transformers 5
+takes the pieces alone, and builds steps of the ``tokenizers`` library for them.
+``docs/adr/0051-two-readings-of-a-model-file.md`` says which of the two readings a folder gets. The
+rules for version 5 are those of 5.24, ``TokenizersBackend``'s ``_convert_from_sentencepiece``.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ if TYPE_CHECKING:
 
 # Classes of transformers 4 that read a model as SentencePiece does.
 _OF_SENTENCEPIECE = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "T5Tokenizer")
-# Classes of transformers 5 whose steps are built here of the pieces.
+# Classes of transformers 5 whose steps are built here from the pieces.
 _REBUILT = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer")
-# Files that state a class; without one, a folder has SentencePiece's own file alone.
+# Files that may state a class. A folder without any of them is read as SentencePiece reads it.
 _STATING = (
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     "config.json",
 )
+# Present and former name of a key of tokenizer_config.json.
 _EXTRA = ("extra_special_tokens", "additional_special_tokens")
+# Python program of the hint: transformers reads a folder and saves it as tokenizer.json.
 _SAVE = (
     "import sys, transformers as t; a = t.AutoTokenizer.from_pretrained(sys.argv[1]);"
     " t.PreTrainedTokenizerFast(tokenizer_object=a.backend_tokenizer,"
@@ -64,14 +66,16 @@ def spec_from_sentencepiece(file: TokenizerFile) -> TokenizerSpec:
         raise Unsupported(error.message, hint=_hint(file)) from None
     if "keeps" not in chosen.row:
         return _as_class(file, spec, chosen)
+
+    # The class keeps what SentencePiece does, and adds the tokens of the side files.
     _check_kept(file, spec, chosen)
-    if "added_tokens_decoder" not in side.config:
+    if "added_tokens_decoder" not in side.config:  # added_tokens.json has no flags
         named = {*chosen.roles.values(), *chosen.extra}
         added = tuple(replace(token, special=token.text in named) for token in side.added)
         file = TokenizerFile(file.path, file.pre, file.files)
         file.side = replace(side, added=added)
     adds = {f"add_{role}": side.config.get(f"add_{role}_token") is True for role in ("bos", "eos")}
-    # In transformers the unknown token is an added one, which is shown as its piece.
+    # In transformers 5 the unknown token is an added one, which is decoded to its piece.
     unknown = spec.tokens[spec.unknown_id or 0]
     roles = {"unk_token": unknown}
     for role, id in (("bos_token", spec.bos_id), ("eos_token", spec.eos_id)):
@@ -132,27 +136,28 @@ def _as_library(
 ) -> TokenizerSpec:
     """*spec* as SentencePiece reads its file, with the tokens of the side files.
 
-    *adds* says whether BOS and EOS are put around a text, if their class does not.
+    *adds*, with the keys ``add_bos`` and ``add_eos``, says whether these are put around a text;
+    without it, the model and the side files say so.
     """
     side = file.side
     pieces = [*zip(spec.tokens, spec.token_types, strict=True)]
     spec = _with_tokens_behind(spec, side.added)
     tokens = spec.tokens
-    bpe = spec.model == "spm"
+    is_bpe = spec.model == "spm"
     # A Unigram model prefers its user-defined pieces but does not split at them.
     user = TokenType.USER_DEFINED
-    cut = {TokenType.UNKNOWN, TokenType.CONTROL}
-    if bpe:
-        cut.add(user)
+    cut_out = {TokenType.UNKNOWN, TokenType.CONTROL}
+    if is_bpe:
+        cut_out.add(user)
     added = {
         id: AddedToken(id, piece, special=kind != user, normalized=kind == user)
         for id, (piece, kind) in enumerate(pieces)
-        if kind in cut
+        if kind in cut_out
     }
     added.update((token.id, token) for token in side.added if token.text == tokens[token.id])
     is_t5 = "T5" in str(side.config.get("tokenizer_class", ""))
     by_text = {tokens[id]: id for id in added}
-    ends = side.bos_and_eos(by_text, bos=(spec.bos_id, bpe), eos=(spec.eos_id, is_t5))
+    ends = side.bos_and_eos(by_text, bos=(spec.bos_id, is_bpe), eos=(spec.eos_id, is_t5))
     for name, is_added in (adds or {}).items():
         ends[name] = is_added and ends[f"{name.removeprefix('add_')}_id"] is not None
     spec = replace(spec, added=tuple(added[id] for id in sorted(added)), **ends)
@@ -160,12 +165,12 @@ def _as_library(
 
 
 def _kind_behind(token: AddedToken | None) -> TokenType:
-    """Kind of an id behind the pieces: decoded text leaves out only special tokens."""
+    """Type of an id behind the pieces: decoding can leave out control tokens, but no others."""
     return TokenType.CONTROL if token is None or token.special else TokenType.UNUSED
 
 
 def _check_former(file: TokenizerFile) -> None:
-    """Refuse a folder of transformers 4 whose class makes another tokenizer of the *file*."""
+    """Refuse a folder of transformers 4 whose class reads *file* otherwise than SentencePiece."""
     model_type = file.side.model_config.get("model_type")
     registered = class_table()["model_types"].get(str(model_type), "")
     name = file.side.class_name or registered
@@ -174,9 +179,9 @@ def _check_former(file: TokenizerFile) -> None:
 
 
 def _check_kept(file: TokenizerFile, spec: TokenizerSpec, chosen: FolderClass) -> None:
-    """Refuse keys by which transformers 5 changes the pieces of a model that it keeps."""
+    """Refuse what makes transformers 5 change the pieces of a model whose class keeps them."""
     side = file.side
-    special_texts = {
+    special_texts = {  # of pieces that are not normal, and of added tokens
         text
         for text, kind in zip(spec.tokens, spec.token_types, strict=True)
         if kind != TokenType.NORMAL
@@ -207,7 +212,7 @@ def _check_kept(file: TokenizerFile, spec: TokenizerSpec, chosen: FolderClass) -
 
 
 def _as_class(file: TokenizerFile, spec: TokenizerSpec, chosen: FolderClass) -> TokenizerSpec:
-    """The tokenizer that the class of transformers 5 builds of the pieces of *spec*."""
+    """The tokenizer that the class of transformers 5 builds from the pieces of *spec*."""
     if chosen.name not in _REBUILT:
         raise _refuse_class(file, chosen.name)
     vocabulary = {text: id for id, text in enumerate(spec.tokens)}
@@ -223,24 +228,27 @@ def _as_class(file: TokenizerFile, spec: TokenizerSpec, chosen: FolderClass) -> 
 
 
 def _merges(vocabulary: dict[str, int]) -> list[list[str]]:
-    """Merges of which every result and both parts are in *vocabulary*, by the result's id."""
+    """Merges whose halves and result are in *vocabulary*, in the order of the result's id.
+
+    Of one result, those with a short left half come first.
+    """
     ranked = []
     for text, rank in vocabulary.items():
-        for at in range(1, len(text)):
-            left = text[:at]
-            right = text[at:]
+        for cut in range(1, len(text)):
+            left = text[:cut]
+            right = text[cut:]
             if left in vocabulary and right in vocabulary:
-                key = (rank, len(left), len(right), vocabulary[left], vocabulary[right])
-                ranked.append((key, [left, right]))
+                order = (rank, len(left), len(right), vocabulary[left], vocabulary[right])
+                ranked.append((order, [left, right]))
     return [parts for _, parts in sorted(ranked)]
 
 
 def _with_pieces(side: SideFiles, spec: TokenizerSpec) -> SideFiles:
     """*side* with the control and user-defined pieces as ``additional_special_tokens``.
 
-    Unchanged if ``extra_special_tokens`` of either file is a list, or that key of
-    ``tokenizer_config.json`` under its former name. ``additional_special_tokens`` of
-    ``special_tokens_map.json`` is dropped.
+    It is unchanged if ``extra_special_tokens`` of either file is a list; in
+    ``tokenizer_config.json``, the key may have its former name, ``additional_special_tokens``. That
+    name is dropped from ``special_tokens_map.json``.
     """
     name, former = _EXTRA
     own = side.tokenizer_config
@@ -276,7 +284,7 @@ def _refuse(file: TokenizerFile, text: str) -> Unsupported:
 
 
 def _hint(file: TokenizerFile) -> str:
-    """Command by which transformers writes a ``tokenizer.json`` of the folder, and its option."""
+    """Hint: the command by which transformers writes a ``tokenizer.json``, and how to name it."""
     folder = file.path.parent
     rebuilt = folder / "rebuilt"
     named = shell_quote(rebuilt / "tokenizer.json")

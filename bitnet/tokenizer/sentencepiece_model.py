@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", int, bytes)
 
+# Wire types of protobuf.
 _VARINT = 0
 _FIXED64 = 1
 _BYTES = 2
 _FIXED32 = 5
+# Values of ``TrainerSpec.model_type``.
 _UNIGRAM = 1
 _BPE = 2
 
@@ -34,27 +36,28 @@ def parse_model(data: bytes, *, source: str = "tokenizer.model") -> TokenizerSpe
 
 
 def _parse(data: bytes, source: str) -> TokenizerSpec:
+    """The tokenizer in *data*, a ``ModelProto``."""
     tokens: list[str] = []
     scores: list[float] = []
     types: list[int] = []
     trainer: dict[int, int | bytes] = {}
     normalizer: dict[int, int | bytes] = {}
     for number, value in _fields(data):
-        if number == 1:
+        if number == 1:  # pieces: text, score, type
             piece = dict(_fields(_as(bytes, value)))
             tokens.append(_as(bytes, piece.get(1, b"")).decode())
             scores.append(struct.unpack("<f", _as(bytes, piece.get(2, bytes(4))))[0])
             types.append(_as(int, piece.get(3, 1)))
-        elif number == 2:
+        elif number == 2:  # trainer_spec
             trainer.update(_fields(_as(bytes, value)))
-        elif number == 3:
+        elif number == 3:  # normalizer_spec
             normalizer.update(_fields(_as(bytes, value)))
     if not tokens:
         raise ValueError("it has no pieces")
     unknown = [id for id, kind in enumerate(types) if kind == TokenType.UNKNOWN]
     if len(unknown) != 1:
         raise ValueError(f"it has {len(unknown)} pieces for unknown text, expected 1")
-    kind = _as(int, trainer.get(3, _UNIGRAM))
+    kind = _as(int, trainer.get(3, _UNIGRAM))  # model_type
     if kind not in (_UNIGRAM, _BPE):
         name = {3: "word", 4: "char"}.get(kind, kind)
         raise refusal(f"{source} is a SentencePiece {name} model; supported: BPE, Unigram")
@@ -73,10 +76,10 @@ def _parse(data: bytes, source: str) -> TokenizerSpec:
         scores=scores,
         token_types=types,
         byte_fallback=bool(trainer.get(35, 0)),
-        charsmap=_as(bytes, normalizer.get(2, b"")),
+        charsmap=_as(bytes, normalizer.get(2, b"")),  # precompiled_charsmap
         add_space_prefix=bool(normalizer.get(3, 1)),  # add_dummy_prefix
         remove_extra_whitespaces=bool(normalizer.get(4, 1)),
-        unknown_id=unknown[0],  # as in the library, whatever the trainer's settings are
+        unknown_id=unknown[0],  # as in the library, which ignores unk_id of the trainer
         unknown_text=_as(bytes, trainer.get(44, " \u2047 ".encode())).decode(),  # unk_surface
         bos_id=bos,
         eos_id=eos,
@@ -111,6 +114,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number that begins at byte *at*, and the place behind it."""
     value = 0
     for shift in range(0, 70, 7):
         byte = data[at]
@@ -122,13 +126,14 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _as(kind: type[T], value: int | bytes) -> T:
+    """*value*, which must be of the type *kind*."""
     if isinstance(value, kind):
         return value
     raise ValueError(f"{type(value).__name__} where {kind.__name__} is expected")
 
 
 def charsmaps_of(spec: TokenizerSpec) -> list[bytes]:
-    """SentencePiece's character maps of *spec*, its own and those of steps."""
+    """SentencePiece's character maps in *spec*: its own, and those of normalizer steps."""
     charsmaps = [spec.charsmap] if spec.charsmap else []
     for step in (step for step in spec.normalizer if step.type == "Precompiled"):
         text = str(step.options.get("precompiled_charsmap"))
@@ -138,7 +143,7 @@ def charsmaps_of(spec: TokenizerSpec) -> list[bytes]:
 
 
 def find_charsmap(normalizer: Any) -> str | None:
-    """The first precompiled character map of a normalizer."""
+    """The first character map of a ``tokenizer.json``'s *normalizer*, in base64; None if none."""
     for step in _steps((normalizer,)):
         if step.get("type") == "Precompiled" and "precompiled_charsmap" in step:
             return str(step["precompiled_charsmap"])
@@ -160,41 +165,43 @@ def _steps(sections: Iterable[Any]) -> Iterator[dict[str, Any]]:
 def check_charsmap(blob: bytes) -> None:
     """Refuse a character map that a library would read beyond its end.
 
-    It is the size of a double-array trie, the trie in units of 32 bits, and the texts that its
-    values point to, each ended by a zero byte.
+    *blob* has the size of a double-array trie in bytes, the trie in units of 32 bits, and the texts
+    that its values point to, each ended by a zero byte.
     """
     size = int.from_bytes(blob[:4], "little")
-    good = size % 4 == 0 and 4 <= size < len(blob) - 4 and blob[-1] == 0
-    if good:
+    is_sound = size % 4 == 0 and 4 <= size < len(blob) - 4 and blob[-1] == 0
+    if is_sound:
         units = np.frombuffer(blob, "<u4", size // 4, 4).astype(np.int64)
         texts = np.frombuffer(blob, np.uint8, offset=4 + size)
         # Units of darts-clone: bit 31 marks a value. The others have the offset of their children
         # in bits 10 to 30, times 256 if bit 9 is set, and a value among the children if bit 8 is.
         at = np.flatnonzero(units >> 31 == 0)
         child = at ^ (units[at] >> 10 << ((units[at] & 1 << 9) >> 6))
-        good = bool(((child | 0xFF) < len(units)).all())
-        leaf = units[child[units[at] & 1 << 8 != 0]] if good else units[:0]
+        is_sound = bool(((child | 0xFF) < len(units)).all())
+        leaf = units[child[units[at] & 1 << 8 != 0]] if is_sound else units[:0]
         value = leaf & (1 << 31) - 1
-        good = good and bool((leaf >> 31 == 1).all() and (value < len(texts)).all())
-        good = good and bool((texts[value] & 0xC0 != 0x80).all())
+        is_sound = is_sound and bool((leaf >> 31 == 1).all() and (value < len(texts)).all())
+        is_sound = is_sound and bool((texts[value] & 0xC0 != 0x80).all())
         try:
             blob[4 + size :].decode()
         except UnicodeDecodeError:
-            good = False
-    if good and max(map(len, blob[4 + size :].split(b"\0"))) > 4 * GROWTH:
+            is_sound = False
+    if is_sound and max(map(len, blob[4 + size :].split(b"\0"))) > 4 * GROWTH:
         raise refusal("a precompiled character map makes a text too long")
-    if not good:
+    if not is_sound:
         raise damage_error(f"a precompiled character map of {len(blob):,} bytes is damaged")
 
 
 def write_model(spec: TokenizerSpec) -> bytes:
-    """The model of *spec*, of model ``spm`` or ``unigram``, for the ``sentencepiece`` library.
+    """*spec*, whose model is ``spm`` or ``unigram``, as a file of the ``sentencepiece`` library.
 
-    A token that ordinary text never becomes is a control token there.
+    Tokens without text, or of a type that a piece cannot have, become control tokens, which
+    ordinary text never becomes.
     """
     out = bytearray()
     types = spec.token_types or [TokenType.NORMAL] * len(spec.tokens)
-    spelled = {token.id: token.text for token in spec.added}  # converters write U+2581 as spaces
+    # Converters to GGUF write U+2581 as spaces.
+    spelled = {token.id: token.text for token in spec.added}
     for id, (piece, score, kind) in enumerate(zip(spec.tokens, spec.scores, types, strict=True)):
         if spelled.get(id) == piece.replace(" ", SPACE_SYMBOL):
             piece = spelled[id]
@@ -206,10 +213,10 @@ def write_model(spec: TokenizerSpec) -> bytes:
         # The tag is field 2, of 32 bits.
         body += b"\x15" + struct.pack("<f", score) + _pack_field(3, kind)
         out += _pack_field(1, body)
-    # Fields 40 to 42 are unk_id, bos_id and eos_id; 45 to 47 the texts of these pieces.
     trainer = _pack_field(3, _BPE if spec.model == "spm" else _UNIGRAM)
     trainer += _pack_field(44, spec.unknown_text.encode())
     trainer += _pack_field(35, int(spec.byte_fallback))
+    # Fields 40 to 42 are unk_id, bos_id and eos_id; 45 to 47 the texts of these pieces.
     for field, role in ((40, spec.unknown_id), (41, spec.bos_id), (42, spec.eos_id)):
         trainer += _pack_field(field, -1 if role is None else role)
         if role is not None:  # the library looks the piece up by its text, and fails without it
@@ -228,6 +235,7 @@ def _pack_field(field: int, value: int | bytes) -> bytes:
 
 
 def _number(value: int) -> bytes:
+    """*value* as a varint; a negative one in two's complement of 64 bits."""
     value &= (1 << 64) - 1
     out = bytearray()
     while value >= 0x80:

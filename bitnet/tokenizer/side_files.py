@@ -17,7 +17,7 @@ from bitnet.tokenizer.vocabularies import spec_key
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Side files, which complete the file of a tokenizer, and the folder of further chat templates.
+# Side files complete the file of a tokenizer; a folder beside them may hold further chat templates.
 SIDE_FILES = (
     "special_tokens_map.json",
     "tokenizer_config.json",
@@ -29,7 +29,7 @@ SIDE_FILES = (
 )
 TEMPLATE_FOLDER = "additional_chat_templates"
 _ID = re.compile("[0-9]{1,10}")  # a key of ``added_tokens_decoder``
-# Special tokens that a file can name.
+# Roles of special tokens, and keys that name the token of each.
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 # Usual texts of BOS and EOS in vocabularies, most specific first, for folders whose files do not
@@ -56,7 +56,7 @@ class TokenizerFile:
     """A tokenizer's file and, when they are needed, the side files of its folder."""
 
     def __init__(self, path: Path, pre: str | None = None, files: Inventory | None = None) -> None:
-        """*pre* is the pre-tokenizer that the caller names, *files* the folder, if it is open."""
+        """*pre* is the pre-tokenizer that the caller names, *files* the inventory of the folder."""
         self.path = path
         self.pre = pre
         self.files = files or Inventory(path.parent)
@@ -84,12 +84,12 @@ class SideFiles:
     tokenizer_config: dict[str, Any]  # ``tokenizer_config.json``
     special_map: dict[str, Any]  # ``special_tokens_map.json``, if transformers would read it
     added_file: dict[str, Any]  # ``added_tokens.json``
-    added: tuple[AddedToken, ...]  # by id, of ``added_tokens_decoder``, else ``added_tokens.json``
+    added: tuple[AddedToken, ...]  # of ``added_tokens_decoder``, else ``added_tokens.json``, by id
     model_config: dict[str, Any]  # ``config.json``
     declared_stops: tuple[int, ...]  # EOS ids in ``generation_config.json`` and ``config.json``
     templates: dict[str, str]  # chat templates by name; the usual one is called ``default``
     raw: bytes  # all content that was read, for fingerprints
-    added_fault: str = ""  # the first entry for *added* that is not a token, in words
+    added_fault: str = ""  # the first entry for *added* that is not a token, for a message
     from_vocabulary: bool = False  # the tokenizer is made of ``vocab.json`` and ``merges.txt``
 
     @cached_property
@@ -115,12 +115,12 @@ class SideFiles:
 
     @property
     def names_roles(self) -> bool:
-        """True if a file that names special tokens exists, so that a role it omits has no token."""
+        """True if a file that can name special tokens exists: a role that it omits has no token."""
         return bool(self.tokenizer_config or self.special_map or self.templates)
 
     @property
     def roles(self) -> dict[str, str]:
-        """Texts of the special tokens that the files name, by role (``bos_token``)."""
+        """Texts of the special tokens that the files name, by key (``bos_token``)."""
         texts = {role: read_token_text(self.config.get(role)) for role in ROLES}
         return {role: text for role, text in texts.items() if text is not None}
 
@@ -129,8 +129,8 @@ class SideFiles:
     ) -> int | None:
         """Id of the token *role*, ``bos`` or ``eos``, or None if the model has none.
 
-        It is that of the configured text, else *default*, else that of a usual text in *special*,
-        the ids of special tokens by text.
+        It is that of the text in the files, else *default*, else that of a usual text. *special*
+        has the ids of special tokens by text.
         """
         named = read_token_text(self.config.get(f"{role}_token"))
         if named is not None:
@@ -169,7 +169,7 @@ class SideFiles:
         check_id_range(ids, n_tokens + len(ids), f"{source}, with the files beside it,")
 
     def adds(self, role: str) -> bool | None:
-        """Value of ``add_bos_token`` or ``add_eos_token``; None if the class does not read it."""
+        """Value of ``add_bos_token`` or ``add_eos_token``; None if absent or not read."""
         value = self.config.get(f"add_{role}_token")
         is_generic = self.config.get("tokenizer_class") in (None, "PreTrainedTokenizerFast")
         return value if isinstance(value, bool) and not is_generic else None
@@ -191,7 +191,10 @@ class SideFiles:
         return fields
 
     def complete(self, spec: TokenizerSpec, *content: bytes) -> TokenizerSpec:
-        """*spec* with its stop ids, its chat template, and the fingerprint of *content*."""
+        """*spec* with what the side files say: stop ids, chat templates, and texts for these.
+
+        The fingerprint covers *content*, which *spec* was read from, and the side files.
+        """
         special = {spec.tokens[token.id]: token.id for token in spec.added}
         # The eos_id of a WordPiece is [SEP], which separates texts and does not end an answer.
         eos = None if spec.model == "wordpiece" else spec.eos_id
@@ -208,6 +211,7 @@ class SideFiles:
 
 
 def _read_side_files(files: Inventory) -> SideFiles:
+    """The side files among *files*; one that exists must be valid if it counts."""
     named = template_files(files)
     raw = {name: files.read(name) for name in (*SIDE_FILES, *named) if name in files}
 
@@ -223,7 +227,8 @@ def _read_side_files(files: Inventory) -> SideFiles:
     stops: list[int] = []
     for name in ("generation_config.json", "config.json"):
         outer = load(name)
-        for table in (outer, outer.get("text_config")):  # of a model for pictures or sound
+        # A model for pictures or sound has the text model's configuration in text_config.
+        for table in (outer, outer.get("text_config")):
             if isinstance(table, dict):
                 stops += _stop_ids(table.get("eos_token_id"), files, name)
 
@@ -233,9 +238,9 @@ def _read_side_files(files: Inventory) -> SideFiles:
         except UnicodeDecodeError as error:
             raise damage_error(f"{files.path(name)} is not UTF-8: {error}") from None
 
-    sources = {name.rsplit("/", 1)[-1].removesuffix(".jinja"): template(name) for name in named}
+    templates = {name.rsplit("/", 1)[-1].removesuffix(".jinja"): template(name) for name in named}
     if "chat_template.jinja" in raw:
-        sources["default"] = template("chat_template.jinja")
+        templates["default"] = template("chat_template.jinja")
     return SideFiles(
         tokenizer_config=config,
         special_map={} if has_decoder else load("special_tokens_map.json"),
@@ -244,7 +249,7 @@ def _read_side_files(files: Inventory) -> SideFiles:
         added_fault=added_fault,
         model_config=load("config.json"),
         declared_stops=tuple(dict.fromkeys(stops)),
-        templates=sources or templates_in(config, load("chat_template.json")),
+        templates=templates or templates_in(config, load("chat_template.json")),
         raw=b"".join(name.encode() + content for name, content in raw.items()),
     )
 
@@ -269,9 +274,9 @@ def template_files(files: Inventory) -> list[str]:
 
 
 def templates_in(config: dict[str, Any], processor: dict[str, Any]) -> dict[str, str]:
-    """Templates by name in *config*, ``tokenizer_config.json``, else in *processor*.
+    """Templates by name in *config*, the ``tokenizer_config.json``, else in *processor*.
 
-    *processor* is ``chat_template.json``, which has one template.
+    *processor* is ``chat_template.json``, which has one template, called ``default``.
     """
     template = config.get("chat_template")
     if isinstance(template, list):
@@ -289,9 +294,9 @@ def templates_in(config: dict[str, Any], processor: dict[str, Any]) -> dict[str,
 def _read_added(
     config: dict[str, Any], ids_by_text: dict[str, Any]
 ) -> tuple[tuple[AddedToken, ...], str]:
-    """Added tokens by id, and the first entry that is not one, in words.
+    """Added tokens in the order of their ids, and the first entry that is not one, in words.
 
-    As in transformers, those of ``added_tokens.json``, *ids_by_text*, count only if *config* has no
+    As in transformers, *ids_by_text*, the ``added_tokens.json``, counts only if *config* has no
     ``added_tokens_decoder``.
     """
     tokens: dict[int, AddedToken] = {}
@@ -318,13 +323,14 @@ def _read_added(
 
 
 def read_token_text(value: Any) -> str | None:
-    """Text of a special token in a side file, whose *value* is a text or an object with flags."""
+    """Text of a special token, whose *value* in a side file is a text or an object; else None."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) and value else None
 
 
 def _read_bytes(files: Inventory, name: str) -> bytes:
+    """Bytes of the file *name*, which must not be empty."""
     if data := files.read(name):
         return data
     raise InvalidFormat(f"{files.root_as_given / name} is empty", hint="fetch the file again")

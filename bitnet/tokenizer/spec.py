@@ -18,14 +18,14 @@ BYTE_NAMES = {f"<0x{byte:02X}>": byte for byte in range(256)}  # tokens of singl
 
 ADDED_FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
 
-# Printable bytes stand for themselves, others start at U+0100.
+# GPT-2's alphabet: a printable byte is spelled as itself, the others as U+0100 and following.
 _PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 BYTE_TO_CHARACTER = [
     chr(byte if byte in _PRINTABLE else 0x100 + _OTHERS.index(byte)) for byte in range(256)
 ]
 _BYTE_OF_CODE = {ord(character): byte for byte, character in enumerate(BYTE_TO_CHARACTER)}
-# Latin-1 characters outside of the alphabet must not pass for a byte.
+# Latin-1 characters outside of the alphabet must not pass for a byte: U+FFFD is not Latin-1.
 _TO_BYTES = {code: 0xFFFD for code in range(256) if code not in _BYTE_OF_CODE} | _BYTE_OF_CODE
 _FROM_BYTES = {byte: code for code, byte in _BYTE_OF_CODE.items()}
 
@@ -56,11 +56,11 @@ class TokenType(IntEnum):
 
 @dataclass(frozen=True)
 class AddedToken:
-    """A token that is found in the text before anything else runs."""
+    """A token that is split off the text before the rest of the text is cut and encoded."""
 
     id: int  # its id
     text: str  # the text to match; if *normalized*, already normalized
-    # Skipped by ``decode(skip_special=True)``, and only found with ``encode(parse_special=True)``.
+    # Left out by ``decode(skip_special=True)``, found only with ``encode(parse_special=True)``.
     special: bool = True
     lstrip: bool = False  # the match includes white space to the left
     rstrip: bool = False  # the match includes white space to the right
@@ -83,7 +83,10 @@ class Step:
 
 
 def read_steps(entry: dict[str, Any] | None, kind: str) -> Iterator[Step]:
-    """Steps of a section of ``tokenizer.json``; those of a sequence are in its field *kind*."""
+    """Steps of a section of ``tokenizer.json``, none for None.
+
+    The steps of a ``Sequence`` are in its field *kind*, such as ``normalizers``.
+    """
     if entry is None:
         return
     if entry["type"] == "Sequence":
@@ -93,7 +96,7 @@ def read_steps(entry: dict[str, Any] | None, kind: str) -> Iterator[Step]:
     yield Step(entry["type"], {key: value for key, value in entry.items() if key != "type"})
 
 
-# Decoding of vocabularies with U+2581 for the space and ``<0xNN>`` for bytes.
+# Decoder of vocabularies with U+2581 for the space and ``<0xNN>`` for bytes.
 PLAIN_DECODING = (
     Step("Replace", {"pattern": {"String": SPACE_SYMBOL}, "content": " "}),
     Step("ByteFallback"),
@@ -105,8 +108,9 @@ PLAIN_DECODING = (
 class TokenizerSpec:
     """A complete tokenizer."""
 
-    # ``bpe`` merges in order, ``spm`` (SentencePiece BPE) by score; ``unigram`` finds the best
-    # segmentation by score; in ``wordpiece`` and ``wordlevel`` a piece is a token or unknown
+    # ``bpe`` merges in order, ``spm`` (SentencePiece BPE) by score; ``unigram`` finds the
+    # segmentation with the best sum of scores; ``wordpiece`` takes the longest token first;
+    # in ``wordlevel`` a piece is one token. Pieces that do not match are unknown.
     model: Model
     # The text of every id as the vocabulary spells it: byte-level BPE in GPT-2's byte-to-character
     # spelling, SentencePiece with U+2581 for the space and ``<0xNN>`` for bytes.
@@ -132,11 +136,11 @@ class TokenizerSpec:
     remove_extra_whitespaces: bool = False  # runs of spaces become one and the ends are trimmed
     charsmap: bytes = b""  # SentencePiece's precompiled normalization table
     unknown_id: int | None = None  # id of unknown text
-    unknown_text: str = " \u2047 "  # text of *unknown_id* of a SentencePiece model
+    unknown_text: str = " \u2047 "  # decoded text of *unknown_id* of a SentencePiece model
     # ``spm`` and ``unigram``: what follows one of these ids is decoded as if it began a text
     restarts: frozenset[int] = frozenset()
-    continuing_prefix: str = ""  # ``wordpiece`` and ``bpe``: of tokens inside a word
-    word_suffix: str = ""  # ``bpe``: of tokens at the end of a word
+    continuing_prefix: str = ""  # ``wordpiece`` and ``bpe``: begins tokens inside a word
+    word_suffix: str = ""  # ``bpe``: ends tokens at the end of a word
     max_chars_per_word: int = 100  # ``wordpiece``: longer words are unknown
     bos_id: int | None = None
     eos_id: int | None = None
@@ -145,14 +149,14 @@ class TokenizerSpec:
     prefix_ids: tuple[int, ...] | None = None  # put first instead of *bos_id*
     suffix_ids: tuple[int, ...] | None = None  # put last instead of *eos_id*
     middle_ids: tuple[int, ...] | None = None  # between two texts; ``None``: they cannot be joined
-    second_type: int = 0  # token type of the second of two texts
+    second_type: int = 0  # ``token_type_ids`` of the second of two texts
     stop_ids: frozenset[int] = frozenset()  # every id that ends a generation
     chat_template: str | None = None  # Jinja source
-    named_templates: tuple[tuple[str, str], ...] = ()  # further ones, by name (``tool_use``)
+    named_templates: tuple[tuple[str, str], ...] = ()  # further templates by name (``tool_use``)
     # Texts that templates see besides those of BOS and EOS, by name (``pad_token``).
     template_tokens: tuple[tuple[str, str], ...] = ()
     pre: str = ""  # name of the pre-tokenizer in GGUF (``llama-bpe``), or empty
-    source: str = ""  # its name in messages: ``embedded in model.gguf``
+    source: str = ""  # name of the tokenizer in messages: ``embedded in model.gguf``
     document: bytes = b""  # content of the ``tokenizer.json`` it was read from, or empty
     fingerprint: str = ""  # SHA-256 over the bytes it was built from; key of its compiled form
 
@@ -163,7 +167,7 @@ class TokenizerSpec:
 
     @property
     def is_sentencepiece(self) -> bool:
-        """True if it came as a SentencePiece model, not as steps of a ``tokenizer.json``."""
+        """True if the model implies all steps, as a SentencePiece model does."""
         steps = self.normalizer or self.pre_tokenizer or self.decoder
         return self.model in ("spm", "unigram") and not steps
 
@@ -171,7 +175,7 @@ class TokenizerSpec:
     def shows_unknown_text(self) -> bool:
         """True if *unknown_id* is decoded to *unknown_text*, not its piece, as in SentencePiece.
 
-        In transformers 5 it is an added token, which is decoded to its piece.
+        In transformers 5 the unknown token is an added one, which is decoded to its piece.
         """
         id = self.unknown_id
         return self.is_sentencepiece and id is not None and self.tokens[id] != self.unknown_text
@@ -183,7 +187,7 @@ class TokenizerSpec:
 
     @property
     def affixes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Ids that ``encode(add_special=True)`` puts before and after those of a text."""
+        """Ids that ``encode(add_special=True)`` puts before the ids of a text, and after them."""
         first = (self.bos_id,) if self.add_bos and self.bos_id is not None else ()
         last = (self.eos_id,) if self.add_eos and self.eos_id is not None else ()
         return (
@@ -210,7 +214,7 @@ class TokenizerSpec:
 
 
 def spell_bytes(text: str) -> bytes | None:
-    """Bytes of a byte-level token, ``None`` if a character is not in the alphabet."""
+    """Bytes that *text* spells in GPT-2's alphabet, ``None`` if it has other characters."""
     try:
         return text.translate(_TO_BYTES).encode("latin-1")
     except UnicodeEncodeError:
@@ -218,12 +222,16 @@ def spell_bytes(text: str) -> bytes | None:
 
 
 def byte_spelling(data: bytes) -> str:
-    """*data* in the spelling of a byte-level vocabulary."""
+    """*data* spelled in GPT-2's alphabet."""
     return data.decode("latin-1").translate(_FROM_BYTES)
 
 
 def stop_ids(special: Mapping[str, int], declared: Iterable[int | None]) -> frozenset[int]:
-    """Every id that ends a generation: *declared* by the file, or of a usual text in *special*."""
+    """Every id that ends a generation.
+
+    These are the *declared* ones of the file, and those of the usual texts in *special*, the ids
+    of special tokens by text.
+    """
     named = frozenset(id for id in declared if id is not None)
     by_text = {text: id for text, id in special.items() if text in END_OF_GENERATION}
     # In these vocabularies <|end|> closes a message in the middle of an answer, and </s> is an

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     Message = dict[str, Any]
-    #: ``attempt(messages, is_open, **variables)``: the rendered text, which announces the answer if
+    #: ``attempt(messages, is_open, **variables)``: the rendered text, with the generation prompt if
     #: *is_open*; None if the template fails or refuses the messages.
     Attempt = Callable[..., str | None]
 
@@ -35,7 +35,7 @@ class TemplateFacts:
 
     takes_text: bool  # content may be a text
     takes_parts: bool  # content may be a list of ``{"type": "text", "text": ...}``
-    system: bool  # a system message at the beginning is written
+    system: bool  # a system message at the beginning is written into the text
     developer: bool  # the role ``developer`` is known, not only copied
     later_system: bool  # system messages are written also after the beginning
     repeated_user: bool  # two messages of the user may follow each other
@@ -47,7 +47,7 @@ class TemplateFacts:
     text_beside_calls: bool  # the text of a message with calls is written
     arguments: Literal["text", "object"]  # form of the arguments of a call
     short_ids: bool  # calls need ids of nine letters and digits
-    reasoning: str  # of REASONING_FIELDS, the one for reasoning before a call; empty if none
+    reasoning: str  # of REASONING_FIELDS, the one that is written before a call; empty if none
     reasoning_beside_text: bool  # a message with calls may have reasoning and text
     thinking_switches: tuple[str, ...]  # of THINKING_SWITCHES, those that change the text
     effort: str  # of EFFORT_VARIABLES, the one that changes the text; empty if none
@@ -60,7 +60,7 @@ def probe(attempt: Attempt) -> TemplateFacts:
 
 
 def mark(number: int) -> str:
-    """A word that no template contains, and that trimming and escaping leave as it is."""
+    """A word that no template contains, and that trimming and escaping do not change."""
     return f"Zq{number:05d}Zq"
 
 
@@ -75,7 +75,7 @@ def reasoning_as_parts(reasoning: str, content: str) -> list[dict[str, str]]:
     return [*parts, {"type": "text", "text": content}] if content else parts
 
 
-# Marks of the contents of the conversations; _LATER is also the name of an unknown role.
+# Contents of the conversations; _LATER is also a role that no template knows.
 _USER, _SYSTEM, _ANSWER, _LATER, _SECOND, _RESULT, _REASONING, _TOOL, _PROPERTY = map(
     mark, range(9)
 )
@@ -111,7 +111,7 @@ class _Probes:
         self._switches: dict[str, Any] = {}
 
     def facts(self) -> TemplateFacts:
-        """The result of all probes, in an order in which each uses what the former ones found."""
+        """The result of all probes, in an order in which each uses the results of those before."""
         self._takes_parts = self._writes_content([{"type": "text", "text": _USER}])
         # A template that writes neither form gets the common one.
         self._takes_text = self._writes_content(_USER) or not self._takes_parts
@@ -151,12 +151,14 @@ class _Probes:
         )
 
     def _writes_content(self, content: object) -> bool:
+        """True if *content* with the mark _USER is written, and is not merely printed as a list."""
         text = self._attempt([{"role": "user", "content": content}], True) or ""
-        # A template for texts alone may write the list of parts itself, in Python's form or JSON.
+        # A template for texts alone may print the list of parts, in Python's form or as JSON.
         is_list_itself = "'type'" in text or '"type"' in text
         return has_marks(text, [_USER]) and not is_list_itself
 
     def _announces_the_answer(self) -> bool:
+        """True if ``add_generation_prompt`` changes the text."""
         return self._render(self._user()) != self._render(self._user(), is_open=False)
 
     def _knows_developer(self) -> bool:
@@ -167,7 +169,7 @@ class _Probes:
         return not self._is_copy(text, "developer", self._message(_LATER, _SYSTEM), self._user())
 
     def _is_copy(self, text: str | None, role: str, *messages: Message) -> bool:
-        """True if *text* is that of *messages*, which have the role _LATER instead of *role*."""
+        """True if *messages*, with the role _LATER, give *text* but for the name of its *role*."""
         text_of_unknown = self._render(*messages)
         return text_of_unknown is not None and text == text_of_unknown.replace(_LATER, role)
 
@@ -176,8 +178,8 @@ class _Probes:
         second = self._message("system", _LATER)
         answer = self._message("assistant", _ANSWER)
         marks = [_SYSTEM, _LATER, _ANSWER, _SECOND]
-        between = (first, self._user(), answer, second, self._user(_SECOND))
-        return self._shows(marks, *between) and self._shows(
+        messages = (first, self._user(), answer, second, self._user(_SECOND))
+        return self._shows(marks, *messages) and self._shows(
             [_SYSTEM, _LATER], first, second, self._user()
         )
 
@@ -196,15 +198,16 @@ class _Probes:
         if "text" not in written:
             self._arguments = "object"
             return True
-        # If both are written, the object is the right form, with two exceptions. The template
-        # expects a text if it writes the object in Python's form, which is not JSON, and a text
-        # does as well if both give the same. (Where they differ, the template encoded the text a
-        # second time, or put it in braces of its own.)
+        # If both are written, the object is the right form, with two exceptions: a template that
+        # writes the object in Python's form, which is not JSON, expects a text; and if both give
+        # the same, a text is as good. (If they differ, the template has encoded the text a second
+        # time, or put it in braces of its own.)
         if str({_KEY: _VALUE}) not in written["object"] and written["text"] != written["object"]:
             self._arguments = "object"
         return True
 
     def _writes_results(self, *, knows_tools: bool) -> bool:
+        """True if results of calls are written, not only copied as any role is."""
         user, call, result = self._tool_use()
         text = self._render(user, call, result)
         if not has_marks(text, [_RESULT]):
@@ -220,6 +223,7 @@ class _Probes:
         )
 
     def _takes_id(self, call_id: str) -> bool:
+        """True if a call with this id is written."""
         usual_id = self._id
         self._id = call_id
         is_written = self._shows([_VALUE], *self._tool_use())
@@ -227,6 +231,7 @@ class _Probes:
         return is_written
 
     def _find_reasoning(self) -> str:
+        """The first of REASONING_FIELDS that is written, or an empty text."""
         return next((name for name in REASONING_FIELDS if self._writes_reasoning(name)), "")
 
     def _writes_reasoning(self, name: str, content: str = "") -> bool:
@@ -238,7 +243,7 @@ class _Probes:
         text = self._render(user, call, result, **self._switches)
         if not has_marks(text, [_REASONING, *filter(None, [content])]):
             return False
-        # A template that writes the list of parts itself does not know parts of this type.
+        # A template that prints the list of parts does not know parts of this type.
         return name != "parts" or all(f"{quote}thinking{quote}" not in str(text) for quote in "'\"")
 
     def _is_switch(self, name: str) -> bool:
@@ -248,6 +253,7 @@ class _Probes:
         return self._differs(name, "low", "high")
 
     def _differs(self, name: str, first: Any, second: Any) -> bool:
+        """True if the two values of the variable *name* give different texts."""
         variables: list[dict[str, Any]] = [{name: value} for value in (first, second)]
         texts = [self._render(self._user(), **each) for each in variables]
         return texts[0] != texts[1] and None not in texts
@@ -285,5 +291,6 @@ class _Probes:
         return has_marks(self._render(*messages), marks)
 
     def _render(self, *messages: Message, is_open: bool = True, **variables: Any) -> str | None:
+        """The text of *messages* with the tools that are known to work, see ``Attempt``."""
         values: Mapping[str, Any] = {"tools": self._tools, **variables}
         return self._attempt([*messages], is_open, **values)

@@ -1,9 +1,9 @@
 """Oddities of chat templates: changes against the original, and access to Python's internals.
 
-A template is a program that others ship with a model. One is reported if it was changed on the way,
-or if it uses attributes, filters or statements that lead into Python. The original is that of the
-repository that a GGUF file was made of, as its keys or a lock file name it, or that in files beside
-it. Only copies on this machine are read.
+A template is a program that others ship with a model. It is reported if it differs from the
+original, or if it uses attributes, filters or statements that lead into Python. The original is
+that of the repository that a GGUF file was made of, which its keys or a lock file name, or that in
+files beside it. Only copies on this machine are read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _FILES = ("chat_template.jinja", "tokenizer_config.json", "chat_template.json")
 _KEY = "tokenizer.chat_template"
 _USUAL = "default"
-_MOST_NAMES = 5  # in a message
+_MOST_NAMES = 5  # names in a message, at most
 
 
 def oddities_of(templates: Mapping[str, str], gguf: GGUF | None) -> Iterator[tuple[str, str]]:
@@ -68,7 +68,7 @@ def templates_of(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _differences(templates: Mapping[str, str], gguf: GGUF) -> Iterator[str]:
-    """Descriptions of the *templates* that differ from every known version of a source."""
+    """Descriptions of the *templates* that differ from every known version in some source."""
     for source, versions in _sources(gguf).items():
         for name, template in templates.items():
             originals = [version[name] for version in versions if name in version]
@@ -77,7 +77,7 @@ def _differences(templates: Mapping[str, str], gguf: GGUF) -> Iterator[str]:
 
 
 def _is_same(left: str, right: str) -> bool:
-    """True if Jinja renders both alike, which ignores one newline at the end of a template."""
+    """True if both are equal, but for the one newline at the end that Jinja ignores."""
     return left.removesuffix("\n") == right.removesuffix("\n")
 
 
@@ -88,11 +88,11 @@ def _sources(gguf: GGUF) -> dict[str, list[dict[str, str]]]:
     """
     sources: dict[str, list[dict[str, str]]] = {}
     folder = gguf.path.absolute().parent
-    if not _has_other_models(folder, gguf):  # whose side files they might be
+    if not _has_other_models(folder, gguf):  # the side files might be those of another model
         beside = {name: folder / name for name in _FILES if (folder / name).is_file()}
         if beside:
             sources[f"{', '.join(beside)} beside it"] = [_read(beside)]
-    # Both may be the same repository, which then has the second description.
+    # If both are the same repository, the second description replaces the first.
     repositories = {
         _repository_in_lock_file(gguf.path): f"which {LOCK_FILE} names",
         repository_of(gguf.metadata): "which it is made of",
@@ -138,7 +138,7 @@ def _versions_in_store(repository: str) -> Iterator[dict[str, Path]]:
     store = Store(settings.cache_dir())
     versions: dict[str, dict[str, Path]] = {}
     for record in store.index:
-        # Records of the kind ``version`` are of downloads by address.
+        # Records of the kind ``version`` are of downloads by address, not from a repository.
         if record.repo == repository and record.file in _FILES and record.kind != "version":
             path = store.path_of(record.sha256)
             if path.is_file():
@@ -147,7 +147,7 @@ def _versions_in_store(repository: str) -> Iterator[dict[str, Path]]:
 
 
 def _read(files: Mapping[str, Path]) -> dict[str, str]:
-    """Templates by name in *files*, paths by file name; damaged or unreadable files have none.
+    """Templates by name in *files*, paths by file name; a damaged or unreadable file gives none.
 
     As in transformers, ``chat_template.jinja`` overrides the others.
     """

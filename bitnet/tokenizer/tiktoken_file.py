@@ -27,27 +27,29 @@ if TYPE_CHECKING:
     from bitnet.tokenizer.side_files import TokenizerFile
     from bitnet.tokenizer.spec import TokenizerSpec
 
+# A line of a rank file: a token in base64 and its rank.
 RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
 # Pre-tokenizer of ``ChatGLM4Tokenizer``, the one class in a folder's code that reads ranks.
 _PRE_OF_CODE = "chatglm-bpe"
 _NO_BYTES = b"="  # how Whisper's file writes its last token, which is empty
 
+# Versions of ``tekken.json``.
 _VERSIONS = ("v1", "v2", "v3", "v7", "v11", "v13", "v15")
 _WITHOUT_LIST = ("v1", "v2", "v3", "v7")  # versions whose files may leave out the special tokens
-# The special tokens of files that leave them out, by id.
+# The special tokens of ``tekken.json`` files that leave them out, by id.
 _USUAL = (
     *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
     *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]"),
     *("[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
     "[TOOL_CONTENT]",
 )
-# Hidden special tokens end a character whose bytes are incomplete.
+# A special token, even if it is left out of the text, ends a character with incomplete bytes.
 _DECODER = (Step("Bytes", {"respell": False, "apart": True}),)
 
 
 @cache
 def _read_published() -> dict[str, dict[str, Any]]:
-    """The published rank files by the hash of their ranks, with special tokens by id."""
+    """Rows of ``rank_files.json`` by the hash of the ranks; ``special`` has texts by id."""
     rows = json.loads(Path(__file__).with_name("rank_files.json").read_text("utf-8"))
     for row in rows:
         row["special"] = {
@@ -67,7 +69,7 @@ def _expand(text: str) -> list[str]:
 
 
 def spec_from_ranks(file: TokenizerFile) -> TokenizerSpec:
-    """The tokenizer in a tiktoken rank file; a named pre-tokenizer overrides a known one's."""
+    """The tokenizer in a tiktoken rank file; ``file.pre`` overrides a known pre-tokenizer."""
     path = file.path
     side = file.side
     check_rank_class(file)
@@ -84,18 +86,21 @@ def spec_from_ranks(file: TokenizerFile) -> TokenizerSpec:
     side.check_added(len(ranks) + len(special), str(path))
     special.update((token.id, token.text) for token in side.added if token.id not in ranks)
     size = max([*ranks, *special], default=-1) + 1
+
+    # Special tokens may lie between the ranks, but no id below the last rank may be free.
     last = max(ranks, default=-1)
     if min(ranks, default=0) < 0 or len(ranks) + sum(id < last for id in special) != last + 1:
         raise damage_error(f"{path} has {len(ranks):,} ranks up to {last:,}: some are missing")
+
     tokens = [spelled.get(id) or special.get(id, "") for id in range(size)]
     own_ids = sorted(rank for rank, token in ranks.items() if token)
-    flags = {token.id: token for token in side.added}
+    declared = {token.id: token for token in side.added}
     by_text = {text: id for id, text in sorted(special.items())}
     spec = bpe_spec(
         name,
         tokens=tokens,
         merges=LazySequence(None, lambda: merges_from_ranks(tokens, own_ids, str(path))),
-        added=tuple(flags.get(id, AddedToken(id, text)) for id, text in sorted(special.items())),
+        added=tuple(declared.get(id, AddedToken(id, text)) for id, text in sorted(special.items())),
         outside=frozenset(special),
         byte_level=True,
         ignore_merges=True,
@@ -111,7 +116,7 @@ def spec_from_ranks(file: TokenizerFile) -> TokenizerSpec:
 
 
 def _unknown_ranks(path: Path, count: int) -> TokenizerNotFound:
-    """Error for a rank file that is not a published one, with those it may be derived from."""
+    """Error for a rank file that is not published, with the published ones of as many ranks."""
     same_size = [row for row in _read_published().values() if row["n_ranks"] == count]
     if same_size:
         names = " and ".join(row["name"] for row in same_size)
@@ -131,7 +136,7 @@ def _unknown_ranks(path: Path, count: int) -> TokenizerNotFound:
 
 
 def _digest_of_ranks(ranks: dict[int, bytes]) -> str:
-    """SHA-256 of the *ranks* as lines in ascending order, as the published files have them."""
+    """SHA-256 of *ranks*, written as the published files are: one line each, ascending."""
     lines = (b"%b %d\n" % (base64.b64encode(ranks[rank]), rank) for rank in sorted(ranks))
     return hashlib.sha256(b"".join(lines)).hexdigest()
 
@@ -161,13 +166,14 @@ def is_tekken(document: object) -> bool:
 
 
 def spec_from_tekken(file: TokenizerFile) -> TokenizerSpec:
-    """The tokenizer in a ``tekken.json``; a named pre-tokenizer replaces the file's pattern."""
+    """The tokenizer in a ``tekken.json``; ``file.pre`` replaces the pattern of the file."""
     with reading(file.path, "tekken.json"):
         spec = _spec(file)
     return file.side.complete(spec, file.data)
 
 
 def _spec(file: TokenizerFile) -> TokenizerSpec:
+    """The tokenizer in a ``tekken.json``, without what its side files say."""
     path = str(file.path)
     document = file.document
     config = document["config"]
@@ -198,12 +204,12 @@ def _spec(file: TokenizerFile) -> TokenizerSpec:
 
 
 def _pre_of_pattern(path: str, pattern: object) -> str:
-    """The pre-tokenizer with this *pattern*, if it is known to be supported exactly."""
+    """Name of the pre-tokenizer that cuts text with this *pattern*; other patterns are refused."""
     for name in ("tekken", *PRE_TOKENIZERS):
         pre_tokenizer = PRE_TOKENIZERS[name]
-        cut = [step.options.get("pattern") for step in pre_tokenizer.steps]
-        if (
-            cut == [{"Regex": pattern}, None]
+        patterns = [step.options.get("pattern") for step in pre_tokenizer.steps]
+        if (  # a Split by the pattern, and ByteLevel
+            patterns == [{"Regex": pattern}, None]
             and pre_tokenizer.byte_level
             and not pre_tokenizer.normalizer
         ):
@@ -216,7 +222,7 @@ def _pre_of_pattern(path: str, pattern: object) -> str:
 
 
 def _special(document: dict[str, Any], version: str) -> list[str]:
-    """Texts of the special tokens by id."""
+    """Texts of the special tokens by id; ids without one get ``<SPECIAL_ID>``."""
     count = _whole(document["config"], "default_num_special_tokens")
     listed = document.get("special_tokens")
     if listed is None:
@@ -236,13 +242,13 @@ def _special(document: dict[str, Any], version: str) -> list[str]:
 
 
 def _tekken_ranks(vocabulary: list[dict[str, Any]], count: int) -> list[str]:
-    """The byte tokens by rank, in GPT-2's byte spelling."""
+    """The first *count* tokens of *vocabulary* by rank, in GPT-2's byte spelling."""
     if not 256 <= count <= len(vocabulary):
         raise ValueError(f"{len(vocabulary):,} byte tokens where {count:,} are expected")
     texts: list[str] = []
     for rank, entry in enumerate(vocabulary[:count]):
         token = base64.b64decode(entry["token_bytes"], validate=True)
-        is_byte = rank >= 256 or token == bytes([rank])
+        is_byte = rank >= 256 or token == bytes([rank])  # the first ranks are the bytes
         if type(entry["rank"]) is not int or entry["rank"] != rank or not token or not is_byte:
             raise ValueError(f"the byte token of rank {rank:,} is {entry!r:.80}")
         texts.append(byte_spelling(token))
@@ -252,6 +258,7 @@ def _tekken_ranks(vocabulary: list[dict[str, Any]], count: int) -> list[str]:
 
 
 def _whole(config: dict[str, Any], name: str) -> int:
+    """The value of *name*, a number of tokens."""
     value = config[name]
     if type(value) is not int or not 0 <= value <= TOKENS:
         raise ValueError(f"{name} is {value!r:.40}")

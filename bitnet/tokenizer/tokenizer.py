@@ -45,7 +45,7 @@ class Tokenizer:
         pre: name of the pre-tokenizer in GGUF's terms, or empty.
         model: algorithm: ``bpe``, ``spm``, ``unigram``, ``wordpiece`` or ``wordlevel``.
         fingerprint: SHA-256 of its source.
-        second_type: token type of the second of two texts.
+        second_type: ``token_type_ids`` of the second of two texts.
     """
 
     def __init__(self, engine: Engine, meta: dict[str, Any]) -> None:
@@ -68,9 +68,10 @@ class Tokenizer:
         self._suffix = meta["suffix"]
         self._middle = meta["middle"]
         self.second_type: int = meta["second_type"]
+        # Arguments of start_decoding, which every stream starts again.
         self._decoding = meta["decoder"], engine, dict(meta["respelled"])
         try:
-            self._pieces = start_decoding(*self._decoding)
+            self._pieces = start_decoding(*self._decoding)  # decodes single ids only
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise InvalidFormat(
                 f"the decoder of the tokenizer {self.source} is damaged: "
@@ -82,15 +83,15 @@ class Tokenizer:
     def from_spec(cls, spec: TokenizerSpec) -> Tokenizer:
         """The tokenizer of a specification, native if that is exact, else run by a library.
 
-        With a fingerprint whose compiled form is in the cache, only that and the source of
-        *spec* are read.
+        If the cache has the compiled form of its fingerprint, the tokens, merges and scores of
+        *spec* are not read.
 
         Raises:
             InvalidFormat: the specification's steps or vocabulary are unusable.
             Unsupported: neither the compiled module nor a library runs it exactly.
         """
         engine, meta = open_engine(spec)
-        # Cheap facts come from the specification, not from the cache.
+        # Facts that cost no time come from the specification, also if the rest is from the cache.
         prefix, suffix = map(list, spec.affixes)
         meta |= {"prefix": prefix, "suffix": suffix}
         meta |= {"middle": spec.middle_ids, "second_type": spec.second_type}
@@ -100,7 +101,7 @@ class Tokenizer:
 
     @classmethod
     def from_cache(cls, fingerprint: str, *, source: str) -> Tokenizer | None:
-        """The tokenizer whose compiled form is in the cache, ``None`` if there is none."""
+        """The tokenizer whose compiled form is in the cache; ``None`` if the cache has none."""
         compiled = find_compiled(fingerprint)
         if compiled is None:
             return None
@@ -118,7 +119,7 @@ class Tokenizer:
 
     @property
     def around_pair(self) -> tuple[list[int], list[int], list[int]] | None:
-        """Ids before, between and behind two texts that a model compares.
+        """Ids before, between and after two texts that a model compares.
 
         None if the tokenizer does not define how two texts are joined.
         """
@@ -212,8 +213,8 @@ class Tokenizer:
         """Ids of *text* with their characters: ``text[span.start:span.stop]``.
 
         The offsets are those of the ``tokenizers`` library before a post-processor trims them, or
-        those of ``sentencepiece``; bytes of a character have the whole of it, BOS and EOS nothing.
-        Slower than :meth:`encode`, with the same ids.
+        those of ``sentencepiece``. If a character becomes several tokens of bytes, each has the
+        whole character; BOS and EOS have none. Slower than :meth:`encode`, with the same ids.
 
         Raises:
             UsageError: *text* contains half of a surrogate pair.
@@ -222,29 +223,30 @@ class Tokenizer:
         if not isinstance(text, str):
             raise wrong_type("text", text, "a text")
         with _utf8():
-            pairs = self._engine.spans(text, parse_special=parse_special)
-        spans = [TokenSpan(*span) for span in pairs]
+            triples = self._engine.spans(text, parse_special=parse_special)
+        spans = [TokenSpan(*span) for span in triples]
         if not add_special:
             return spans
         ids = [span.id for span in spans]
-        whole = self._within_affixes(list(ids))
+        all_ids = self._within_affixes(list(ids))
         before = len(self._prefix) if self._adds_prefix(ids) else 0
-        first = [TokenSpan(id, 0, 0) for id in whole[:before]]
+        first = [TokenSpan(id, 0, 0) for id in all_ids[:before]]
         end = len(text)
-        return [*first, *spans, *(TokenSpan(id, end, end) for id in whole[before + len(ids) :])]
+        return [*first, *spans, *(TokenSpan(id, end, end) for id in all_ids[before + len(ids) :])]
 
     def _adds_prefix(self, ids: Sequence[int] | NDArray[np.int32]) -> bool:
+        """True if the prefix has to be put before *ids*, which do not begin with it."""
         return bool(self._prefix) and list(ids[: len(self._prefix)]) != self._prefix
 
     def _affixes(
         self, ids: Sequence[int] | NDArray[np.int32], at_most: int | None
     ) -> tuple[list[int], int, list[int]]:
-        """Ids to put before *ids*, the number of *ids* between, and ids to put behind them."""
+        """Ids to put before *ids*, the number of *ids* to keep, and ids to put after these."""
         prefix = self._prefix if self._adds_prefix(ids) else []
         suffix = self._suffix
         count = len(ids)
         if suffix and list(ids[-len(suffix) :]) == suffix:
-            count -= len(suffix)
+            count -= len(suffix)  # replaced by the one that is put after them
         if at_most is not None:
             around = len(prefix) + len(suffix)
             if at_most < around:
@@ -257,7 +259,7 @@ class Tokenizer:
         return prefix, count, suffix
 
     def _within_affixes(self, ids: list[int], at_most: int | None = None) -> list[int]:
-        """*ids*, changed in place, with the affixes around them."""
+        """*ids* with prefix and suffix, *at_most* in all; the list is changed in place."""
         prefix, count, suffix = self._affixes(ids, at_most)
         del ids[count:]
         ids[:0] = prefix
@@ -268,7 +270,8 @@ class Tokenizer:
         """Text of *ids*; bytes that are not UTF-8 become U+FFFD.
 
         Args:
-            ids: token ids; a space that encoding adds at the start is removed if the original does.
+            ids: token ids; a space that encoding adds at the start is removed if the original
+                tokenizer removes it.
             skip_special: leave special tokens out.
 
         Raises:
@@ -281,7 +284,7 @@ class Tokenizer:
         return "".join(map(stream.push, ids)) + stream.finish()
 
     def token_bytes(self, id: int) -> bytes:
-        """Text of *id* inside a text.
+        """Bytes that *id* adds to a text in which it is neither first nor last.
 
         Raises:
             UsageError: it is not in the vocabulary.
@@ -289,7 +292,9 @@ class Tokenizer:
         return self._pieces.piece(self.check_id(id))
 
     def spelling(self, id: int) -> bytes:
-        """*id* as in the vocabulary, with spaces as spaces, independent of the file format.
+        """Bytes of *id* as the vocabulary spells it, but with U+2581 as a space.
+
+        They do not depend on the format of the file.
 
         Raises:
             UsageError: it is not in the vocabulary.
@@ -297,7 +302,7 @@ class Tokenizer:
         return self._engine.spelling(self.check_id(id)).replace(SPACE_SYMBOL.encode(), b" ")
 
     def is_added(self, id: int) -> bool:
-        """True if *id* is a token beside the model's vocabulary: control or added."""
+        """True if *id* is a control token, or an added one that is not of the type user-defined."""
         return bool(self._engine.is_verbatim(self.check_id(id)))
 
     def check_id(self, id: int) -> int:
@@ -349,6 +354,7 @@ class TokenSpan(NamedTuple):
 
 @contextmanager
 def _utf8() -> Iterator[None]:
+    """Translate the error of a text with half of a surrogate pair, which UTF-8 cannot encode."""
     try:
         yield
     except UnicodeEncodeError as error:
@@ -369,7 +375,7 @@ class TokenStream:
         self._due = 0  # characters of skipped ids that the chain has still to return
 
     def push(self, id: int) -> str:
-        """Text that becomes certain with *id*, often empty inside a character.
+        """Text that becomes certain with *id*; often empty while a character is incomplete.
 
         Raises:
             UsageError: *id* is not in the vocabulary.
@@ -383,19 +389,20 @@ class TokenStream:
         return self._after(self._chain.finish())
 
     def skip(self, ids: Sequence[int]) -> None:
-        """Take *ids* as context without returning their text: what follows continues it.
+        """Decode *ids* without returning their text, which later parts continue.
 
         Raises:
             UsageError: an id is not in the vocabulary.
         """
-        skipped = "".join(map(self.push, ids))
-        whole = self._tokenizer.decode(ids, skip_special=bool(self._skipped))
-        # Bytes at the end of an incomplete character belong to what follows.
-        self._due = max(len(whole.rstrip("\ufffd")) - len(skipped), 0)
+        returned = "".join(map(self.push, ids))
+        full_text = self._tokenizer.decode(ids, skip_special=bool(self._skipped))
+        # The bytes of an incomplete character at the end belong to the text that follows.
+        self._due = max(len(full_text.rstrip("\ufffd")) - len(returned), 0)
 
     def _after(self, text: str) -> str:
+        """*text* without the characters that are still due to skipped ids."""
         if not self._due:
             return text
-        behind = text[self._due :]
-        self._due -= len(text) - len(behind)
-        return behind
+        remaining = text[self._due :]
+        self._due -= len(text) - len(remaining)
+        return remaining

@@ -1,8 +1,8 @@
 """The ``tokenizer.json`` of a folder as transformers reads it, with the files beside it.
 
 transformers opens a folder with the class that its files name. Some classes keep the steps of
-``tokenizer.json``; most build steps of their own, with options of ``tokenizer_config.json``, and
-take the vocabulary alone. Both then add the special tokens that the side files declare. The rules
+``tokenizer.json``; most take the vocabulary alone, and build steps of their own, with options of
+``tokenizer_config.json``. Both then add the special tokens that the side files declare. The rules
 are those of transformers 5.24: ``AutoTokenizer.from_pretrained`` chooses the class,
 ``PreTrainedTokenizerBase._from_pretrained`` reads the files, ``TokenizersBackend.__init__`` adds
 tokens. ``tests/support/tokenizer_classes.py`` runs the classes and writes what they build into
@@ -43,9 +43,10 @@ if TYPE_CHECKING:
     from bitnet.tokenizer.side_files import SideFiles
 
 _CONFIG = "tokenizer_config.json"
-# Registered classes in whose place AutoTokenizer takes TokenizersBackend.
+# Registered classes for which AutoTokenizer takes TokenizersBackend.
 _GENERIC = ("TokenizersBackend", "PythonBackend", "PreTrainedTokenizer", "MistralCommonBackend")
 _STRIP = ("CLIPTokenizer",)  # classes that remove white space around a decoded text
+# Reason to refuse a key on which versions of transformers 4 differ.
 _BETWEEN = "only some versions of transformers 4 follow"
 _KEEPS: dict[str, Any] = {"keeps": True}  # the row of a class that keeps the steps of the file
 
@@ -55,9 +56,8 @@ def apply_side_files(
 ) -> FolderTokenizer:
     """The ``tokenizer.json`` that transformers makes of *document* and the files beside it.
 
-    *is_byte_level* is true if the file names ``ByteLevel`` anywhere, which is what transformers
-    looks for. A key whose effect is not known, or that transformers refuses, is refused with its
-    name.
+    *is_byte_level* is true if the file has the text ``"ByteLevel"``, for which transformers looks.
+    A key whose effect is not known, or that transformers refuses, is refused with its name.
     """
     return _Reading(document, side, source, is_byte_level=is_byte_level).result()
 
@@ -65,7 +65,7 @@ def apply_side_files(
 def read_class(side: SideFiles, source: str) -> FolderClass:
     """The class that transformers takes for a folder without ``tokenizer.json``, with its tokens.
 
-    *side* are the files beside *source*. Keys are refused as :func:`apply_side_files` does.
+    *side* are the files beside *source*. Keys are refused as by :func:`apply_side_files`.
     """
     reading = _Reading({}, side, source, is_byte_level=False)
     extra = tuple(str(token["content"]) for token in reading.extra)
@@ -74,7 +74,7 @@ def read_class(side: SideFiles, source: str) -> FolderClass:
 
 @dataclass(frozen=True)
 class FolderTokenizer:
-    """A ``tokenizer.json`` with what the files beside it change."""
+    """A ``tokenizer.json`` with the changes that the files beside it make."""
 
     document: dict[str, Any]
     roles: dict[str, str]  # texts of the special tokens by their role (``bos_token``)
@@ -95,8 +95,8 @@ class _Reading:
         self._is_byte_level = is_byte_level
         self._named_extra: dict[str, Any] = {}  # ``extra_special_tokens`` as an object
         self._config: dict[str, Any] = {}
-        self._declared_special: list[Any] = []  # special tokens without a role, for added_tokens
-        self._declared_texts: dict[str, Token] = {}  # declared tokens by text, last ones of equals
+        self._declared_special: list[Any] = []  # special tokens without a role, as files write them
+        self._declared_texts: dict[str, Token] = {}  # declared tokens; of equal texts, the last one
         self._move_additional_tokens()
         self.name, self.row = self._choose_class()
         self._check_keys()
@@ -115,12 +115,12 @@ class _Reading:
         return "keeps" in self.row
 
     def result(self) -> FolderTokenizer:
-        """The changed document, and what is not in it."""
+        """The document with all changes, and facts that it does not express."""
         built = self._file if self.keeps_steps else self._rebuild()
         vocabulary = AddedVocabulary.of(built, self._file if self.keeps_steps else None)
         extra = self.extra if "former" in self.row else ()
         named = {token["content"] for token in (*self._special.values(), *extra)}
-        for token in [*self._missing(vocabulary)]:
+        for token in [*self._missing(vocabulary)]:  # listed first: it reads the vocabulary
             is_named = token["content"] in named
             vocabulary.add({**token, "special": token["special"] or is_named})
         added = vocabulary.entries()
@@ -136,7 +136,7 @@ class _Reading:
         return FolderTokenizer(changed, self.roles, frozenset(vocabulary.once_normalized))
 
     def _check_added(self, added: list[dict[str, Any]]) -> None:
-        """Refuse a token that a class would show in another way than its text."""
+        """Refuse tokens that a class which strips decoded text would not decode to their text."""
         if self.name not in _STRIP:
             return
         for token in added:
@@ -147,12 +147,13 @@ class _Reading:
     def _as_former(
         self, document: dict[str, Any], former: FormerClass, vocabulary: AddedVocabulary
     ) -> dict[str, Any]:
-        """The *document* with what a class of transformers 4 changes in it."""
+        """*document* with the changes of *former*, a class of transformers 4."""
         document = dict(document)
         pre_tokenizer = document.get("pre_tokenizer")
         stated = pre_tokenizer.get("add_prefix_space") if isinstance(pre_tokenizer, dict) else None
         prefix = bool(self._config.get("add_prefix_space", False))
-        is_null = self._config.get("add_prefix_space", False) is None  # keeps that of the file
+        # A null keeps the option of the file.
+        is_null = self._config.get("add_prefix_space", False) is None
         follows = former.prefix_space != "converts" and not is_null
         if stated is not None and stated != prefix and follows:
             if former.prefix_space == "new" and former.is_between:
@@ -175,7 +176,7 @@ class _Reading:
         return document
 
     def _set_options(self, normalizer: Any, former: FormerClass) -> dict[str, Any]:
-        """The *normalizer* of the file with the options that its side files name."""
+        """The *normalizer* of the file with the options that the side files set."""
         if not isinstance(normalizer, dict):
             raise self._refuse("tokenizer_class", self.name, "needs a normalizer")
         wrong_key = former.wrong_option(self._config)
@@ -186,7 +187,7 @@ class _Reading:
     def _missing(self, vocabulary: AddedVocabulary) -> Iterator[Token]:
         """Tokens that transformers adds to *vocabulary*, in its order.
 
-        It adds every declared token again, also known ones: it compares them with ids.
+        It adds every declared token, known ones too: it looks for them among ids, and finds none.
         """
         declared = [token for _, token in sorted(self._declared.items())]
         tokens = [*vocabulary.tokens.values(), *declared]
@@ -194,18 +195,21 @@ class _Reading:
         yield from declared
         special = [*self._special.values(), *self.extra]
         yield from (token for token in special if token["content"] not in texts)
-        again = self.row.get("adds_again")
-        if again == "plain":
+        adds_again = self.row.get("adds_again")
+        if adds_again == "plain":
             yield from (make_token(token["content"], special=True) for token in special)
-        elif again == "special":
+        elif adds_again == "special":
             yield from ({**token, "special": True} for token in special)
-        elif again == "defaults":
+        elif adds_again == "defaults":
             yield from find_default_tokens(self._special, self._config)
 
     # The class.
 
     def _choose_class(self) -> tuple[str, dict[str, Any]]:
-        """Name and row of the class that AutoTokenizer takes."""
+        """Name of the class that AutoTokenizer takes, and its row in ``tokenizer_classes.json``.
+
+        A class of transformers 4 has the version as its name, for messages.
+        """
         table = class_table()
         model = self._side.model_config
         model_type = model.get("model_type")
@@ -235,6 +239,7 @@ class _Reading:
         return self._row_of(name or "TokenizersBackend")
 
     def _row_of(self, name: str) -> tuple[str, dict[str, Any]]:
+        """Name and row of the class *name*, or of the class that it equals."""
         classes = class_table()["classes"]
         row = classes.get(name, _KEEPS)
         name = row.get("same_as", name)
@@ -244,6 +249,7 @@ class _Reading:
         return name, row
 
     def _check_auto_map(self, name: str | None, model_type: Any) -> None:
+        """Refuse code of the folder's author as the class, unless transformers ignores it."""
         mapped = self._config.get("auto_map")
         if isinstance(mapped, dict):
             mapped = mapped.get("AutoTokenizer")
@@ -257,8 +263,8 @@ class _Reading:
     def _move_additional_tokens(self) -> None:
         """Rename the former name of ``extra_special_tokens`` as transformers does.
 
-        It renames the key of ``tokenizer_config.json`` if the new one is empty, then reads
-        ``special_tokens_map.json``, and renames again if the new one is absent.
+        It renames the key of ``tokenizer_config.json`` if the new name has no value, then reads
+        ``special_tokens_map.json``, and renames again if the new name is absent.
         """
         former = "additional_special_tokens"
         name = "extra_special_tokens"
@@ -279,6 +285,7 @@ class _Reading:
         self._config = config
 
     def _check_keys(self) -> None:
+        """Refuse keys that replace parts of the tokenizer, or whose effect is not known."""
         config = self._config
         for key, effect in REFUSED_KEYS.items():
             if config.get(key):
@@ -298,7 +305,7 @@ class _Reading:
     # Tokens.
 
     def _read_declared(self) -> dict[int, Token]:
-        """Tokens of ``added_tokens_decoder``, or else of the other files, by the id they name."""
+        """Tokens of ``added_tokens_decoder`` by id; without it, those of the other files."""
         decoder = self._config.get("added_tokens_decoder")
         if "added_tokens_decoder" in self._config:
             if not isinstance(decoder, dict):
@@ -321,15 +328,15 @@ class _Reading:
         return tokens
 
     def _text_when_declared(self, key: str, value: Any) -> str | None:
-        """Text of a special token while transformers reads ``added_tokens.json``.
+        """Text of the special token *value*, if transformers knows it before ``added_tokens.json``.
 
-        Objects of ``tokenizer_config.json`` are not tokens yet, those of the other file are.
+        It knows texts, and objects of ``special_tokens_map.json``, but not those of the other file.
         """
         is_text = isinstance(value, str) or key in self._side.special_map
         return read_token_text(value) if is_text else None
 
     def _declare(self, token: Token) -> Token:
-        """*token*, remembered by its text, also if another one takes its id."""
+        """Remember *token* by its text, even if another one takes its id, and return it."""
         self._declared_texts[token["content"]] = token
         return token
 
@@ -340,7 +347,7 @@ class _Reading:
         return int(key), self._declare(make_token(value["content"], **read_flags(value)))
 
     def _special_tokens(self) -> dict[str, Token]:
-        """Special tokens by role, those of the class where the files name none."""
+        """Special tokens by role; for a role that no file names, that of the class."""
         by_text = self._declared_texts
         tokens: dict[str, Token] = {}
         for role, value in self.row.get("special", {}).items():
@@ -370,7 +377,7 @@ class _Reading:
         return {role: tokens[role] for role in order if role in tokens}
 
     def _check_named(self, named: dict[str, Any], former: FormerClass) -> dict[str, Any]:
-        """Tokens with names as a version of transformers 4 reads them: old ones do not."""
+        """Tokens of *named*, ``extra_special_tokens`` as an object; old versions ignore that."""
         texts = {read_token_text(value) for value in named.values()}
         if former.is_between and not texts <= self._declared_texts.keys():
             raise self._refuse("extra_special_tokens", named, _BETWEEN)
@@ -398,6 +405,7 @@ class _Reading:
         return [self._parse_token("extra_special_tokens", value) for value in extra]
 
     def _parse_token(self, key: str, value: Any) -> Token:
+        """The token that *value* of *key* describes, by its text or as an object."""
         if isinstance(value, str):
             return make_token(value, special=True)
         from_map = key in self._side.special_map and key != "extra_special_tokens"
@@ -430,6 +438,7 @@ class _Reading:
         return {**self._file, **sections, "model": section}
 
     def _variant(self, charsmap: bool) -> dict[str, Any]:
+        """Sections that the class builds with the options of the folder, and perhaps a charsmap."""
         values = []
         for key in self.row["options"]:
             value = self._config.get(key, "absent")
@@ -479,6 +488,7 @@ class _Reading:
         return processor
 
     def _id_of(self, text: str, vocabulary: AddedVocabulary) -> int:
+        """Id of a token that is put around a text."""
         id = vocabulary.id_of(text)
         is_own = text in self._file["model"]["vocab"]
         if self._side.from_vocabulary and "former" in self.row and not is_own:

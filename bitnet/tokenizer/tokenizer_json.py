@@ -45,19 +45,19 @@ def spec_from_tokenizer_json(file: TokenizerFile) -> TokenizerSpec:
         )
         document = folder_tokenizer.document
         roles = folder_tokenizer.roles
-        if document is not file.document:
+        if document is not file.document:  # changed by the side files
             _check_normalized_twice(document, folder_tokenizer.once_normalized, source)
         spec = _spec(document, file.side, source, roles)
         spec = _clean_up(spec, file.side)
     data = file.data if document is file.document else json.dumps(document).encode()
-    if file.side.names_roles:  # a role that the side files do not name has no text
+    if file.side.names_roles:  # a role that they do not name has no token: templates see no text
         roles = {"bos_token": "", "eos_token": ""} | roles
     spec = replace(spec, source=source, document=data, template_tokens=tuple(roles.items()))
     return file.side.complete(spec, file.data)
 
 
 def _check_model(data: dict[str, Any], source: str) -> None:
-    """Refuse a kind of model that is not supported."""
+    """Refuse a ``tokenizer.json`` with a kind of model that is not supported."""
     kind = _kind(data["model"])
     if kind not in _MODELS:
         raise refusal(f"{source} holds a {kind!r} model; supported: {', '.join(_MODELS)}")
@@ -68,26 +68,27 @@ def _check_normalized_twice(
 ) -> None:
     """Refuse added tokens that the library decodes to another text.
 
-    *once_normalized* are texts that were added to be found in normalized text, and then added
-    again: the library decodes them to their normalized form, whatever the second entry says.
+    *once_normalized* are texts that were added at least once to be found in normalized text: the
+    library decodes them to their normalized form, even if a later entry says something else.
     """
     normalizer = document.get("normalizer")
     if not normalizer or not once_normalized:
         return
     normalized = {entry["content"] for entry in document["added_tokens"] if entry["normalized"]}
-    names = once_normalized - normalized
+    texts = once_normalized - normalized
     if _kind(document["model"]) == "WordPiece":
-        names |= normalized
+        texts |= normalized
     library_normalizer = load_library(source, normalizer=normalizer).normalizer
-    for name in sorted(names):
-        if library_normalizer.normalize_str(name) != name:
+    for text in sorted(texts):
+        if library_normalizer.normalize_str(text) != text:
             raise refusal(
-                f"{source}: the files beside it add {name!r:.60} twice, with normalized: true, and"
+                f"{source}: the files beside it add {text!r:.60} twice, with normalized: true, and"
                 " its normalizer changes this text"
             )
 
 
 def _kind(model: dict[str, Any]) -> Any:
+    """``type`` of a model, told from its other keys if it is absent."""
     return model.get("type") or ("BPE" if "merges" in model else "WordPiece")
 
 
@@ -101,6 +102,7 @@ def _clean_up(spec: TokenizerSpec, side: SideFiles) -> TokenizerSpec:
 def _spec(
     data: dict[str, Any], side: SideFiles, source: str, roles: dict[str, str]
 ) -> TokenizerSpec:
+    """The tokenizer in *data*, a ``tokenizer.json``; *roles* are special texts by their role."""
     model = data["model"]
     build = _MODELS[_kind(model)]
     _check_outline(data, source)
@@ -108,7 +110,7 @@ def _spec(
     vocabulary = _ids(model["vocab"], source)
     tokens = _by_id(model["vocab"], added, source)
     normalizer = tuple(read_steps(data.get("normalizer"), "normalizers"))
-    for step in normalizer:  # an empty text breaks the library's offsets
+    for step in normalizer:  # an empty text makes the library's offsets wrong
         texts = [step.options.get(name) for name in ("prepend", "pattern")]
         if any(text in ("", {"String": ""}) for text in texts):
             raise refusal(f"{source} has the normalizer {step.type} with an empty text")
@@ -129,7 +131,10 @@ def _spec(
 
 
 def _check_outline(data: dict[str, Any], source: str) -> None:
-    """Refuse values that the ``tokenizers`` library does not accept, besides the vocabulary."""
+    """Refuse values that the ``tokenizers`` library does not accept, except in the vocabulary.
+
+    The vocabulary is replaced by a minimal one, so that this is fast.
+    """
     empty: dict[str, Any] = {"vocab": {}, "merges": []}
     if isinstance(data["model"]["vocab"], list):
         empty = {"vocab": [["?", 0.0]], "unk_id": 0}
@@ -141,7 +146,7 @@ def _check_outline(data: dict[str, Any], source: str) -> None:
 
 
 def _ids(entries: Any, source: str) -> dict[str, int]:
-    """Id by token, the last one of equal ones."""
+    """Ids by text of the *entries* of a vocabulary; of equal texts, the last one counts."""
     if isinstance(entries, dict):
         for token, id in entries.items():
             if type(id) is not int:
@@ -158,12 +163,12 @@ def _outside(
     added: Sequence[AddedToken], vocabulary: dict[str, int], size: int, source: str
 ) -> frozenset[int]:
     """Ids of the added tokens that are not in the model's vocabulary of *size* entries."""
-    last = size - 1
+    last = size - 1  # id of the last token so far
     own_ids = set(vocabulary.values())
     outside: dict[str, int] = {}
     for token in added:
         model_id = vocabulary.get(token.text, outside.get(token.text))
-        if model_id is None:  # the library gives it the next id
+        if model_id is None:  # the library gives the token the next id
             last += 1
             model_id = last
             outside[token.text] = last
@@ -176,7 +181,7 @@ def _outside(
 
 
 def _by_id(vocabulary: Any, added: Sequence[AddedToken], source: str) -> list[str]:
-    """Token texts by id; unused ids are empty."""
+    """Token texts by id; empty for an id without a token."""
     entries = dict(_number(vocabulary))
     entries.update((token.id, token.text) for token in added)
     if not entries:
@@ -254,13 +259,14 @@ _MODELS = {"BPE": _bpe, "Unigram": _unigram, "WordPiece": _wordpiece, "WordLevel
 
 
 def _id_of(tokens: Sequence[str], text: str | None) -> int | None:
+    """Id of the token *text*, which must be there; None for an empty text or None."""
     return tokens.index(text) if text else None
 
 
 def _normalize_added(
     added: tuple[AddedToken, ...], normalizer: Any, source: str
 ) -> tuple[AddedToken, ...]:
-    """Added tokens that are matched in normalized text, in their normalized form."""
+    """*added*, with the normalized texts of those tokens that are matched in normalized text."""
     if not normalizer or not any(token.normalized for token in added):
         return added
     library_normalizer = load_library(source, normalizer=normalizer).normalizer
@@ -282,8 +288,8 @@ def _with_special(
 ) -> TokenizerSpec:
     """*spec* with BOS, EOS, prefix and suffix ids.
 
-    *roles* are the texts of the special tokens by role. The post-processor decides what is around a
-    text; without one, a vocabulary that is known by its fingerprint does.
+    *roles* are the texts of the special tokens by role. The post-processor decides which tokens are
+    put around a text; without one, a vocabulary that is known by its fingerprint does.
     """
     special = {spec.tokens[token.id]: token.id for token in spec.added}
     around = _template(processor, special)
@@ -298,6 +304,7 @@ def _with_special(
     last: tuple[int, ...] = ()
     if around is not None:
         first, last = around
+    # A single token around a text is BOS or EOS, if no side file says otherwise.
     has_roles_of_template = spec.model == "wordpiece" or not side.names_roles
     if len(first) == 1 and has_roles_of_template:
         bos = first[0]
@@ -322,7 +329,7 @@ def _with_special(
 
 
 def _unless_usual(ids: tuple[int, ...], usual: int | None) -> tuple[int, ...] | None:
-    """*ids*, or ``None`` if they are the *usual* one, or none at all."""
+    """*ids*, or ``None`` if they are the *usual* one alone, or empty."""
     return None if not ids or ids == (usual,) else ids
 
 
@@ -339,7 +346,10 @@ def _role_id(
 def _template(
     processor: dict[str, Any] | None, special: dict[str, int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Ids before and after a text, ``None`` if the post-processor does not define them."""
+    """Ids before and after a text; ``None`` if the post-processor does not define them.
+
+    *special* has the ids of special tokens by text.
+    """
     if processor is None:
         return None
     kind = processor["type"]
@@ -378,7 +388,11 @@ def _ids_of_special(name: str, processor: dict[str, Any], special: dict[str, int
 def _pair(
     processor: dict[str, Any] | None, special: dict[str, int]
 ) -> tuple[tuple[int, ...] | None, int]:
-    """Ids between two texts, and the token type of the second; ``None`` if none are defined."""
+    """Ids between two texts, and ``token_type_ids`` of the second.
+
+    The ids are ``None`` if *processor* does not define them, or joins two texts in a way that
+    models here cannot follow.
+    """
     if processor is None:
         return None, 0
     kind = processor["type"]
@@ -396,6 +410,8 @@ def _pair(
     if [items[at]["Sequence"]["id"] for at in texts_at] != ["A", "B"]:
         return None, 0
     first, second = texts_at
+
+    # The parts of the template before, between and after the texts.
     single = processor["single"]
     single_text = next(at for at, item in enumerate(single) if "Sequence" in item)
     around_pair = [_names(items[:first]), _names(items[second + 1 :])]
@@ -405,7 +421,8 @@ def _pair(
         return None, 0  # a second text would change what is around the first
     second_type = int(items[second]["Sequence"].get("type_id", 0))
     if second_type > 1:
-        return None, 0  # models here tell two texts apart, not three
+        return None, 0  # models here have two types
+
     middle: list[int] = []
     for name in between:
         middle += _ids_of_special(name, processor, special)
@@ -420,6 +437,7 @@ def _names(items: list[dict[str, Any]]) -> list[str]:
 
 
 def _odd_template(what: str) -> Unsupported:
+    """Error for a post-processor, with the end of the sentence."""
     return refusal(f"a post-processor that puts tokens around a text {what}")
 
 

@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Fields of a specification that are not hashed: long ones, which the hashed content has, and those
-# without an effect on results.
+# Fields of a specification that spec_key does not hash: long ones, which follow from the content
+# that it hashes, and those without an effect on results.
 _LONG = frozenset({"tokens", "merges", "scores", "token_types", "charsmap"})
 _ASIDE = frozenset({"source", "document", "fingerprint"})
 
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """Properties implied by a ``pre`` name, besides the vocabulary itself."""
+    """Properties that the name of a pre-tokenizer (``tokenizer.ggml.pre``) implies."""
 
-    steps: tuple[Step, ...]  # split normalized text into pieces
-    normalizer: tuple[Step, ...] = ()  # steps before that
+    steps: tuple[Step, ...]  # steps that split normalized text into pieces
+    normalizer: tuple[Step, ...] = ()  # steps of the normalizer, which run before
     ignore_merges: bool = False  # a piece that is a token as a whole becomes that token
     add_bos: bool = False  # default if the file has no ``tokenizer.ggml.add_bos_token``
     byte_level: bool = True  # token texts are in GPT-2's byte spelling, else in SentencePiece's
@@ -49,7 +49,11 @@ class PreTokenizer:
 
 
 def _read_steps(entries: Iterable[Any], *, byte_level: bool = False) -> tuple[Step, ...]:
-    """Steps as in ``tokenizer.json``; a text is an expression whose matches are pieces."""
+    """Steps of ``pre_tokenizers.json``, written as in ``tokenizer.json``.
+
+    A text stands for a ``Split`` whose pattern is that expression. With *byte_level*, a ByteLevel
+    step is added at the end unless there is one.
+    """
     split = {"type": "Split", "behavior": "Isolated", "invert": False}
     rows: list[dict[str, Any]] = [
         split | {"pattern": {"Regex": entry}} if isinstance(entry, str) else entry
@@ -62,7 +66,7 @@ def _read_steps(entries: Iterable[Any], *, byte_level: bool = False) -> tuple[St
 
 
 def _read_table() -> dict[str, PreTokenizer]:
-    """The table; ``steps`` may be those of an earlier name."""
+    """Pre-tokenizers by name; a row may name an earlier pre-tokenizer for its ``steps``."""
     table: dict[str, PreTokenizer] = {}
     for row in json.loads(Path(__file__).with_name("pre_tokenizers.json").read_text("utf-8")):
         names = row.pop("names")
@@ -92,7 +96,7 @@ def pre_tokenizer(name: str) -> PreTokenizer:
 
 
 def bpe_spec(pre: str, **fields: Any) -> TokenizerSpec:
-    """A BPE that cuts text as the pre-tokenizer *pre* does; *fields* are the others of its own."""
+    """A BPE that cuts text as the pre-tokenizer *pre* does, with further *fields* of a spec."""
     kind = pre_tokenizer(pre)
     defaults: dict[str, Any] = {
         "byte_level": kind.byte_level,
@@ -112,8 +116,8 @@ class KnownVocabulary:
     n_tokens: int  # number of tokens
     n_merges: int  # number of merges of its canonical conversion; 0 if there are none
     key: str = ""  # ``fingerprint`` of the tokens; empty if only the merges are known
-    merges_key: str = ""  # that of the merges, which fine-tuned models with more tokens keep
-    also: frozenset[str] = frozenset()  # other pre-tokenizers that are used with the list of tokens
+    merges_key: str = ""  # ``fingerprint`` of the merges, which models with added tokens keep
+    also: frozenset[str] = frozenset()  # other pre-tokenizers that some models use with its tokens
 
 
 def fingerprint(tokens: Sequence[str] | Sequence[bytes] | memoryview) -> str:
@@ -142,7 +146,10 @@ _MERGE_COUNTS = {vocabulary.n_merges for vocabulary in KNOWN if vocabulary.merge
 
 
 def identify(key: str, n_merges: int | None = None) -> KnownVocabulary | None:
-    """The known vocabulary whose tokens have the :func:`fingerprint` *key*, with as many merges."""
+    """The known vocabulary whose tokens have the :func:`fingerprint` *key*; None if unknown.
+
+    It must have *n_merges* merges, unless that is None.
+    """
     vocabulary = _BY_KEY.get(key)
     return vocabulary if vocabulary and n_merges in (None, vocabulary.n_merges) else None
 
@@ -156,7 +163,7 @@ def another_pre(vocabulary: KnownVocabulary, named: object) -> bool:
 
 
 def identify_merges(n_merges: int, key: Callable[[], str]) -> KnownVocabulary | None:
-    """The known vocabulary with these merges, whose :func:`fingerprint` *key* gives if needed."""
+    """The known vocabulary with these merges, if any; *key* computes their :func:`fingerprint`."""
     return _BY_MERGES.get((n_merges, key())) if n_merges in _MERGE_COUNTS else None
 
 
@@ -202,7 +209,10 @@ class LazySequence(Sequence[T]):
 
 
 def split_merge(line: str) -> tuple[str, str]:
-    """Both halves, split at the first space behind the first character: they may have some."""
+    """Both halves of a merge, split at the first space that is not the first character.
+
+    The left half is never empty, and may begin with a space; the right one may contain spaces.
+    """
     at = line.find(" ", 1)
     if at < 0:
         raise damage_error(f"merge {line!r} has no space between its halves")
@@ -212,14 +222,17 @@ def split_merge(line: str) -> tuple[str, str]:
 def pair_merges(
     merges: Iterable[str | Sequence[str]], tokens: Sequence[str], prefix: str = ""
 ) -> list[tuple[int, int]]:
-    """Ids of the halves of *merges*, lines or pairs; joining drops *prefix* of a right one."""
+    """Ids of the halves of *merges*, which are lines or pairs of texts.
+
+    The result must be a token, too: the halves joined, without the *prefix* of the right one.
+    """
     ids = token_ids(tokens)
     pairs = []
     try:
         for merge in merges:
             left, right = split_merge(merge) if isinstance(merge, str) else merge
             pairs.append((ids[left], ids[right]))
-            ids[left + right.removeprefix(prefix)]  # their concatenation must be a token, too
+            ids[left + right.removeprefix(prefix)]  # raises KeyError if the result is not a token
     except KeyError as error:
         token = error.args[0]
         raise damage_error(
@@ -230,13 +243,13 @@ def pair_merges(
 
 
 def token_ids(tokens: Sequence[str]) -> dict[str, int]:
-    """Id by text; of equal texts the first counts."""
+    """Ids by text; of equal texts, the first one counts."""
     texts = list(tokens)
     return dict(zip(reversed(texts), range(len(texts) - 1, -1, -1), strict=True))
 
 
 def halves_of(text: str, tokens: Container[str]) -> Iterator[tuple[str, str]]:
-    """All ways to join two of *tokens* into *text*."""
+    """All pairs of *tokens* that *text* consists of."""
     for cut in range(1, len(text)):
         left = text[:cut]
         right = text[cut:]
@@ -250,7 +263,7 @@ def merges_from_ranks(
     """Merges with which a BPE gives tiktoken's results for *ids*, those of tokens by rank.
 
     tiktoken joins the neighbours whose joined text has the lowest rank, whatever the halves are;
-    so every split of a token into two tokens is a merge, in the order of the token's rank.
+    so every split of a token into two tokens is a merge, in the order of the joined token's rank.
     """
     id_by_text = {tokens[id]: id for id in ids}
     work = sum(len(text) * len(text) for text in id_by_text)

@@ -1,8 +1,8 @@
 """A byte-level BPE in ``vocab.json`` and ``merges.txt``.
 
-The files say neither how text is cut into words nor what is put around it. A class of transformers
-that builds both from a vocabulary says so, as for a ``tokenizer.json``; without one, the published
-vocabularies are known by their merges.
+The files say neither how text is cut into words nor what is put around it. The class of
+transformers that a folder names decides on both, as for a ``tokenizer.json``, if it builds them
+from a vocabulary. Without such a class, published vocabularies are recognised by their merges.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from bitnet.tokenizer.spec import END_OF_GENERATION, AddedToken, TokenizerSpec
 from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
 from bitnet.tokenizer.vocabularies import LazySequence, bpe_spec, pair_merges
 
+# Texts that are special tokens in any vocabulary, for files that do not say which ones are.
 _USUAL_SPECIAL = END_OF_GENERATION | {"<s>", "<pad>", "<unk>", "<mask>"}
 _ADDING = ("add_bos_token", "add_eos_token")
 
@@ -55,7 +56,10 @@ def spec_from_vocabulary(file: TokenizerFile) -> TokenizerSpec:
 def _as_class(
     vocab: TokenizerFile, vocabulary: dict[str, int], lines: list[str], merges: bytes
 ) -> TokenizerSpec:
-    """The tokenizer that the class of the folder builds of its *vocabulary* and merges."""
+    """The tokenizer that the class of the folder builds from *vocabulary* and *lines*, its merges.
+
+    *merges* is the content of ``merges.txt``.
+    """
     document: dict[str, Any] = {
         "version": "1.0",
         "added_tokens": [],
@@ -70,9 +74,10 @@ def _as_class(
 
 
 def spec_of_built(file: TokenizerFile, document: dict[str, Any], content: bytes) -> TokenizerSpec:
-    """The tokenizer that the class of a folder builds of *document*, a vocabulary without steps.
+    """The tokenizer that the class of a folder builds from *document*, a vocabulary without steps.
 
-    *file* is that of the vocabulary, *content* what its fingerprint counts beside *document*.
+    *file* is that of the vocabulary, *content* what its fingerprint covers besides *document*. The
+    post-processor of *document* is filled in if side files decide on BOS or EOS.
     """
     spec = spec_from_tokenizer_json(_Built(file, document, content))
     config = file.side.config
@@ -80,7 +85,7 @@ def spec_of_built(file: TokenizerFile, document: dict[str, Any], content: bytes)
     if not stated:
         return spec
 
-    # Either key replaces what the class puts around a text.
+    # With one of the keys, BOS and EOS replace all that the class puts around a text.
     if builds_ends(file.side.class_name):
         raise refusal(
             f"{file.path}: tokenizer_config.json has {stated[0]}, and its class puts other tokens"
@@ -103,7 +108,7 @@ def spec_of_built(file: TokenizerFile, document: dict[str, Any], content: bytes)
 
 
 class _Built(TokenizerFile):
-    """A ``tokenizer.json`` that is not on disk, of the vocabulary in *vocab*."""
+    """A ``tokenizer.json`` that exists only in memory, with the vocabulary of the file *vocab*."""
 
     def __init__(self, vocab: TokenizerFile, document: dict[str, Any], merges: bytes) -> None:
         super().__init__(vocab.path, vocab.pre, vocab.files)
@@ -113,7 +118,7 @@ class _Built(TokenizerFile):
 
 
 def _check_version(vocab: TokenizerFile) -> None:
-    """Refuse a folder of transformers 4 whose class means something else there than in 5."""
+    """Refuse a folder of transformers 4 whose class may build another tokenizer there than in 5."""
     side = vocab.side
     if former_version(side.model_config) is None:
         return
@@ -132,7 +137,10 @@ def _check_version(vocab: TokenizerFile) -> None:
 def _as_known(
     vocab: TokenizerFile, vocabulary: dict[str, int], lines: list[str], merges: bytes
 ) -> TokenizerSpec:
-    """The tokenizer of a published *vocabulary*, or cut as the caller of *vocab* names."""
+    """The tokenizer of *vocabulary*, with the pre-tokenizer ``vocab.pre`` or a published one.
+
+    *lines* are its merges, *merges* the content of ``merges.txt``.
+    """
     side = vocab.side
     name = vocab.pre or _recognize_pre(lines, vocab)
     side.check_added(len(vocabulary), str(vocab.path))
@@ -157,6 +165,7 @@ def _as_known(
 
 
 def _recognize_pre(lines: list[str], vocab: TokenizerFile) -> str:
+    """Name of the pre-tokenizer of the published vocabulary whose merges are *lines*."""
     vocabulary = vocabularies.identify_merges(len(lines), lambda: vocabularies.fingerprint(lines))
     if vocabulary is not None:
         return vocabulary.pre
