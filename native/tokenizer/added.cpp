@@ -44,12 +44,12 @@ AddedMatcher::AddedMatcher(std::vector<AddedToken> tokens) : tokens_(std::move(t
 }
 
 const AddedToken* AddedMatcher::longest(std::string_view text, size_t at) const {
-    const AddedToken* found = nullptr;
+    const AddedToken* longest_so_far = nullptr;
     for (uint32_t node = trie_.start(text[at]); node != 0; node = trie_.follow(node, text[at])) {
-        if (trie_.value(node) != Trie::kNone) found = &tokens_[trie_.value(node)];
+        if (trie_.value(node) != Trie::kNone) longest_so_far = &tokens_[trie_.value(node)];
         if (++at == text.size()) break;
     }
-    return found;
+    return longest_so_far;
 }
 
 size_t AddedMatcher::first_candidate(std::string_view text, size_t at) const {
@@ -80,6 +80,7 @@ bool AddedMatcher::widen(std::string_view text, const AddedToken& token, Spaces&
     }
     if (token.flags & AddedToken::kLeft) {
         const char* p = first + *begin;
+        // Where an earlier walk began (or the text), the run before is known.
         while (p != first + spaces.left_end) {
             const char* const start = unicode::previous(p, first);
             const char* ahead = start;
@@ -109,7 +110,7 @@ TrieTables build_trie(std::vector<std::pair<std::string_view, uint32_t>> entries
     std::stable_sort(entries.begin(), entries.end(),
                      [](const auto& a, const auto& b) { return a.first < b.first; });
     struct Span {
-        size_t first, last, depth;
+        size_t first, last, depth;  // texts, of which the first depth bytes are equal
     };
     TrieTables out;
     out.nodes.push_back({});

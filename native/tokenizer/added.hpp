@@ -1,4 +1,4 @@
-// Tokens that are cut out of a text before anything else runs.
+// Added tokens: found in a text, raw or normalized, and cut out of it before the model runs.
 #pragma once
 
 #include <algorithm>
@@ -10,11 +10,11 @@
 
 namespace bitnet {
 
-// ---- a trie over bytes in two flat tables, as it also lies in a compiled file
+// ---- a trie over bytes in two flat tables; a compiled file may hold such tables, too
 
 struct TrieNode {
-    uint32_t first_edge = 0, last_edge = 0;
-    uint32_t value = 0xFFFFFFFF;
+    uint32_t first_edge = 0, last_edge = 0;  // its edges: [first_edge, last_edge)
+    uint32_t value = 0xFFFFFFFF;             // of the text that ends here, or Trie::kNone
 };
 struct TrieEdge {
     uint32_t byte;
@@ -27,8 +27,8 @@ struct TrieTables {
     std::vector<TrieEdge> edges;
 };
 
-// Of equal texts the first one counts; empty ones are left out. Not for texts of any length: the
-// tables hold a node per byte.
+// The trie of texts with their values. Of equal texts the first one counts; empty ones are left
+// out. The caller bounds the lengths of the texts: there is a node for each byte.
 TrieTables build_trie(std::vector<std::pair<std::string_view, uint32_t>> entries);
 
 class Trie {
@@ -41,12 +41,13 @@ public:
         : Trie(tables.nodes.data(), tables.nodes.size(), tables.edges.data(), tables.edges.size()) {
     }
 
-    // Every index in the tables lies inside of them, and every value below n_values.
+    // True if every index in the tables lies inside of them, and every value is below n_values.
     bool is_sound(uint32_t n_values) const;
 
     bool empty() const { return n_nodes_ == 0; }
-    // The node behind a byte, or 0: the root is behind none.
+    // The child of the root by a byte; 0, which is the root, if there is none.
     uint32_t start(char byte) const { return starts_[uint8_t(byte)]; }
+    // The same for a child of any node.
     uint32_t follow(uint32_t node, char byte) const;
     uint32_t value(uint32_t node) const { return nodes_[node].value; }
 
@@ -54,22 +55,25 @@ private:
     const TrieNode* nodes_ = nullptr;
     const TrieEdge* edges_ = nullptr;
     size_t n_nodes_ = 0, n_edges_ = 0;
-    uint32_t starts_[256] = {};
+    uint32_t starts_[256] = {};  // children of the root
 };
 
 // ---- the tokens
 
 struct AddedToken {
+    // In the order of ADDED_FLAGS in spec.py.
     enum Flag : uint32_t { kSpecial = 1, kLeft = 2, kRight = 4, kSingleWord = 8, kNormalized = 16 };
     uint32_t id;
     uint32_t flags;
     std::string text;
 };
 
-// Throws std::invalid_argument when the bytes are not a list of added tokens of such a vocabulary.
+// The added tokens in the section kAdded of a file. Throws std::invalid_argument when it is
+// damaged, or an id is not below n_tokens.
 std::vector<AddedToken> read_added(std::string_view bytes, uint32_t n_tokens);
 
-// Leftmost, then longest match; white space around it and word borders as the token wants.
+// Finds added tokens in a text, from left to right, of those at one place the longest. A match
+// includes white space around it and needs word borders as the flags of its token say.
 class AddedMatcher {
 public:
     AddedMatcher() : AddedMatcher(std::vector<AddedToken>{}) {}
@@ -78,6 +82,7 @@ public:
     AddedMatcher& operator=(AddedMatcher&&) = default;
     AddedMatcher(AddedMatcher&&) = default;
 
+    // The longest token that begins at text[at], or nullptr.
     const AddedToken* longest(std::string_view text, size_t at) const;
 
     // Calls on_text(begin, end) and on_token(id, begin, end) from left to right. Unless special
@@ -110,16 +115,18 @@ private:
     size_t first_candidate(std::string_view text, size_t at) const;
     // Runs of spaces that were walked already, so that each is walked once.
     struct Spaces {
-        size_t left_begin = 0, left_end = 0;  // as far to the left as it goes
-        size_t right_end = 0;                 // as far to the right
+        size_t left_begin = 0, left_end = 0;  // a run before left_end, walked to its beginning
+        size_t right_end = 0;                 // end of a run that was walked to the right
     };
+    // Extends a match by the white space that its token includes; false if a word border is
+    // missing.
     static bool widen(std::string_view text, const AddedToken& token, Spaces& spaces, size_t* begin,
                       size_t* end);
 
     std::vector<AddedToken> tokens_;
     TrieTables tables_;
     int only_start_ = -1;  // the byte that all of them begin with; negative for none or several
-    Trie trie_;            // over the tables, which a move leaves where they are
+    Trie trie_;            // views of tables_, whose memory stays where it is in a move
 };
 
 }  // namespace bitnet

@@ -10,8 +10,8 @@
 namespace bitnet {
 namespace {
 
-constexpr size_t kLongBytes = 1 << 20;             // of all cached long pieces, with their ids
-constexpr size_t kLongestPiece = kLongBytes / 16;  // bytes of the longest that is cached
+constexpr size_t kLongBytes = 1 << 20;  // of all long pieces in the cache, with their ids
+constexpr size_t kLongestPiece = kLongBytes / 16;  // bytes; longer ones are not cached
 
 bool has_all_bytes(const TokenizerFile& file) {
     if (!(file.config.flags & kByteLevel)) return false;
@@ -25,8 +25,8 @@ bool has_all_bytes(const TokenizerFile& file) {
 
 Bpe::Bpe(const TokenizerFile& file) : file_(file), spells_bytes_(has_all_bytes(file)) {}
 
-// Appends the ids of all pieces to *out*: the staged ones, and those of each missed piece where it
-// belongs among them.
+// Appends the ids of all pieces to *out*: the staged ones, and among them those of each missed
+// piece at its place.
 void Bpe::flush(Ids& out) {
     if (n_missed_ != 0) resolve_missed();
     size_t done = 0;
@@ -121,7 +121,7 @@ void Bpe::settle(Missed& piece, const uint32_t* ids, size_t count) {
     long_.emplace(piece.text(), Ids(ids, ids + count));
 }
 
-// The token of a whole piece, or kNoId if there is none, or merging the piece might give others.
+// The token of a whole piece; kNoId if there is none, or if merging the piece may give other ids.
 uint32_t Bpe::find_whole(std::string_view piece, uint64_t hash) const {
     const uint32_t id = file_.find(piece.data(), piece.size(), hash);
     if (id == kNoId) return kNoId;
@@ -129,7 +129,7 @@ uint32_t Bpe::find_whole(std::string_view piece, uint64_t hash) const {
     return counts ? id : kNoId;
 }
 
-// Merges the spellings of all tokens, kMissed at a time.
+// Merges the spellings of all tokens, kMissed of them at a time.
 void Bpe::mark_whole(std::string& flags) {
     uint32_t ids[kMissed];
     const auto mark = [&] {

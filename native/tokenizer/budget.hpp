@@ -29,7 +29,7 @@ constexpr size_t kUnigramPieceBytes = 2048;  // 512 characters, the most that se
 constexpr uint32_t kWordChars = 256;         // of one WordPiece word
 constexpr size_t kCharsmapKeyBytes = 128;    // of what one entry of a character map replaces
 constexpr size_t kGrowth = 64;               // bytes out of the normalizers for each byte in
-constexpr size_t kGrowthBase = 65536;        // bytes that any text may become
+constexpr size_t kGrowthBase = 65536;        // bytes that are allowed besides
 constexpr float kScore = 1e30f;              // largest absolute score
 constexpr size_t kProbe = 1024;              // slots that one look-up in a table may read
 }  // namespace limits
@@ -46,6 +46,7 @@ public:
     explicit Budget(size_t text_size)
         : left_(limits::kBaseSteps + limits::kStepsPerByte * text_size), total_(left_) {}
 
+    // Throws OverBudget when fewer steps are left.
     void spend(uint64_t steps) {
         if (steps > left_) draw(steps);
         left_ -= steps;
@@ -58,7 +59,8 @@ public:
     }
 
 private:
-    static constexpr uint64_t kDraw = 4096;
+    static constexpr uint64_t kDraw = 4096;  // steps that are drawn from the pool ahead
+    // Takes steps from the pool, if there is one; throws OverBudget if that is not enough.
     void draw(uint64_t steps) {
         uint64_t known = shared_ ? shared_->load(std::memory_order_relaxed) : 0;
         while (shared_ &&
@@ -72,7 +74,7 @@ private:
                          " bytes of text");
     }
     uint64_t left_ = limits::kBaseSteps, total_ = limits::kBaseSteps;
-    std::shared_ptr<std::atomic<uint64_t>> shared_;
+    std::shared_ptr<std::atomic<uint64_t>> shared_;  // steps left in the pool; null before share()
 };
 
 }  // namespace bitnet

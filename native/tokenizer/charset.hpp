@@ -25,19 +25,21 @@ struct CharSet {
         const unicode::Script* script = nullptr;
         std::vector<CharSet> set = {};  // exactly one for kSet
     };
-    uint32_t categories = 0;
+    uint32_t categories = 0;  // bits of unicode::category_mask
     bool negated = false;
     std::vector<Item> items;
     std::vector<std::pair<uint32_t, uint32_t>> ranges;  // those of the items, sorted and joined
-    std::vector<CharSet> cuts;
-    AsciiSet ascii;     // the answer for the first 128 code points
-    uint32_t cost = 1;  // steps of one evaluation
+    std::vector<CharSet> cuts;                          // sets that the union is intersected with
+    AsciiSet ascii;                                     // the answer for the first 128 code points
+    uint32_t cost = 1;                                  // steps of one evaluation
 
     bool contains(uint32_t code) const {
         return code < 128 ? ascii.contains(code) : evaluate(code);
     }
+    // As contains(), without the table for ASCII.
     bool evaluate(uint32_t code) const;
     uint32_t cost_of(uint32_t code) const { return code < 128 ? 1 : cost; }
+    // Fills in ranges, ascii and cost, when all else is set.
     void finish();
 };
 

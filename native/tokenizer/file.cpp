@@ -21,6 +21,7 @@ struct SectionEntry {
 
 bool is_power_of_two(size_t n) { return n != 0 && (n & (n - 1)) == 0; }
 
+// The bytes as numbers, or an error that says `what`.
 template <typename T>
 std::vector<T> copy_array(std::string_view bytes, const char* what) {
     if (bytes.size() % sizeof(T) != 0) wrong(what);
@@ -34,12 +35,14 @@ std::string_view as_bytes(const std::vector<T>& values) {
     return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
 
+// Slots of a hash table: a power of two, of which at most two thirds are used.
 size_t table_size(size_t entries) {
     size_t size = 16;
     while (size < entries + entries / 2) size *= 2;
     return size;
 }
 
+// The section kSlots.
 std::vector<uint32_t> vocabulary_slots(const std::vector<uint32_t>& offsets,
                                        const TokenizerParts& parts) {
     const size_t n = offsets.size() - 1;
@@ -74,9 +77,9 @@ bool joins_byte_names(std::string_view text) {
     return false;
 }
 
-// Fills in where a text may be cut into parts that are merged separately: where no token has both
-// sides of a place inside, nothing is ever joined across it. Returns false if the sides may depend
-// on each other all the same:
+// Fills in config.word_ends and config.strangers: the places at which a text may be cut into parts
+// that are merged separately. If no token contains what is on both sides of a place, nothing is
+// ever joined across it. Returns false if the parts may depend on each other nevertheless:
 // - An unused token is split again in the way in which it was last made, perhaps in another part.
 // - A token joins names of bytes, see joins_byte_names.
 // - A byte or U+2581 has no token: unknown characters on both sides can become one token.
@@ -92,7 +95,8 @@ bool find_parts(const std::vector<uint32_t>& offsets, const TokenizerParts& part
         return config.word_ends[uint8_t(byte) / 32];
     };
     const auto bit = [](char byte) { return uint32_t{1} << uint8_t(byte) % 32; };
-    ends_word(kSpaceSymbol.back()) &= ~bit(kSpaceSymbol.back());  // runs of U+2581 stay in one part
+    // A U+2581 after a U+2581 does not begin a part, so runs of them stay in one.
+    ends_word(kSpaceSymbol.back()) &= ~bit(kSpaceSymbol.back());
     bool has_symbol = false;
     for (size_t id = 0; id + 1 < offsets.size(); ++id) {
         const auto flags = uint8_t(parts.flags[id]);
@@ -113,7 +117,8 @@ bool find_parts(const std::vector<uint32_t>& offsets, const TokenizerParts& part
     return has_symbol && all_bytes && (config.flags & kByteLevel) == 0;
 }
 
-// Of equal spellings the last one counts, as in vocabulary_slots.
+// The pieces of a Unigram model; empty for other models. From the last id to the first, as of equal
+// spellings build_trie takes the first and vocabulary_slots the last.
 TrieTables piece_trie(const Config& config, const std::vector<uint32_t>& offsets,
                       const TokenizerParts& parts) {
     if (config.model != uint32_t(ModelKind::kUnigram)) return {};
@@ -233,7 +238,8 @@ void TokenizerFile::check_texts() const {
         wrong("its tokens lie outside of their bytes");
     // All tokens are UTF-8 when their bytes as a whole are, and none begins inside a character.
     const bool whole = (config.flags & kByteLevel) == 0 && unicode::is_utf8(bytes_);
-    const auto is_text = [&](uint32_t id) {  // what decoding takes for text, or for <0xNN>
+    // True if the token is UTF-8 where decoding expects text, and <0xNN> where it expects a byte.
+    const auto is_text = [&](uint32_t id) {
         const std::string_view text = token(id);
         const bool bytes = (config.flags & kByteLevel) != 0 && !(flags(id) & kVerbatim);
         const bool cut = whole && !text.empty() && unicode::continues(text[0]);
@@ -284,8 +290,8 @@ std::string build_tokenizer(const TokenizerParts& parts) {
     if (config.max_token_bytes > limits::kTokenBytes) wrong("a token is too long");
     const TrieTables pieces = piece_trie(config, offsets, parts);
     std::string flags(parts.flags);
-    // A first file without merges serves to look up their results, a second one to mark whole
-    // tokens.
+    // A first file without merges serves to look up the results of merges, a second one without
+    // kWhole to find the tokens that get this flag.
     std::vector<uint64_t> merge_slots;
     std::vector<uint32_t> results(merges.size() / 2, 0);
     const auto assemble = [&] {
@@ -327,16 +333,18 @@ std::string build_tokenizer(const TokenizerParts& parts) {
     if (merges.empty()) return assemble();
 
     const std::string lookup = assemble();
-    const TokenizerFile file(lookup.data(), lookup.size());
+    const TokenizerFile without_merges(lookup.data(), lookup.size());
     merge_slots.assign(table_size(results.size()), 0);
     std::string joined;
     for (size_t rank = 0; rank < results.size(); ++rank) {
         const uint32_t left = merges[2 * rank], right = merges[2 * rank + 1];
-        if (left >= file.n_tokens || right >= file.n_tokens) wrong("a merge of an unknown token");
-        if (file.token(right).size() < parts.prefix.size())
+        if (left >= without_merges.n_tokens || right >= without_merges.n_tokens)
+            wrong("a merge of an unknown token");
+        if (without_merges.token(right).size() < parts.prefix.size())
             wrong("a merge of a token without the prefix");
-        joined.assign(file.token(left)).append(file.token(right).substr(parts.prefix.size()));
-        results[rank] = file.find(joined.data(), joined.size());
+        joined.assign(without_merges.token(left))
+            .append(without_merges.token(right).substr(parts.prefix.size()));
+        results[rank] = without_merges.find(joined.data(), joined.size());
         if (results[rank] == kNoId) wrong("a merge makes a text that is no token");
         const uint64_t pair = uint64_t(left) << 21 | right;
         size_t i = hash_pair(left, right) & (merge_slots.size() - 1);
@@ -349,8 +357,8 @@ std::string build_tokenizer(const TokenizerParts& parts) {
     }
     if (!(config.flags & kIgnoreMerges)) {
         const std::string merged = assemble();
-        const TokenizerFile known(merged.data(), merged.size());
-        std::make_unique<Bpe>(known)->mark_whole(flags);
+        const TokenizerFile unmarked(merged.data(), merged.size());
+        std::make_unique<Bpe>(unmarked)->mark_whole(flags);
     }
     return assemble();
 }

@@ -30,8 +30,8 @@ enum class Section : uint32_t {
     kAdded,         // see read_added
     kSteps,         // see read_steps
     kCharsmap,      // see CharsMap
-    kPrefix,        // of tokens inside a word
-    kSuffix,        // of tokens at the end of a word
+    kPrefix,        // begins tokens inside a word
+    kSuffix,        // ends tokens at the end of a word
     kTrieNodes,     // Trie of the pieces of a Unigram model
     kTrieEdges,
     kCount
@@ -55,9 +55,10 @@ struct Config {
     uint32_t flags;
     uint32_t unknown_id;
     uint32_t max_chars_per_word;
-    uint32_t max_token_bytes;    // of those the model makes; filled in by the builder
-    uint32_t word_ends[8];       // a bit for each byte that no token has before a U+2581; likewise
-    uint32_t strangers[128][4];  // a bit for each pair in ASCII that no token has inside; likewise
+    // The builder fills in the rest.
+    uint32_t max_token_bytes;    // of the tokens that the model itself can produce
+    uint32_t word_ends[8];       // a bit for each byte that no token has before a U+2581
+    uint32_t strangers[128][4];  // a bit for each pair of ASCII characters that no token has inside
 
     // True if no token contains text[at - 1] followed by text[at], or by the U+2581 that begins
     // there. Answers between two ASCII characters and before U+2581, not in runs of it; else false.
@@ -77,7 +78,7 @@ enum ConfigFlag : uint32_t {
     kIgnoreMerges = 4,
     kAddSpacePrefix = 8,
     kRemoveExtraWhitespaces = 16,
-    // A Unigram model behind steps, as the tokenizers library runs it: scores are doubles.
+    // A Unigram model after steps, as the tokenizers library runs it: scores are doubles.
     kSteps = 32,
     kFuseUnknown = 64,
     kWordsApart = 128  // parts are merged one by one, see Config::parts; filled in by the builder
@@ -85,20 +86,21 @@ enum ConfigFlag : uint32_t {
 
 enum TokenFlag : uint8_t {
     kSpecial = 1,       // skipped by skip_special
-    kVerbatim = 2,      // an added token: its text is its spelling
+    kVerbatim = 2,      // a control or added token, not a piece: its text is its spelling
     kByteToken = 4,     // <0xNN>
     kInModel = 8,       // the model itself can produce it
     kUserDefined = 16,  // SentencePiece: never split
     kUnused = 32,       // SentencePiece: an intermediate that is split again
-    kWhole = 64         // merging its spelling gives it alone; filled in by the builder
+    kWhole = 64         // merging its spelling gives this token alone; filled in by the builder
 };
 
 constexpr std::string_view kSpaceSymbol = "\xE2\x96\x81";  // U+2581
 
-// Limits of the packed table entries.
+// Most that fit into the entries of kSlots and kMergeSlots.
 constexpr uint32_t kMaxTokens = (1u << 21) - 2;
 constexpr uint32_t kMaxMerges = (1u << 22) - 2;
 
+// The hashes of spellings and of pairs of ids: part of the format, as they order the hash tables.
 inline uint64_t hash_bytes(const char* p, size_t n) {
     uint64_t h = 0x9E3779B97F4A7C15ull ^ n;
     const auto mix = [&](uint64_t word) {
@@ -110,7 +112,7 @@ inline uint64_t hash_bytes(const char* p, size_t n) {
         std::memcpy(&word, p, 8);
         mix(word);
     }
-    // The rest, with zeros behind it. A memcpy of a size that is not constant would be a call.
+    // The last bytes, with zeros behind them. A memcpy of a size that varies would be a call.
     if (n >= 4) {
         uint32_t first, last;
         std::memcpy(&first, p, 4);
@@ -137,13 +139,14 @@ inline void prefetch(const void* line) {
 #endif
 }
 
+// The checksum in FileHeader, of the bytes behind the header.
 uint64_t checksum(const char* data, size_t size);
 
 // A file that was checked as a whole: views into memory that the caller keeps alive.
 class TokenizerFile {
 public:
     TokenizerFile() = default;
-    // Throws std::invalid_argument with what is wrong with it.
+    // Throws std::invalid_argument that says what is wrong with the file.
     TokenizerFile(const char* data, size_t size);
 
     std::string_view section(Section id) const { return sections_[size_t(id)]; }
@@ -169,7 +172,7 @@ public:
     }
     uint32_t byte_id(unsigned char byte) const { return byte_ids_[byte]; }
 
-    // Id of the token the model spells this way, or kNoId.
+    // Id of the token with this spelling that the model itself can produce, or kNoId.
     uint32_t find(const char* p, size_t n) const { return find(p, n, hash_bytes(p, n)); }
     uint32_t find(const char* p, size_t n, uint64_t h) const {
         if (n > config.max_token_bytes || n_slots_ == 0) return kNoId;
@@ -199,7 +202,7 @@ public:
         }
         return kNoId;
     }
-    // The token that the merge of this rank makes.
+    // Id of the token that the merge of this rank makes.
     uint32_t merged(uint32_t rank) const { return merge_results_[rank]; }
 
     // Prefetch what find(), rank() and merged() will read. For find() of a text with this hash that
@@ -223,7 +226,7 @@ public:
         if (rank < n_merges_) prefetch(&merge_results_[rank]);
     }
 
-    // Of a Unigram model: the ids of the spellings that may occur in a text.
+    // Of a Unigram model: the ids of its pieces by their spellings.
     const Trie& pieces() const { return pieces_; }
 
 private:
@@ -246,7 +249,8 @@ private:
            n_byte_ids_ = 0;
 };
 
-// What a compiled file is made of; plain little-endian arrays. The key is that of FileHeader.
+// Parts from which a compiled file is built: plain little-endian arrays. The key is that of
+// FileHeader, merges are pairs of ids in order of rank, all others are sections of their names.
 struct TokenizerParts {
     std::string_view key, meta, config, offsets, bytes, flags, merges, scores, byte_ids, added,
         steps, charsmap, prefix, suffix;

@@ -8,7 +8,7 @@
 #include "tokenizer/file.hpp"
 #include "tokenizer/steps.hpp"
 
-// For what is done for each word: a call takes longer than most words themselves.
+// For functions that run once for each word: a call takes longer than most words themselves.
 #if defined(__GNUC__)
 #define BITNET_EACH_WORD [[gnu::always_inline]] inline
 #else
@@ -142,7 +142,7 @@ class Bpe {
 public:
     explicit Bpe(const TokenizerFile& file);
     // Takes in the piece [begin, end) of a text that is readable up to limit, and stays so until
-    // flush(). Ids come out by and by, in order, and all of them with flush().
+    // flush(). Its ids, and those of pieces before, are appended to out now or by flush().
     BITNET_EACH_WORD void add(const char* begin, const char* end, const char* limit, Ids& out) {
         const auto size = size_t(end - begin);
         if (size <= Words::Key::kBytes) {
@@ -156,16 +156,17 @@ public:
         if (n_missed_ == kMissed) flush(out);
     }
     void flush(Ids& out);
-    // The same for one piece alone, with the bytes that each id stands for.
+    // Appends the ids of one piece, and for each the bytes of the piece that it stands for.
     void trace(std::string_view piece, Ids& out, Spans& spans);
-    // Sets kWhole for each token whose spelling merges to that token alone.
+    // Sets kWhole in flags, by id, for each token whose spelling merges to that token alone.
     void mark_whole(std::string& flags);
 
 private:
     using Words = WordCache<2, 4, 15>;
     using Phrases = WordCache<8, 16, 11>;
+    // Numbers of ids, of pieces that are resolved together, and of pieces that are merged together.
     static constexpr size_t kStaged = 1024, kMissed = 64, kLanes = 16;
-    // Below this number of ids scanning for the lowest rank beats keeping a heap.
+    // Up to this number of ids, scanning for the lowest rank is faster than keeping a heap.
     static constexpr size_t kFew = 48;
 
     struct Symbol {
@@ -225,7 +226,7 @@ private:
     std::unique_ptr<uint32_t[], Free>
         byte_ranks_;  // of pairs of bytes, plus two; 0 where not looked up
     size_t n_staged_ = 0, n_missed_ = 0, n_lanes_ = 0;
-    uint32_t staged_[kStaged + 16];
+    uint32_t staged_[kStaged + 16];  // with room for all that Words::copy() writes
     Missed missed_[kMissed];
     Lane lanes_[kLanes];
 };
@@ -252,11 +253,12 @@ private:
 };
 
 // SentencePiece Unigram: the segmentation with the best sum of scores.
-// `lowest` is the lowest score of a normal piece; what has no piece costs more.
+// `lowest` is the lowest score of a normal piece; a character without a piece scores less.
 double lowest_score(const TokenizerFile& file);
 void encode_unigram(const TokenizerFile& file, double lowest, std::string_view text, Budget& budget,
                     Ids& out, Spans* spans = nullptr);
-// The same as the tokenizers library does it: sums are doubles, and what is unknown is one token.
+// The same as the tokenizers library does it: sums are doubles, and unknown neighbours are one
+// token.
 void encode_unigram_steps(const TokenizerFile& file, double lowest, std::string_view text,
                           Budget& budget, Ids& out, Spans* spans = nullptr);
 
@@ -289,8 +291,8 @@ private:
     std::string_view strings_;
 };
 
-// SentencePiece's normalization: character map, spaces, U+2581. The map leaves some tokens alone.
-// Origin may be null.
+// SentencePiece's normalization: character map, spaces, U+2581. The map does not change the tokens
+// that `untouched` finds. Unless it is null, *origin gets the origin of each byte.
 std::string normalize_sentencepiece(const TokenizerFile& file, const CharsMap& map,
                                     const AddedMatcher& untouched, std::string_view text,
                                     Origin* origin = nullptr);

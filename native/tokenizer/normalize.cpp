@@ -7,11 +7,10 @@
 namespace bitnet {
 namespace {
 
-// A character of the changed text, as NormalizedString::transform of the library takes it: 1 and
-// more for one that is inserted, 0 for one that replaces another, -n for one that replaces 1 + n.
+// A character of the changed text, as NormalizedString::transform of the library takes it.
 struct Changed {
     uint32_t code;
-    int change;
+    int change;  // above 0: it is inserted; 0: it replaces a character; -n: it replaces 1 + n
 };
 using Changes = std::vector<Changed>;
 
@@ -46,7 +45,8 @@ void apply(Normalized& text, const Changes& changes, size_t removed) {
         while (count-- > 0 && p != end) unicode::next(p, end);
     };
     if (text.traced) text.trace();
-    // As in the library, what an empty match has put in first stays, and is there once more.
+    // The first bytes may have no origin: an empty match has inserted them. As in the library, they
+    // stay, and the changes have them once more.
     size_t kept = 0;
     while (kept < text.origin.size() && text.origin[kept].begin == text.origin[kept].end) ++kept;
     if (kept > 0) {
@@ -75,12 +75,13 @@ void apply(Normalized& text, const Changes& changes, size_t removed) {
     text.origin = std::move(origin);
 }
 
+// NFD or, with the compatible mappings, NFKD.
 Changes decomposed(std::string_view text, bool compatible) {
     // Hangul syllables: 19 leading consonants, 21 vowels, 27 trailing consonants or none.
     constexpr uint32_t kL = 0x1100, kV = 0x1161, kT = 0x11A7, kS = 0xAC00;
     Changes out;
-    size_t ready = 0;
-    const auto order = [&] {  // the marks since the last starter
+    size_t ready = 0;         // characters that are in order
+    const auto order = [&] {  // by class, the marks since the last starter
         const auto before = [](const Changed& a, const Changed& b) {
             return unicode::combining_class(a.code) < unicode::combining_class(b.code);
         };
@@ -109,11 +110,12 @@ Changes decomposed(std::string_view text, bool compatible) {
     return out;
 }
 
+// Decomposed characters, composed as in NFC.
 Changes composed(const Changes& parts) {
-    Changes out, behind;  // marks behind the starter
-    bool begun = false;
-    Changed first{};
-    int last_class = -1;
+    Changes out, behind;  // behind: marks after the starter that do not compose with it
+    bool begun = false;   // whether there was a starter
+    Changed first{};      // the starter, with what has been composed with it
+    int last_class = -1;  // of the last mark in behind
     const auto flush = [&] {
         if (begun) out.push_back(first);
         out.insert(out.end(), behind.begin(), behind.end());
@@ -159,7 +161,8 @@ void compose(Normalized& text, Test may_change, bool compatible) {
         return composed(decomposed({from, size_t(to - from)}, compatible));
     };
     std::string out;
-    const char *done = begin, *last = begin;  // copied up to here; the character before p
+    const char *done = begin,
+               *last = begin;  // done: end of what is copied; last: the character before p
     for (const char* p = begin; p != end;) {
         if (end - p >= 8 && is_ascii({p, 8})) {
             p += 8;
@@ -184,6 +187,7 @@ void compose(Normalized& text, Test may_change, bool compatible) {
     text.text = std::move(out);
 }
 
+// Removes the characters for which keep(code) is false.
 template <typename Keep>
 void filter(Normalized& text, Keep keep) {
     Changes changes;
@@ -228,6 +232,7 @@ void lower(Normalized& text) {
     apply(text, changes, 0);
 }
 
+// The blocks that BERT calls CJK characters.
 bool is_chinese(uint32_t code) {
     const auto in = [code](uint32_t first, uint32_t last) { return code >= first && code <= last; };
     return in(0x4E00, 0x9FFF) || in(0x3400, 0x4DBF) || in(0x20000, 0x2A6DF) ||
@@ -311,7 +316,7 @@ void prepend(Normalized& text, const std::string& before) {
     text.text.insert(0, before);
 }
 
-// Calls each(begin, end) for stretches of the text that become `to`.
+// Replaces by `to` each stretch that next(done, &begin, &end) finds, until it returns false.
 template <typename Next>
 void replace(Normalized& text, const std::string& to, Next next) {
     std::string out;
@@ -355,14 +360,15 @@ void spell_bytes(Normalized& text) {
 }
 
 void normalize_charsmap(Normalized& text, const CharsMap& table) {
-    constexpr size_t kWholeClusters = 6;  // bytes; longer ones are replaced by characters
+    constexpr size_t kWholeClusters = 6;  // bytes from which on a cluster is replaced in characters
     Changes changes;
     bool changed = false;
+    // Adds what the table has for a part of the text; false if it has nothing.
     const auto replaced = [&](std::string_view part) {
         std::string_view made;
         if (!table.shortest(part, &made)) return false;
         changed = true;
-        int extra = 0;
+        int extra = 0;  // characters more than in the part
         each_code(part, [&](uint32_t) { --extra; });
         each_code(made, [&](uint32_t code) {
             changes.push_back({code, 0});

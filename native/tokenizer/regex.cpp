@@ -12,6 +12,7 @@ using Op = Regex::Op;
 // After this many steps of one attempt, it is worth remembering the states that failed.
 constexpr uint64_t kPatience = 32;
 
+// True if a part of a pattern may match the empty text.
 bool can_be_empty(const Node& node) {
     switch (node.kind) {
         case Node::kChar:
@@ -30,6 +31,7 @@ bool can_be_empty(const Node& node) {
     }
 }
 
+// Translates a tree to the instructions that Regex::run follows.
 class Compiler {
 public:
     Compiler(std::vector<Inst>& program, std::vector<CharSet>& sets, std::vector<FirstSet>& guards)
@@ -65,11 +67,13 @@ public:
         }
     }
 
+    // Index of the instruction that is added.
     uint32_t add(Op op, uint32_t a = 0, uint32_t b = 0) {
         program_.push_back(Inst{op, a, b});
         return uint32_t(program_.size() - 1);
     }
 
+    // The characters that a match of the node can start with.
     FirstSet first(const Node& node) const {
         FirstSet result;
         switch (node.kind) {
@@ -81,7 +85,7 @@ public:
                 return result;
             case Node::kSet:
                 result.ascii = sets_[node.value].ascii;
-                result.other = true;
+                result.other = true;  // perhaps: FirstSet does not tell them apart
                 return result;
             case Node::kConcat:
                 result.nullable = true;
@@ -223,9 +227,9 @@ StateMemo::Verdict StateMemo::look_up(uint64_t key) const {
 void StateMemo::note(uint64_t key, Verdict verdict) {
     if (count_ >= most_) return;
     if (2 * count_ >= slots_.size()) grow();
-    uint64_t& found = slots_[slot(key)];
-    if (found == 0) ++count_;
-    found = key << 2 | verdict;
+    uint64_t& entry = slots_[slot(key)];
+    if (entry == 0) ++count_;
+    entry = key << 2 | verdict;
 }
 
 void StateMemo::grow() {
@@ -302,7 +306,7 @@ void Regex::push(uint32_t pc, uint32_t pos, uint32_t low) {
     stack_.push_back({pc, pos, low, uint32_t(trail_.size())});
 }
 
-// Verdict on the search from this state. A state without one is added to the trail.
+// Verdict on the search from this state, if it is known. Otherwise the state is added to the trail.
 StateMemo::Verdict Regex::enter_state(uint32_t pc, uint32_t pos) {
     if (spent_ < kPatience && memo_.empty()) return StateMemo::kUnknown;
     const uint64_t key = StateMemo::key(pc, pos);
@@ -313,6 +317,7 @@ StateMemo::Verdict Regex::enter_state(uint32_t pc, uint32_t pos) {
     return verdict;
 }
 
+// Notes the verdict on the states from this place of the trail on, and takes them from the trail.
 void Regex::settle(size_t trail, StateMemo::Verdict verdict) {
     if (verdict != StateMemo::kUnknown) {
         for (size_t i = trail; i < trail_.size(); ++i) memo_.note(trail_[i], verdict);
@@ -320,13 +325,15 @@ void Regex::settle(size_t trail, StateMemo::Verdict verdict) {
     trail_.resize(trail);
 }
 
-// Takes as many characters as it can, and leaves a frame to give them back.
+// Takes as many characters as the loop can, and leaves a frame to give them back. False if there
+// are too few, or if an earlier start has shown that the rest fails at every end.
 bool Regex::enter_loop(const Inst& inst, uint32_t pc, uint32_t* pos) {
     Loop& loop = loops_[inst.b];
     const CharSet& set = sets_[inst.a];
     const uint32_t start = *pos;
     uint32_t at = start, low = start, count = 0;
     uint64_t work = 0;
+    // In a run that was taken before, only the end of the minimum is looked for.
     const bool known = inst.max == kUnbounded && at >= loop.run_begin && at < loop.run_end;
     const uint32_t most = known ? inst.min : inst.max;
     while (count < most && at != size_) {
@@ -353,7 +360,7 @@ bool Regex::enter_loop(const Inst& inst, uint32_t pc, uint32_t* pos) {
     return true;
 }
 
-// Backtracks to the last way left to try; false when there is none above base.
+// Backtracks to the last way left to try; false when no frame is left above base.
 bool Regex::back(size_t base, uint32_t* pc, uint32_t* pos) {
     while (stack_.size() > base) {
         Frame& frame = stack_.back();
@@ -382,7 +389,8 @@ bool Regex::back(size_t base, uint32_t* pc, uint32_t* pos) {
     return false;
 }
 
-// One attempt from pc, which begins a body of this kind; kMatch stands for the whole pattern.
+// Attempts a match from pc, which begins a body of this kind; kMatch stands for the whole pattern.
+// True if it matches; then *stop is its end.
 bool Regex::run(Op kind, uint32_t pc, uint32_t pos, uint32_t* stop) {
     const size_t base = stack_.size(), trail = trail_.size();
     const bool looks = kind == Op::kLook || kind == Op::kNotLook;

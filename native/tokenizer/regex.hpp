@@ -30,6 +30,7 @@ class StateMemo {
 public:
     enum Verdict { kUnknown, kFails, kSucceeds };
     static uint64_t key(uint32_t pc, uint32_t pos) { return uint64_t{pc} << 32 | pos; }
+    // Forgets all states; of the next text, at most `most` are remembered.
     void reset(size_t most);
     bool empty() const { return count_ == 0; }
     Verdict look_up(uint64_t key) const;
@@ -38,7 +39,7 @@ public:
 private:
     size_t slot(uint64_t key) const;
     void grow();
-    std::vector<uint64_t> slots_;  // the key's bits, then two of the verdict
+    std::vector<uint64_t> slots_;  // a hash table: keys, each with two more bits for the verdict
     size_t count_ = 0, most_ = 0;
 };
 
@@ -47,38 +48,39 @@ public:
     // Throws std::invalid_argument naming the construct that is not supported.
     explicit Regex(const std::string& pattern);
 
-    // Makes [begin, end), shorter than 4 GiB, the text that find() searches. What is known of the
-    // last one is forgotten, also if it lay at the same address.
+    // Makes [begin, end), shorter than 4 GiB, the text that find() searches. All that is known
+    // about the text before is forgotten, even if it was at the same address.
     void set_text(const char* begin, const char* end);
 
     // The leftmost match that begins at from or later. Throws OverBudget.
     bool find(const char* from, Budget& budget, const char** match_begin, const char** match_end);
 
-    // Whether it may match without taking a character.
+    // Whether the pattern may match the empty text.
     bool nullable() const { return nullable_; }
 
     using Op = RegexOp;
     struct Inst {
         Op op;
-        uint32_t a = 0;  // character, set, first target
-        uint32_t b = 0;  // second target, number of a loop
-        uint32_t min = 0, max = 0;
-        int guard = -1;  // kSplit: what the first way can start with
+        uint32_t a = 0;  // character, index of a set, or place to go on, of kSplit the first one
+        uint32_t b = 0;  // kSplit: the second place to go on; kLoop, kPossessive: index in loops_
+        uint32_t min = 0, max = 0;  // characters of a loop
+        int guard = -1;             // kSplit: index in guards_ of what the first way can start with
     };
 
 private:
     static constexpr uint32_t kPlain = 0xFFFFFFFF;  // low of a frame that is not of a loop
+    // A way left to try.
     struct Frame {
         uint32_t pc, pos;
         uint32_t low;    // a greedy loop may give back characters down to here, or kPlain
         uint32_t trail;  // states entered later fail when this frame is taken
     };
     // What is known about a greedy loop in this text. Whether the rest of the pattern matches at a
-    // position does not depend on how it was reached, so a later start need not try again: without
-    // this, a search that fails along a run would be quadratic in the run.
+    // position does not depend on how that was reached, so later starts need not try it again.
+    // Without this, a search that fails along a run of characters would be quadratic in its length.
     struct Loop {
-        uint32_t run_begin = 0, run_end = 0;            // a run, to its very end
-        uint32_t failed_low = kPlain, failed_high = 0;  // fails in (low, high]
+        uint32_t run_begin = 0, run_end = 0;            // the last run that the loop has taken
+        uint32_t failed_low = kPlain, failed_high = 0;  // the rest fails in (low, high]
     };
     bool run(Op kind, uint32_t pc, uint32_t pos, uint32_t* stop);
     bool back(size_t base, uint32_t* pc, uint32_t* pos);
@@ -96,9 +98,9 @@ private:
     bool nullable_ = false;
     // Of one search.
     Budget* budget_ = nullptr;
-    uint64_t spent_ = 0;  // since the start that is being tried
+    uint64_t spent_ = 0;  // steps of the attempt at the current start
     std::vector<Frame> stack_;
-    std::vector<uint64_t> trail_;  // states entered on the way here
+    std::vector<uint64_t> trail_;  // keys of the states that were entered on the way here
     // Of one text.
     std::vector<Loop> loops_;
     StateMemo memo_;

@@ -15,8 +15,9 @@ enum : uint8_t {
     kLower = 32,
     kMark = 64
 };
-constexpr uint32_t kFlat = 0x34000;  // code points in the table of classes; rare ones are above
+constexpr uint32_t kFlat = 0x34000;  // code points in the table of classes; those above are rare
 
+// The classes of a code point.
 uint8_t classify(uint32_t code) {
     static const auto of_category = [] {
         std::array<uint8_t, 32> classes{};
@@ -40,6 +41,7 @@ uint8_t classify(uint32_t code) {
     return code == '\n' || code == '\r' ? kSpace | kBreak : kSpace;
 }
 
+// The classes of code points below kFlat.
 const uint8_t* classes() {
     static const std::vector<uint8_t> table = [] {
         std::vector<uint8_t> made(kFlat);
@@ -49,7 +51,7 @@ const uint8_t* classes() {
     return table.data();
 }
 
-// The class of the character at p; moves p past it.
+// The classes of the character at p; moves p past it.
 uint8_t take(const uint8_t* table, const char*& p, const char* end) {
     const auto first = uint8_t(*p);
     if (first < 0x80) {
@@ -60,7 +62,7 @@ uint8_t take(const uint8_t* table, const char*& p, const char* end) {
     return code < kFlat ? table[code] : classify(code);
 }
 
-// The end of the characters from p on that are in one of the classes, or without kIn in none.
+// The end of the characters from p on that are in one of the classes; without kIn, in none of them.
 template <bool kIn = true>
 const char* run(const uint8_t* table, const char* p, const char* end, uint8_t bits) {
     while (kIn && bits & kLetter && size_t(end - p) >= Ascii16::kBytes) {
@@ -76,8 +78,9 @@ const char* run(const uint8_t* table, const char* p, const char* end, uint8_t bi
     return p;
 }
 
+// The parts of a pattern between each | that is outside of groups and sets.
 std::vector<std::string_view> alternatives(std::string_view pattern) {
-    std::vector<std::string_view> found;
+    std::vector<std::string_view> parts;
     size_t begin = 0;
     int depth = 0;
     bool in_class = false;
@@ -94,20 +97,21 @@ std::vector<std::string_view> alternatives(std::string_view pattern) {
         else if (c == ')')
             --depth;
         else if (c == '|' && depth == 0) {
-            found.push_back(pattern.substr(begin, i - begin));
+            parts.push_back(pattern.substr(begin, i - begin));
             begin = i + 1;
         }
     }
-    found.push_back(pattern.substr(begin));
-    return found;
+    parts.push_back(pattern.substr(begin));
+    return parts;
 }
 
+// Contractions as the expressions write them, and what all expressions end with.
 constexpr std::string_view kAnyCase = "(?i:'s|'t|'re|'ve|'m|'ll|'d)";
 constexpr std::string_view kAnyCaseShort = "'(?i:[sdmt]|ll|ve|re)";
 constexpr std::array<std::string_view, 7> kAsWritten{"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"};
 constexpr std::string_view kTail[] = {"\\s+(?!\\S)", "\\s+"};
 
-// The two words of o200k, with what may follow them.
+// The two alternatives of o200k for words, with the suffix behind both.
 std::array<std::string, 2> cased_words(std::string_view suffix) {
     const std::string prefix = "[^\\r\\n\\p{L}\\p{N}]?",
                       upper = "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]",
@@ -135,7 +139,7 @@ int contraction(const char* p, const char* end, bool any_case) {
 
 Scanner::Scanner(std::string_view pattern) : classes_(classes()) {
     const std::vector<std::string_view> ways = alternatives(pattern);
-    size_t at = 0;
+    size_t at = 0;  // alternatives that were recognised so far
     const auto is = [&](std::string_view way) {
         if (at >= ways.size() || ways[at] != way) return false;
         ++at;
@@ -156,6 +160,7 @@ Scanner::Scanner(std::string_view pattern) : classes_(classes()) {
         contractions_ = Contractions::kAnyCase;
 
     Kind kind = Kind::kWords;
+    // What is neither letters nor numbers nor white space.
     std::string_view others = " ?[^\\s\\p{L}\\p{N}]+";
     if (is(" ?\\p{L}+")) {
         kind = Kind::kGpt2;

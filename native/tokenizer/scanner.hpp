@@ -58,6 +58,7 @@ public:
 
 private:
 #if defined(BITNET_ASCII_SSE2)
+    // Which bytes lie in [first, last] after an OR with `with`: 0x20 makes capitals small.
     uint32_t within(char first, char last, char with) const {
         const __m128i from =
             _mm_sub_epi8(_mm_or_si128(bytes_, _mm_set1_epi8(with)), _mm_set1_epi8(first));
@@ -67,10 +68,12 @@ private:
     __m128i bytes_;
 #else
     static constexpr uint64_t kEach = 0x0101010101010101ull, kHigh = 0x80 * kEach;
-    // The high bits of eight bytes, side by side.
+    // The high bits of eight bytes, as eight bits.
     static uint32_t gather(uint64_t word) {
         return uint32_t(((word & kHigh) >> 7) * 0x0102040810204080ull >> 56);
     }
+    // As above, for eight bytes: adding to the low seven bits of a byte sets its high bit from
+    // first on, or beyond last.
     static uint32_t within(uint64_t word, char first, char last, char with) {
         const uint64_t low = (word | uint8_t(with) * kEach) & ~kHigh;
         const uint64_t from = low + uint8_t(0x80 - first) * kEach;
@@ -84,16 +87,18 @@ private:
 #endif
 };
 
+// Finds the matches of one of these expressions, one after the other.
 class Scanner {
 public:
     Scanner() = default;  // knows no expression
-    // Reads the alternatives; known() is false when one is not among those below.
+    // Recognises a pattern by its alternatives; known() is false if it is not one of these
+    // expressions.
     explicit Scanner(std::string_view pattern);
     bool known() const { return kind_ != Kind::kNone; }
 
-    // The end of the match that begins at p, before end; nullptr where only the engine can tell
-    // (an apostrophe before a letter outside of ASCII, some of which are small letters in
-    // disguise).
+    // The end of the match that begins at p, before end; nullptr where only the regex engine can
+    // tell: an apostrophe before a letter outside of ASCII, which may equal an ASCII one if case is
+    // ignored.
     const char* next(const char* p, const char* end) const {
         if (size_t(end - p) >= Ascii16::kBytes) {
             if (const char* stop = near(p)) return stop;
@@ -101,18 +106,22 @@ public:
         return any(p, end);
     }
 
-    // True if any known expression matches what is on both sides of text[at] as it does with the
-    // other side left away. A letter before a space is never in one match with it, and is what
-    // matches before it end at: none looks further. A line break before a letter ends a match as
-    // well; unless white space is before it, which \\s+(?!\\S) would give back.
+    // True if all of these expressions match the text before text[at], and the text from there on,
+    // as they do with the other side left away. That is so between a letter and a space: no match
+    // has both, and a match that ends at the letter does not depend on the space. It is so between
+    // a line break and a letter, unless white space is before the line break, which \\s+(?!\\S)
+    // would then leave to the next match.
     static bool parts(std::string_view text, size_t at);
 
 private:
+    // Of GPT-2, LLaMA-3 and o200k.
     enum class Kind : uint8_t { kNone, kGpt2, kWords, kCasedWords };
     enum class Contractions : uint8_t { kNone, kAsWritten, kAnyCase };
 
+    // The end of the match at p: nullptr if sixteen bytes do not settle it, or only the engine can.
     const char* near(const char* p) const;
     const char* any(const char* p, const char* end) const;
+    // The ends of parts of an expression, nullptr where they do not match.
     const char* gpt2(const char* p, const char* end) const;
     const char* word(uint8_t first, const char* second, const char* end) const;
     const char* cased_word(const char* p, uint8_t first, const char* second, const char* end,
@@ -123,25 +132,27 @@ private:
     const uint8_t* classes_ = nullptr;  // of characters, by code point
     Kind kind_ = Kind::kNone;
     Contractions contractions_ = Contractions::kNone;
-    uint8_t letters_ = 0;                  // classes that words are made of
-    int max_digits_ = 0;                   // of a number; 0 for any
-    bool breaks_follow_ = false;           // line breaks behind punctuation belong to it
-    bool slashes_ = false;                 // so do slashes
-    bool breaks_end_ = false;              // white space ends at its last line break
-    bool ask_apostrophe_ = false;          // one that begins a match may begin a contraction
-    std::array<bool, 256> before_word_{};  // ASCII that a word may have before its letters
+    uint8_t letters_ = 0;          // kWords: classes that words are made of
+    int max_digits_ = 0;           // of a number; 0 for any
+    bool breaks_follow_ = false;   // line breaks behind punctuation belong to it
+    bool slashes_ = false;         // slashes behind it do as well
+    bool breaks_end_ = false;      // a match of white space ends at its last line break
+    bool ask_apostrophe_ = false;  // an apostrophe may begin a match, a contraction
+    // Characters of ASCII that may be before the letters of a word.
+    std::array<bool, 256> before_word_{};
 };
 
 // The end of a match that the sixteen bytes at p settle, nullptr where they do not.
 inline const char* Scanner::near(const char* p) const {
     const Ascii16 bytes(p);
     const uint32_t letters = bytes.letters(), outside = bytes.outside();
-    // A character outside of ASCII behind it may belong to it.
+    // The end of a match of so many bytes; nullptr if it may go on beyond the sixteen, or with a
+    // character outside of ASCII.
     const auto settled = [&](unsigned size) {
         return size < Ascii16::kBytes && !(outside >> size & 1) ? p + size : nullptr;
     };
     if (ask_apostrophe_ && *p == '\'') return nullptr;
-    const unsigned before = ~letters & 1;
+    const unsigned before = ~letters & 1;  // bytes before the letters
     const uint32_t word = letters >> before;
     if (word & 1 && (before == 0 || before_word_[uint8_t(*p)])) {
         if (kind_ != Kind::kCasedWords) return settled(before + lowest_bit(~word));
@@ -154,8 +165,8 @@ inline const char* Scanner::near(const char* p) const {
     }
     const uint32_t digits = bytes.digits(), spaces = bytes.spaces();
     const unsigned space = *p == ' ';
-    const unsigned sign =
-        kind_ == Kind::kGpt2 ? space : 0;  // a space that a number may have before it
+    // Of GPT-2, a space that a number may have before it.
+    const unsigned sign = kind_ == Kind::kGpt2 ? space : 0;
     if (digits >> sign & 1) {
         const unsigned size = lowest_bit(~(digits >> sign)), most = unsigned(max_digits_);
         return most != 0 && size >= most ? p + most : settled(sign + size);
@@ -169,6 +180,7 @@ inline const char* Scanner::near(const char* p) const {
         }
         return settled(size);
     }
+    // White space up to its last line break, or all but its last character, which the text takes.
     const unsigned size = lowest_bit(~spaces);
     if (size == 0 || settled(size) == nullptr) return nullptr;
     uint32_t breaks = breaks_end_ ? bytes.breaks() & ((uint32_t{1} << size) - 1) : 0;

@@ -10,7 +10,8 @@ namespace {
 
 constexpr float kUnknownPenalty = 10.0f;  // kUnkPenalty of unigram_model.cc
 
-// Appends the ids of a piece that begins at `at` in the text.
+// Appends the ids of a piece that begins at `at` in the text. after_unknown says whether the piece
+// before was unknown: unknown neighbours become one id.
 void add_piece(const TokenizerFile& file, std::string_view piece, size_t at, bool& after_unknown,
                Ids& out, Spans* spans) {
     const auto add = [&](uint32_t id, size_t begin, size_t end) {
@@ -39,19 +40,21 @@ size_t child_offset(uint32_t unit) { return size_t(unit >> 10) << ((unit & (1u <
 
 struct Segment {
     size_t begin, end;
-    bool unknown;
+    bool unknown;  // a character without a piece, or the unknown piece itself
 };
 
-// The pieces of *text* with the best sum of scores. rate(begin, end, id, score): false if a piece
-// may not be used. A character that is not a piece scores *unknown*. Sums are rounded before they
-// are compared, so that equal paths stay equal.
+// The pieces of *text* with the best sum of scores. rate(begin, end, id, score) sets the score of a
+// piece, or returns false if it may not be used. A character that is not a piece scores *unknown*;
+// if unknown_needs_id, using one without an unknown id throws. Sums are rounded to Score before
+// they are compared, so that equal paths stay equal.
 template <class Score, class Rate>
 std::vector<Segment> best_segments(const TokenizerFile& file, std::string_view text, Budget& budget,
                                    Score unknown, bool unknown_needs_id, const Rate& rate) {
+    // The best way to a place in the text, and the last segment of it.
     struct Node {
         Score score = 0;
         bool unknown = false;
-        int64_t begin = -1;
+        int64_t begin = -1;  // of that segment; -1 before there is a way
     };
     std::vector<Node> nodes(text.size() + 1);
     const auto offer = [&](size_t begin, size_t end, Score score, bool is_unknown) {
@@ -65,7 +68,7 @@ std::vector<Segment> best_segments(const TokenizerFile& file, std::string_view t
     const Trie& known = file.pieces();
     for (size_t begin = 0; begin < text.size();) {
         const size_t width = unicode::length(text, begin);
-        bool has_single = false;
+        bool has_single = false;  // whether the character alone is a piece
         size_t end = begin + 1;
         for (uint32_t node = known.start(text[begin]); node != 0; ++end) {
             const uint32_t id = known.value(node);
@@ -166,7 +169,7 @@ std::string normalize_sentencepiece(const TokenizerFile& file, const CharsMap& m
     std::string out;
     out.reserve(text.size() + text.size() / 2 + 3);
     std::vector<size_t> starts;  // of each byte of out, in text
-    // Appends what text[at] and the characters after it become.
+    // Appends the part that text[at] and perhaps characters after it become.
     const auto add = [&](std::string_view part, size_t at) {
         for (const char c : part) {
             if (c == ' ')
@@ -177,8 +180,8 @@ std::string normalize_sentencepiece(const TokenizerFile& file, const CharsMap& m
         if (origin != nullptr) starts.resize(out.size(), at);
     };
     const size_t most = limits::kGrowthBase + limits::kGrowth * text.size();
-    const bool plain = map.empty() && !trim && origin == nullptr;
-    bool after_space = trim, begins = true;
+    const bool plain = map.empty() && !trim && origin == nullptr;  // the text is one part
+    bool after_space = trim, begins = true;                        // begins: nothing was added
     std::string chunk;
     size_t n = 0;
     for (size_t i = 0; i < text.size(); i += n) {
@@ -238,7 +241,8 @@ void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget
         symbols.push_back({i, n, at - 1, i + n < text.size() ? at + 1 : -1});
     }
     std::priority_queue<Candidate> agenda;
-    std::unordered_map<std::string_view, size_t> unused;  // size of the left half
+    // For an unused piece, the size of the left half of which it was last made.
+    std::unordered_map<std::string_view, size_t> unused;
     const auto consider = [&](int64_t left, int64_t right) {
         if (left < 0 || right < 0) return;
         const Symbol& a = symbols[size_t(left)];
@@ -255,6 +259,7 @@ void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget
         agenda.pop();
         Symbol& left = symbols[size_t(top.left)];
         Symbol& right = symbols[size_t(top.right)];
+        // Out of date: one of the two was merged since.
         if (left.size == 0 || right.size == 0 || left.size + right.size != top.size) continue;
         left.size = top.size;
         right.size = 0;
@@ -327,7 +332,7 @@ void encode_unigram(const TokenizerFile& file, double lowest, std::string_view t
     const auto rate = [&](size_t begin, size_t end, uint32_t id, float& score) {
         const bool whole = end == text.size() || !unicode::continues(text[end]);
         if (!whole || file.flags(id) & kUnused) return false;
-        // A user-defined piece gets a bonus that beats any other way (library 0.2.3).
+        // A user-defined piece gets a bonus that beats any other way (sentencepiece 0.2.3).
         const bool bonus = (file.flags(id) & kUserDefined) != 0;
         score = bonus ? float(0.1 * double(end - begin - 1)) : file.score(id);
         return true;

@@ -5,6 +5,7 @@
 namespace bitnet {
 namespace {
 
+// Reads numbers and texts from a section of a compiled file.
 class Reader {
 public:
     explicit Reader(std::string_view bytes) : rest_(bytes) {}
@@ -72,7 +73,7 @@ PreTokenizer::PreTokenizer(const std::vector<TokenizerStep>& steps) : steps_(ste
 }
 
 bool PreTokenizer::scans() const {
-    // To keep only the matches is the same, as they cover every text.
+    // To keep the matches alone gives the same pieces, as they cover every text.
     const auto wanted = [](const TokenizerStep& step) {
         return Behavior(step.mode) == (step.flag != 0 ? Behavior::kRemoved : Behavior::kIsolated);
     };
@@ -80,8 +81,8 @@ bool PreTokenizer::scans() const {
            expressions_[0].scanner.known();
 }
 
-// The end of the match at p by the engine, where the scanner is not certain. The expression covers
-// every text, so a match begins at p.
+// The end of the match at p by the regex engine, where the scanner is not certain. The expression
+// covers every text, so a match begins at p.
 const char* PreTokenizer::Expression::match(const char* p, const char* end, Budget& budget) {
     const char *from = nullptr, *to = nullptr;
     return regex.find(p, budget, &from, &to) && from == p ? to : end;
@@ -132,7 +133,7 @@ void PreTokenizer::prefix(Cut& cut, const TokenizerStep& step) {
         const bool begins = text.compare(0, step.text.size(), step.text) == 0 ||
                             (meta && !text.empty() && text[0] == ' ');
         const size_t begin = out.size();
-        // What is put before a piece comes from its first character, as the library has it.
+        // As in the library, the origin of what is put before a piece is its first character.
         const size_t width = text.empty() ? 0 : unicode::length(text, 0);
         const auto add = [&](std::string_view part, Span from) {
             out += part;
@@ -174,6 +175,7 @@ void PreTokenizer::split(Cut& cut, const TokenizerStep& step, Expression* expres
     pieces_.clear();
     for (const Cut::Piece& piece : cut.pieces) {
         find(step, expression, cut.text.substr(piece.begin, piece.end - piece.begin));
+        // These steps fill matches_ with pieces.
         const bool arranged =
             step.kind == StepKind::kBertPreTokenizer || step.kind == StepKind::kWhitespace ||
             step.kind == StepKind::kFixedLength || step.kind == StepKind::kUnicodeScripts;
@@ -191,7 +193,7 @@ void PreTokenizer::split(Cut& cut, const TokenizerStep& step, Expression* expres
     cut.pieces.swap(pieces_);
 }
 
-// Fills matches_ with what the step matches in text and the stretches between.
+// Fills matches_ with what the step matches in text, and with the stretches between.
 void PreTokenizer::find(const TokenizerStep& step, Expression* expression, std::string_view text) {
     matches_.clear();
     size_t done = 0;
@@ -246,7 +248,7 @@ void PreTokenizer::find(const TokenizerStep& step, Expression* expression, std::
         case StepKind::kWhitespaceSplit:
             each(unicode::is_space);
             break;
-        case StepKind::kBertPreTokenizer:  // spaces go, punctuation stands alone
+        case StepKind::kBertPreTokenizer:  // spaces are removed, punctuation marks are pieces
             each_code([&](uint32_t code, size_t from, size_t to) {
                 const bool space = unicode::is_space(code);
                 if (!space && !unicode::is_punctuation(code)) return;
@@ -281,7 +283,7 @@ void PreTokenizer::find(const TokenizerStep& step, Expression* expression, std::
             });
             break;
         }
-        case StepKind::kUnicodeScripts: {  // what comes before the first script goes
+        case StepKind::kUnicodeScripts: {  // what comes before the first script is removed
             uint8_t last = 0;
             each_code([&](uint32_t code, size_t from, size_t to) {
                 const uint8_t script = unicode::script(code);
@@ -300,10 +302,11 @@ void PreTokenizer::find(const TokenizerStep& step, Expression* expression, std::
     if (done < text.size()) matches_.push_back({done, text.size(), false});
 }
 
+// Joins or removes entries of matches_ as the behavior says.
 void PreTokenizer::arrange(Behavior behavior) {
     std::vector<Match>& m = matches_;
-    size_t n = 0;
-    bool previous = false;
+    size_t n = 0;           // entries of the result
+    bool previous = false;  // whether the entry before is a match
     switch (behavior) {
         case Behavior::kIsolated:
             return;

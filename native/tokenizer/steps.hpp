@@ -7,7 +7,7 @@
 namespace bitnet {
 
 enum class StepKind : uint32_t {
-    // normalizers; the first five leave the first character where it was
+    // normalizers; up to kLowercase, each leaves the first character where it was
     kNfc = 1,
     kNfkc,
     kNfd,
@@ -37,6 +37,7 @@ enum class StepKind : uint32_t {
     kSpell
 };
 
+// Of a Split: what becomes of the matches, named as in tokenizer.json.
 enum class Behavior : uint32_t {
     kRemoved,
     kIsolated,
@@ -60,8 +61,8 @@ struct TokenizerStep {
     StepKind kind;
     uint32_t mode = 0;  // Behavior, Scheme, bits of BertOption or StripSide, or a length of pieces
     uint32_t flag = 0;  // kSplit...: 1 keeps the matches; kMetaspace: 1 splits at its symbol
-    std::string text;
-    std::string other;
+    std::string text;   // what it looks for, puts before a text, or the pattern
+    std::string other;  // kReplace...: what it puts there
 };
 
 // Throws std::invalid_argument when the bytes are not a list of steps.
@@ -74,12 +75,14 @@ struct Span {
 // Where each byte of a changed text comes from; empty for a text that was not changed.
 using Origin = std::vector<Span>;
 
-// A text behind normalizers.
+// A text that normalizers change.
 struct Normalized {
     std::string text;
     bool traced = false;  // whether to fill in origin
     Origin origin;        // of text
-    void trace();         // makes origin that of a text that has not changed, by characters
+    // If origin is empty, fills it in for a text that has not changed: each byte comes from its
+    // whole character.
+    void trace();
 };
 
 // The character that spells a byte in GPT-2's vocabularies.
@@ -93,9 +96,9 @@ public:
     // Throws std::invalid_argument for what cannot be run.
     Normalizer(const std::vector<TokenizerStep>& steps, const CharsMap& charsmap);
     bool empty() const { return steps_.empty(); }
-    // Whether the first character may be another one afterwards.
+    // Whether the first character of the result may come from another one than the first.
     bool moves() const;
-    // Whether it may put characters before a text that come from none of its own.
+    // Whether it may put characters before a text without an origin in it.
     bool inserts() const { return inserts_; }
     // Throws OverBudget, and std::invalid_argument for a fault of the character map that only this
     // text shows.
@@ -116,10 +119,10 @@ struct Cut {
     std::vector<Piece> pieces;
     bool traced = false;    // whether to fill in origin
     Origin origin;          // of text
-    bool at_start = false;  // whether the text begins where the whole does
+    bool at_start = false;  // whether the text begins where the whole one does
 };
 
-// What a stretch of a changed text comes from.
+// Where a stretch of a changed text comes from.
 inline Span source_of(const Origin& origin, Span span) {
     if (origin.empty() || span.begin >= span.end) return span;
     return {origin[span.begin].begin, origin[span.end - 1].end};
@@ -132,12 +135,13 @@ class PreTokenizer {
 public:
     explicit PreTokenizer(const std::vector<TokenizerStep>& steps);
     bool empty() const { return steps_.empty(); }
-    // Whether the only step looks for a text that is not there (a space, where all became U+2581).
+    // Whether the only step splits at a string that does not occur (a space, if all became U+2581).
     bool leaves_whole(std::string_view text) const {
         return steps_.size() == 1 && steps_[0].kind == StepKind::kSplitString &&
                steps_[0].flag == 0 && text.find(steps_[0].text) == std::string_view::npos;
     }
-    // Whether the only step is an expression whose matches, found one by one, are the pieces.
+    // Whether the only step is an expression that the scanner knows, and whose matches are the
+    // pieces.
     bool scans() const;
     // Makes [begin, end) the text that scan() cuts.
     void begin_scan(const char* begin, const char* end) {
@@ -148,9 +152,10 @@ public:
         const char* stop = expressions_[0].scanner.next(p, end);
         return stop != nullptr ? stop : expressions_[0].match(p, end, budget);
     }
-    // Whether a step depends on a piece being the first, where that is not simply the first byte.
+    // Whether a Metaspace step needs origins to know which piece is the first: if normalizers moved
+    // the beginning, or if it is not the first step.
     bool asks_for_first(bool moved) const;
-    // cut.text is set, cut.pieces holds the whole of it. Throws OverBudget.
+    // Cuts the pieces of cut further, at first the whole text. Throws OverBudget.
     void run(Cut& cut, Budget& budget);
 
 private:
@@ -158,7 +163,7 @@ private:
         size_t begin, end;
         bool is_match;
     };
-    // The expression of a step: the engine, and a scanner where there is one for it.
+    // The expression of a step: the regex engine, and the scanner, which may know it.
     struct Expression {
         explicit Expression(const std::string& pattern) : regex(pattern), scanner(pattern) {}
         const char* match(const char* p, const char* end, Budget& budget);

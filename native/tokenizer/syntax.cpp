@@ -24,13 +24,14 @@ CharSet::Item range(uint32_t first, uint32_t last) {
     return {CharSet::Item::kRange, false, first, last};
 }
 
-// Puts a node into another; every tree is built with this, so none is too high to walk.
+// Makes a node the child of another. Every tree is built with this, so none is too high to walk.
 void adopt(RegexNode& parent, RegexNode child) {
     parent.height = std::max(parent.height, child.height + 1);
     if (parent.height > 3 * limits::kPatternDepth) refuse("nesting this deep");
     parent.children.push_back(std::move(child));
 }
 
+// Reads a pattern by recursive descent, from alternatives down to classes.
 class Parser {
 public:
     Parser(const std::string& pattern, std::vector<CharSet>& sets)
@@ -81,7 +82,7 @@ private:
         return node;
     }
 
-    // A few pairs of letters have one character that folds to both of them.
+    // If case is ignored, a ligature or a sharp s would match some pairs of letters.
     void refuse_folding_pairs(const RegexNode& node) const {
         if (!fold_) return;
         std::string text;
@@ -125,6 +126,7 @@ private:
         return node;
     }
 
+    // Reads digits; false if there are none.
     bool number(uint32_t& value) {
         const char* start = p_;
         value = 0;
@@ -135,6 +137,7 @@ private:
         return p_ != start;
     }
 
+    // Reads {n}, {n,}, {,m} or {n,m}; false, without moving, for a brace that is only a character.
     bool braces(RegexNode& repeat) {
         const char* start = p_++;
         const bool low = number(repeat.min);
@@ -145,7 +148,7 @@ private:
             if (!high) repeat.max = kUnbounded;
             good = low || high;
         }
-        if (!good || !take('}')) {  // a brace that is only a character
+        if (!good || !take('}')) {
             p_ = start;
             return false;
         }
@@ -186,7 +189,7 @@ private:
             return finish_group(alternation());  // captures are never asked for
         }
         const bool fold = fold_;
-        Op op = Op::kMatch;  // stands for a group that only encloses
+        Op op = Op::kMatch;  // stands for a group that has no other purpose
         if (take(':')) {
         } else if (take("i:")) {
             fold_ = true;
@@ -229,6 +232,7 @@ private:
         return add(std::move(set));
     }
 
+    // Adds a range of ASCII, and the characters that equal its letters if case is ignored.
     void add_folded(CharSet& set, uint32_t first, uint32_t last) {
         if (last >= 0x80) refuse("ignoring the case of non-ASCII characters");
         set.items.push_back(range(first, last));
@@ -241,6 +245,7 @@ private:
         }
     }
 
+    // The node of a complete set.
     RegexNode add(CharSet set) {
         set.finish();
         sets_.push_back(std::move(set));
@@ -257,7 +262,7 @@ private:
         return literal(escaped_character());
     }
 
-    // \s, \p{L} and the like: sets, in and outside of brackets.
+    // Reads \s, \p{L} and the like, in and outside of brackets; false for other escapes.
     bool shorthand(CharSet& set) {
         if (p_ == end_) refuse("a pattern that ends in a backslash");
         CharSet::Item item{CharSet::Item::kSpace};
@@ -312,6 +317,7 @@ private:
         set.items.push_back(item);
     }
 
+    // A number of at most so many hexadecimal digits; if braced, up to the closing brace.
     uint32_t hex(int digits, bool braced) {
         uint32_t value = 0;
         for (int i = 0; i < digits && p_ != end_; ++i) {
@@ -362,6 +368,7 @@ private:
         }
     }
 
+    // Reads a class from behind its [, as the intersection of the parts between each &&.
     CharSet char_class() {
         if (++depth_ > limits::kPatternDepth) refuse("nesting this deep");
         CharSet whole;
@@ -391,7 +398,7 @@ private:
         }
         part.finish();
         whole.cuts.push_back(std::move(part));
-        whole.categories = 0xFFFFFFFF;
+        whole.categories = 0xFFFFFFFF;  // everything, cut with the parts
         whole.finish();
         return whole;
     }

@@ -5,8 +5,8 @@
 
 namespace bitnet {
 
-// Instructions of a compiled pattern. In its tree, nodes that enclose a part or assert something
-// name theirs.
+// Instructions of a compiled pattern. In its tree, nodes of the kinds kEnclosed and kAssert have
+// the one that they become.
 enum class RegexOp : uint8_t {
     kChar,
     kSet,
@@ -14,9 +14,9 @@ enum class RegexOp : uint8_t {
     kPossessive,
     kSplit,
     kJump,
-    kLook,
-    kNotLook,
-    kAtomic,
+    kLook,     // (?=...)
+    kNotLook,  // (?!...)
+    kAtomic,   // (?>...)
     kLineStart,
     kLineEnd,
     kTextStart,
@@ -43,7 +43,7 @@ struct RegexNode {
     uint32_t min = 0, max = 0;
     enum Mode { kGreedy, kLazy, kPossessive } mode = kGreedy;
     std::vector<RegexNode> children = {};
-    int height = 1;  // nodes below each other; everything that walks a tree recurses this deep
+    int height = 1;  // of the tree from here down: how deep functions that walk it recurse
 };
 
 constexpr uint32_t kUnbounded = 0xFFFFFFFF;

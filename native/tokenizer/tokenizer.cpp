@@ -7,8 +7,8 @@
 namespace bitnet {
 namespace {
 
-constexpr size_t kIdleWorkers = 4;                 // kept for later calls
-constexpr size_t kPiecesBytes = size_t{64} << 10;  // of text that a relay sends at once
+constexpr size_t kIdleWorkers = 4;                 // workers that are kept for later calls
+constexpr size_t kPiecesBytes = size_t{64} << 10;  // bytes of text that a relay sends at once
 
 template <typename Wanted>
 AddedMatcher matcher(const std::vector<AddedToken>& tokens, Wanted wanted) {
@@ -17,7 +17,8 @@ AddedMatcher matcher(const std::vector<AddedToken>& tokens, Wanted wanted) {
     return AddedMatcher(std::move(chosen));
 }
 
-// Moves the spans from first on, of a part that begins at `by` in a text, to where they come from.
+// Moves the spans from first on, which are in a part of a text that begins at `by`, to their places
+// in that text, or in the text that origin says it was made from.
 void locate(Spans* spans, size_t first, size_t by, const Origin& origin = {}) {
     for (size_t i = first; spans != nullptr && i < spans->size(); ++i)
         (*spans)[i] = source_of(origin, {(*spans)[i].begin + by, (*spans)[i].end + by});
@@ -52,7 +53,8 @@ TokenizerEngine::TokenizerEngine(const char* data, size_t size)
     };
     const auto normalized = is(AddedToken::kNormalized), special = is(AddedToken::kSpecial);
     raw_ = matcher(added, [&](const AddedToken& t) { return !normalized(t); });
-    if (is_sentencepiece()) {  // finds what it knows in the text of control tokens too
+    // If special tokens are not parsed, SentencePiece finds other tokens in their texts.
+    if (is_sentencepiece()) {
         raw_ordinary_ =
             matcher(added, [&](const AddedToken& t) { return !normalized(t) && !special(t); });
     }
@@ -74,12 +76,13 @@ TokenizerEngine::TokenizerEngine(const char* data, size_t size)
     if (Normalizer(normalizer_, charsmap_).inserts() &&
         std::any_of(pre_.begin(), pre_.end(), spells))
         throw std::invalid_argument("bytes spelled behind a normalizer that replaces nothing");
-    idle_.push_back(std::make_unique<Worker>(*this));  // a pattern that cannot be run fails here
+    // A worker compiles the patterns: one that cannot be run throws here, not in encode().
+    idle_.push_back(std::make_unique<Worker>(*this));
 }
 
 std::unique_ptr<TokenizerEngine::Worker> TokenizerEngine::borrow() {
     {
-        // Never waits: in a forked child the lock may be held by a thread that is not there.
+        // Never waits: in a forked child, a thread that does not exist there may hold the lock.
         const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
         if (lock.owns_lock() && !idle_.empty()) {
             auto worker = std::move(idle_.back());
@@ -142,7 +145,8 @@ void TokenizerEngine::Turn::encode(const Pieces& pieces, bool, Ids& out) {
     worker_ = std::move(worker);
 }
 
-// The next piece of a text that is readable up to limit; of a BPE its ids may wait for a flush.
+// Encodes the next piece of a text that is readable up to limit. A BPE may append its ids to out
+// only in a later flush.
 void TokenizerEngine::add_piece(Worker& worker, const char* begin, const char* end,
                                 const char* limit, Ids& out) {
     const std::string_view piece(begin, size_t(end - begin));
@@ -156,7 +160,7 @@ void TokenizerEngine::add_piece(Worker& worker, const char* begin, const char* e
         encode_model(worker, piece, out, nullptr);
 }
 
-// An added token.
+// Adds the id of an added token, which is at `where`.
 void TokenizerEngine::add_id(Worker& worker, uint32_t id, Span where, Ids& out, Spans* spans) {
     if (worker.relay != nullptr) return worker.relay->add_id(id);
     out.push_back(id);
@@ -181,7 +185,7 @@ void TokenizerEngine::encode_text(Worker& worker, std::string_view text, bool pa
             });
 }
 
-// A stretch between tokens found in raw text. Its spans are in bytes of it.
+// Encodes a stretch between tokens found in raw text. The spans are in bytes of the stretch.
 void TokenizerEngine::encode_stretch(Worker& worker, std::string_view text, Place place, Ids& out,
                                      Spans* spans) {
     Normalized whole;
@@ -212,8 +216,8 @@ void TokenizerEngine::encode_stretch(Worker& worker, std::string_view text, Plac
         });
 }
 
-// A part between tokens found in normalized text, of which it begins at this place. Its spans are
-// in bytes of the stretch.
+// Encodes a part between tokens found in normalized text, in which it begins at `begin`. The spans
+// are in bytes of the stretch.
 void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, const Normalized& whole,
                                     size_t begin, bool at_start, Ids& out, Spans* spans) {
     const bool whole_text = worker.pre.empty() || worker.pre.leaves_whole(text);
@@ -265,7 +269,7 @@ void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, const
     }
 }
 
-// Adds the parts of a text, see Config::parts, that is readable up to limit.
+// Encodes the parts of a text that is readable up to limit, see Config::parts.
 void TokenizerEngine::add_parts(Worker& worker, std::string_view text, const char* limit,
                                 Ids& out) {
     for (size_t at = 0, stop = 0; at < text.size(); at = stop) {
@@ -275,8 +279,8 @@ void TokenizerEngine::add_parts(Worker& worker, std::string_view text, const cha
     }
 }
 
-// Encodes a text whose pieces depend only on where the one before ends. These are the matches of a
-// scanner, or parts of a text that the model takes as a whole, see kWordsApart.
+// Encodes a text of which each piece depends only on where the one before ends: the pieces are the
+// matches of a scanner, or parts of a text that is one piece for the model, see kWordsApart.
 void TokenizerEngine::encode_uniform(Worker& worker, std::string_view text, Ids& out) {
     const char* const end = text.data() + text.size();
     if (scans(worker)) {
@@ -293,7 +297,7 @@ void TokenizerEngine::encode_uniform(Worker& worker, std::string_view text, Ids&
     worker.bpe.flush(out);
 }
 
-// Gives the relay such a text in stretches that do not depend on each other.
+// Sends such a text to the relay, in stretches that do not depend on each other.
 void TokenizerEngine::relay_stretches(Worker& worker, std::string_view text) {
     const bool scanned = scans(worker);
     for (size_t at = 0, stop = 0; at < text.size(); at = stop) {
@@ -305,6 +309,7 @@ void TokenizerEngine::relay_stretches(Worker& worker, std::string_view text) {
     }
 }
 
+// Encodes one piece with the model. Its spans are in bytes of the piece.
 void TokenizerEngine::encode_model(Worker& worker, std::string_view piece, Ids& out, Spans* spans) {
     if (worker.relay != nullptr) return worker.relay->add_piece(piece);
     switch (model()) {
@@ -342,10 +347,10 @@ void TokenizerEngine::encode_model(Worker& worker, std::string_view piece, Ids& 
 
 namespace {
 
-constexpr size_t kGroupBytes = size_t{64} << 10;
-constexpr size_t kTextBytes = 64;                // of text, take as long as starting a text does
-constexpr size_t kLongText = size_t{128} << 10;  // from here on a text is encoded in parts
-constexpr size_t kAhead = 16;                    // tasks that wait for each thread, at most
+constexpr size_t kGroupBytes = size_t{64} << 10;  // of short texts that make one task
+constexpr size_t kTextBytes = 64;                 // of text, which take as long as starting a text
+constexpr size_t kLongText = size_t{128} << 10;   // from here on a text is encoded in parts
+constexpr size_t kAhead = 16;                     // tasks that may wait for each thread
 
 }  // namespace
 

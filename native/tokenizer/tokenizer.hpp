@@ -1,4 +1,4 @@
-// A compiled tokenizer that runs: text to ids.
+// Encodes texts with a compiled tokenizer.
 #pragma once
 
 #include <condition_variable>
@@ -23,13 +23,13 @@ struct Pieces {
     Budget budget;
 };
 
-// Collects pieces, and passes them on by and by.
+// Collects pieces and ids of a text, and sends them on in parts of about 64 KiB.
 class Relay {
 public:
     virtual ~Relay() = default;
-    void add_piece(std::string_view piece, uint32_t kind = 0);
+    void add_piece(std::string_view piece, uint32_t kind = 0);  // kind: 0 or Pieces::kIsStretch
     void add_id(uint32_t id);
-    void flush();
+    void flush();   // sends what is left
     Budget budget;  // of the text; shared by its parts
 
 private:
@@ -41,7 +41,7 @@ class TokenizerEngine {
     struct Worker;
 
 public:
-    // Several texts that one thread encodes with one worker, whose caches it keeps.
+    // Encodes several texts on one thread with one worker, and so with what it has cached.
     class Turn {
     public:
         explicit Turn(TokenizerEngine& engine) : engine_(engine) {}
@@ -52,7 +52,7 @@ public:
         Turn& operator=(const Turn&) = delete;
         // As the engine's encode().
         void encode(std::string_view text, bool parse_special, Ids& out);
-        // The ids of pieces; parse_special was said when they were made.
+        // Appends the ids of pieces. parse_special is ignored: it counted when they were cut.
         void encode(const Pieces& pieces, bool parse_special, Ids& out);
 
     private:
@@ -60,19 +60,21 @@ public:
         std::unique_ptr<Worker> worker_;
     };
 
-    // The memory must outlive the engine. Throws std::invalid_argument when it is not right.
+    // The memory must outlive the engine. Throws std::invalid_argument if it is not a compiled
+    // tokenizer that can be run.
     TokenizerEngine(const char* data, size_t size);
 
-    // Safe to call from several threads. Throws OverBudget, and std::invalid_argument for a fault
-    // of the tokenizer that only this text shows. Spans, in bytes of text, are filled in when asked
-    // for.
+    // Appends the ids of text to out and, unless it is null, where each is in text (in bytes) to
+    // *spans. Safe to call from several threads. Throws OverBudget, and std::invalid_argument for a
+    // fault of the tokenizer that only this text shows.
     void encode(std::string_view text, bool parse_special, Ids& out, Spans* spans = nullptr);
-    // The pieces of text that the model would encode, and the ids between them, given to relay.
+    // Adds the pieces of text that the model would encode, and the ids between them, to relay.
     void cut(std::string_view text, bool parse_special, Relay& relay);
 
     const TokenizerFile& file() const { return file_; }
 
 private:
+    // What one thread needs to encode a text. Workers are kept for later calls, with their caches.
     struct Worker {
         explicit Worker(const TokenizerEngine& engine)
             : normalizer(engine.normalizer_, engine.charsmap_),
@@ -91,7 +93,8 @@ private:
     };
     std::unique_ptr<Worker> borrow();
     void give_back(std::unique_ptr<Worker> worker);
-    // Where in the whole text a stretch lies, and whether special tokens are looked for in it.
+    // Whether a stretch begins where the whole text does, and whether special tokens are found in
+    // it.
     struct Place {
         bool at_start, parse_special;
     };
@@ -111,7 +114,7 @@ private:
     bool scans(const Worker& worker) const {
         return model() == ModelKind::kBpe && worker.pre.scans();
     }
-    // Whether pieces go straight to the tables of words.
+    // Whether Bpe::add takes the pieces: it cannot trace them, and a relay takes them instead.
     bool takes_words(const Worker& worker, const Spans* spans) const {
         return model() == ModelKind::kBpe && spans == nullptr && worker.relay == nullptr;
     }
@@ -124,17 +127,19 @@ private:
     TokenizerFile file_;
     CharsMap charsmap_;
     std::vector<TokenizerStep> normalizer_, pre_;
+    // Added tokens by the text in which they are found; raw_ordinary_ are those of raw_ that are
+    // not special, for SentencePiece, and untouched_ those that its character map does not change.
     AddedMatcher raw_, raw_ordinary_, normalized_, untouched_;
     double lowest_score_ = 0.0;
-    std::mutex mutex_;
+    std::mutex mutex_;  // of idle_
     std::vector<std::unique_ptr<Worker>> idle_;
 };
 
 // ---- many texts, and long ones piece by piece, encoded by several threads
 
-// One thread adds texts and takes their ids in order. A long text is normalized by that thread, and
-// parts of it that do not depend on each other are pre-tokenized, where that can be said of them,
-// and encoded by helpers meanwhile.
+// One thread adds texts and takes their ids in order. That thread normalizes a long text and cuts
+// it into parts that do not depend on each other. Helpers meanwhile encode them; if the
+// pre-tokenizer allows such parts, they run it, too.
 class ManyTexts : Relay {
 public:
     struct Encoded {
@@ -148,40 +153,43 @@ public:
     ManyTexts(const ManyTexts&) = delete;
     ManyTexts& operator=(const ManyTexts&) = delete;
 
-    // The text must stay where it is.
+    // The text must stay where it is until its ids have been taken.
     void add(std::string_view text);
     // No more texts follow.
     void end();
 
-    // Whether there are ids to take, and whether the next ones are encoded.
+    // Whether ids are left to take, and whether the next ones are encoded already.
     bool pending() const { return taken_ < tasks_.size(); }
     bool is_ready();
-    // Encodes some more here, or waits until the next ids are there.
+    // Encodes a task on this thread, or waits until the next ids are there if helpers have them
+    // all.
     void help();
-    // The next ids, of a text or a part of one. Throws the error that encoding them met.
+    // The next ids, of a text or a part of one. Throws the exception that encoding them has thrown.
     Encoded take();
 
 private:
     struct Task {
-        std::vector<std::string_view> texts;  // short ones, or
-        Pieces pieces;                        // a part of a long one
-        std::vector<Encoded> found;           // one for each text
+        std::vector<std::string_view> texts;  // short texts; if none,
+        Pieces pieces;                        // a part of a long text
+        std::vector<Encoded> found;           // one for each text, or one for the part
         bool is_done = false;
     };
 
     void send(Pieces pieces) override;
     void push(Task task);
+    // Encodes the next task; if `wait`, waits for one. False if there is none.
     bool encode_next(TokenizerEngine::Turn& turn, bool wait);
 
     TokenizerEngine& engine_;
     const bool parse_special_;
     const size_t threads_;
     TokenizerEngine::Turn turn_;
-    Task group_;  // of short texts
+    Task group_;  // short texts that are not a task yet
     size_t group_bytes_ = 0;
-    bool is_last_ = false;    // whether the pieces that come end a text
-    std::deque<Task> tasks_;  // a task stays where it is
-    size_t next_ = 0;         // to encode
+    bool is_last_ = false;    // whether the pieces sent next end a text
+    std::deque<Task> tasks_;  // references to tasks stay valid when others are added
+    size_t next_ = 0;         // index of the next task to encode
+    // Tasks whose results have all been taken, and results taken from the task after them.
     size_t taken_ = 0, found_taken_ = 0;
     bool ended_ = false;
     std::mutex mutex_;  // of tasks_, next_, is_done and ended_

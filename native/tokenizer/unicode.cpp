@@ -12,8 +12,8 @@ namespace {
 // Code points in flat tables. Those above are rare (tags, private use) and need a binary search.
 constexpr uint32_t kFlat = 0x34000;
 
-// Reads the numbers of a table: digits of five bits, the lowest first, and 32 more if another one
-// follows. unicode_tables.py writes them, and says what the numbers of each kind of table are.
+// Reads the numbers of a table: digits of five bits, the lowest first, plus 32 if another one
+// follows. unicode_tables.py writes them, and says what the numbers of each kind of table mean.
 class Digits {
 public:
     explicit Digits(const char* table) : at_(table) {}
@@ -36,6 +36,7 @@ private:
     const char* at_;
 };
 
+// Code points from first to last, with the value of each.
 struct Run {
     uint32_t first, last;
     uint8_t value;
@@ -65,7 +66,7 @@ private:
     std::vector<Run> runs_;
 };
 
-// A set of code points: those of some categories, but for the runs that differ.
+// A set of code points: those of some general categories, except in runs where it differs.
 class Set {
 public:
     explicit Set(const char* table);
@@ -74,18 +75,18 @@ public:
     }
 
 private:
-    std::vector<uint32_t> edges_;  // where code points begin to be inside and, in turn, outside
+    std::vector<uint32_t> edges_;  // the first code point inside, the first one outside, and so on
 };
 
-// What code points become.
+// Code points that some code points become, see encode_mapping in unicode_tables.py.
 class Mapping {
 public:
     struct Entry {
         uint32_t code;
-        uint16_t at, size;
+        uint16_t at, size;  // what it becomes, in codes_
     };
     explicit Mapping(const char* table) {
-        uint32_t code = 0, before[kLongest] = {};
+        uint32_t code = 0, before[kLongest] = {};  // before: what the entry before becomes
         for (Digits digits(table); !digits.at_end(); ++code) {
             const uint32_t gap = digits.next(), length = gap & 1 ? digits.next() : 1,
                            step = gap & 1 ? digits.next() : 1;
@@ -112,12 +113,12 @@ public:
     auto end() const { return entries_.end(); }
 
 private:
-    static constexpr size_t kLongest = 18;  // of Arabic ligatures
+    static constexpr size_t kLongest = 18;  // code points, of an Arabic ligature
     std::vector<Entry> entries_;
     std::vector<uint32_t> codes_;
 };
 
-// A table, read when it is first asked for.
+// A table, which is read by the first call.
 template <class Table, const char* kDigits>
 const Table& read() {
     static const Table table(kDigits);
@@ -141,7 +142,7 @@ Set::Set(const char* table) {
     for (const Run& run : Runs(digits)) add(differing, run);
     std::merge(whole.begin(), whole.end(), differing.begin(), differing.end(),
                std::back_inserter(all));
-    for (const uint32_t edge : all) {  // two in one place cancel each other
+    for (const uint32_t edge : all) {  // two equal edges cancel each other
         if (edges_.empty() || edges_.back() != edge)
             edges_.push_back(edge);
         else
@@ -149,8 +150,8 @@ Set::Set(const char* table) {
     }
 }
 
-// What pairs of code points compose to. A longer decomposition is what its first code points
-// compose to, and its last one.
+// Code points to which pairs of code points compose. A longer decomposition is a pair of what its
+// first code points compose to, and its last code point.
 class Compositions {
 public:
     Compositions() {
@@ -170,7 +171,7 @@ public:
     }
 
 private:
-    static constexpr uint16_t kLongest = 4;  // of Greek
+    static constexpr uint16_t kLongest = 4;  // code points, of Greek letters
     static uint64_t key(uint32_t first, uint32_t second) { return uint64_t{first} << 32 | second; }
     std::unordered_map<uint64_t, uint32_t> pairs_;
 };
@@ -266,6 +267,8 @@ uint32_t compose(uint32_t first, uint32_t second) {
 }
 
 size_t grapheme(std::string_view text, size_t at) {
+    // Classes of UAX #29, the first five as grapheme_classes in unicode_tables.py numbers them;
+    // kJoins are Extend, ZWJ and SpacingMark. The others are of Hangul.
     enum : uint8_t { kOther, kJoins, kPrepends, kControl, kPicture, kL, kV, kT, kLV, kLVT };
     constexpr uint32_t kJoiner = 0x200D;
     const auto class_at = [&](uint32_t code) -> uint8_t {
@@ -280,7 +283,7 @@ size_t grapheme(std::string_view text, size_t at) {
     const char* p = begin;
     uint32_t before = next(p, end);
     uint8_t kind = class_at(before);
-    bool picture = kind == kPicture;
+    bool picture = kind == kPicture;  // whether a picture is before, with nothing but kJoins behind
     while (p != end) {
         const char* ahead = p;
         const uint32_t code = next(ahead, end);
@@ -302,8 +305,8 @@ size_t grapheme(std::string_view text, size_t at) {
 
 namespace {
 
-// Whether NFC (if bit is 1) or NFKC (2) may change a character: it is a mark, composes with one
-// before, or is decomposed and not composed again.
+// Whether NFC (if bit is 1) or NFKC (2) may change a character: it is a mark, composes with a
+// character before, or is decomposed and not composed again.
 bool may_change(uint32_t code, uint8_t bit) {
     static const std::vector<uint8_t> flat = [] {
         std::vector<uint8_t> table(kFlat, 0);

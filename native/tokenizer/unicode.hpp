@@ -16,7 +16,8 @@ using Script = std::vector<std::pair<uint32_t, uint32_t>>;  // its ranges, in or
 // Index of the general category of a code point in kCategoryNames.
 uint8_t category(uint32_t code);
 
-// Bit set of general categories for a name such as "L", "Lu" or "Any"; 0 when there is none.
+// Bit set of the general categories that a name such as "L", "Lu" or "Any" stands for; 0 if
+// unknown.
 uint32_t category_mask(const std::string& name);
 
 // The script with this name, or nullptr.
@@ -32,25 +33,25 @@ bool is_mark(uint32_t code);
 
 bool is_combining_mark(uint32_t code);   // what StripAccents leaves out
 bool is_nonspacing_mark(uint32_t code);  // what BertNormalizer leaves out, once decomposed
-bool is_control(uint32_t code);          // what it leaves out when it cleans a text
+bool is_control(uint32_t code);          // what BertNormalizer leaves out with clean_text
 
-// Code points that a character becomes; size 0 where it stays as it is. Hangul excepted.
+// Code points that a character becomes; size 0 if it stays as it is, or is a Hangul syllable.
 struct Codes {
     const uint32_t* at = nullptr;
     size_t size = 0;
 };
-Codes canonical(uint32_t code);
-Codes compatible(uint32_t code);
+Codes canonical(uint32_t code);   // in NFD
+Codes compatible(uint32_t code);  // in NFKD
 Codes lower(uint32_t code);
 uint8_t combining_class(uint32_t code);
-uint32_t compose(uint32_t first, uint32_t second);  // 0 for none
+uint32_t compose(uint32_t first, uint32_t second);  // in NFC; 0 if the two do not compose
 uint8_t script(uint32_t code);  // number for UnicodeScripts; 0 continues the script before
 
 // Bytes of the extended grapheme cluster at text[at]. Flags and letters behind a virama may be
 // split: normalize_charsmap replaces no cluster that long as a whole.
 size_t grapheme(std::string_view text, size_t at);
 
-// Normalizing a text without such characters changes nothing.
+// NFC or NFKC does not change a text without any character for which this is true.
 bool may_change_nfc(uint32_t code);
 bool may_change_nfkc(uint32_t code);
 
@@ -98,16 +99,17 @@ inline uint32_t next(const char*& p, const char* end) {
 
 inline bool continues(char c) { return (uint8_t(c) & 0xC0) == 0x80; }
 
-// Start of the character that ends before p; never before begin, which lies before p.
+// Start of the character that ends before p, not before begin. p must be behind begin.
 inline const char* previous(const char* p, const char* begin) {
     do --p;
     while (p != begin && continues(*p));
     return p;
 }
 
-// The bytes are UTF-8 throughout: no lone, overlong or surrogate ones.
+// Whether all bytes are UTF-8, without overlong forms and surrogates.
 bool is_utf8(std::string_view text);
 
+// Appends a code point in UTF-8.
 void append(std::string& out, uint32_t code);
 
 }  // namespace bitnet::unicode

@@ -1,13 +1,14 @@
-"""Writes unicode_tables.hpp: what the `tokenizers` library believes about every code point.
+"""Writes unicode_tables.hpp: properties that the `tokenizers` library gives to code points.
 
-The native tokenizer must cut text exactly where that library does, so its tables are not taken
-from a version of the Unicode database but asked from the library itself::
+The native tokenizer must cut text exactly where that library does. So its tables are not taken from
+a version of the Unicode database, but from what the library does with each code point::
 
     python native/tokenizer/unicode_tables.py > native/tokenizer/unicode_tables.hpp
 
-Tables are numbers in digits of five bits, which `Digits` in unicode.cpp reads: properties as runs
-of code points, sets as general categories and the runs that differ from them, mappings as runs of
-code points and the differences to what those before became.
+Tables are numbers in digits of five bits, see `digits`, which `Digits` in unicode.cpp reads:
+properties as runs of code points, see `encode_runs`; sets as general categories and the runs that
+differ from them, see `encode_set`; mappings as runs of code points and the differences to what the
+code points before become, see `encode_mapping`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _WIDTH = 90  # digits of a line, which is 100 long at most
 
 
 def codes_removed_by(step: Split) -> list[int]:
-    """Code points that the pre-tokenizer *step*, which removes what it matches, removes."""
+    """Code points that *step* removes: a pre-tokenizer that removes its matches."""
     codes: list[int] = []
     for start in range(0, len(_CODE_POINTS), _CHUNK):
         chunk = _CODE_POINTS[start : start + _CHUNK]
@@ -75,7 +76,7 @@ def codes_removed_in(**options: bool) -> list[int]:
 
 
 def word_characters() -> list[int]:
-    """Code points the library counts as part of a word around a ``single_word`` added token."""
+    """Code points that the library takes for a part of a word beside a ``single_word`` token."""
     from tokenizers import AddedToken, Tokenizer, models
 
     tokenizer = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))  # noqa: S106
@@ -103,7 +104,8 @@ def combining_classes() -> dict[int, int]:
     classes = {}
     for code in _CODE_POINTS:
         number = unicodedata.combining(chr(code))
-        # U+0345 has the highest class, 240. Normalization moves marks of other classes before it.
+        # U+0345 has the highest class, 240. Normalization moves marks of lower classes before it; a
+        # mark that stays behind it has class 0 in the library.
         moves = number == 240 or nfd(f"a\u0345{chr(code)}")[1] != "\u0345"
         if number and moves and nfd(chr(code)) == chr(code):
             classes[code] = number
@@ -111,11 +113,11 @@ def combining_classes() -> dict[int, int]:
 
 
 def script_numbers() -> dict[int, int]:
-    """Numbers of the scripts that the pre-tokenizer ``UnicodeScripts`` sees; 0 fits all."""
+    """Numbers, from 1, of the scripts that ``UnicodeScripts`` tells apart; none if all fit."""
     from tokenizers import pre_tokenizers
 
     split = pre_tokenizers.UnicodeScripts().pre_tokenize_str
-    scripts: list[str] = []  # a character of each
+    scripts: list[str] = []  # a character of each script
     numbers: dict[int, int] = {}
 
     def number_of(char: str, before: int) -> int:
@@ -137,10 +139,11 @@ def script_numbers() -> dict[int, int]:
 
 
 def grapheme_classes() -> dict[int, int]:
-    """Classes of extended grapheme clusters, see `grapheme` in unicode.cpp."""
+    """Classes of extended grapheme clusters other than 0, see `grapheme` in unicode.cpp."""
     from tokenizers import normalizers
 
     def mapping(chars: list[str]) -> Normalize:
+        """A normalizer that replaces a cluster which begins with one of *chars* by X."""
         table = charsmap({char.encode(): b"X" for char in chars})
         normalize: Normalize = normalizers.Precompiled(table).normalize_str
         return normalize
@@ -166,7 +169,7 @@ def grapheme_classes() -> dict[int, int]:
 
 
 def digits(number: int) -> str:
-    """*number* in digits of five bits, the lowest first; 32 more if another one follows."""
+    """*number* in digits of five bits, the lowest first, plus 32 if another one follows."""
     text = ""
     while number >= 32:
         text += chr(ord("0") + 32 + number % 32)
@@ -175,7 +178,7 @@ def digits(number: int) -> str:
 
 
 def encode_runs(values: dict[int, int]) -> str:
-    """A length and a value for each run of code points; *values* are 0 where they have none."""
+    """A length and a value for each run of code points; those without one of *values* have 0."""
     text = ""
     end = 0
     pairs = enumerate(sorted(values))
@@ -189,7 +192,7 @@ def encode_runs(values: dict[int, int]) -> str:
 
 
 def encode_set(codes: Iterable[int], categories: dict[int, int]) -> str:
-    """A bit for each category that *codes* have most of, and the runs that differ from those."""
+    """A bit for each category of which *codes* have most, and the runs that differ from these."""
     codes = set(codes)
     sizes = [0] * len(CATEGORIES)
     for code, category in categories.items():
@@ -202,13 +205,15 @@ def encode_set(codes: Iterable[int], categories: dict[int, int]) -> str:
 def encode_mapping(mapping: dict[int, list[int]]) -> str:
     """The entries of *mapping*, in order.
 
-    Each is twice the gap to the one before, how many codes, and their differences to those in the
-    same places of the one before. An odd first number begins a run of entries with one code, which
-    has its length and the step of both.
+    An entry is three things: twice the gap in code points to the entry before; the number of codes
+    that it becomes; and the differences of these to the codes in the same places of the entry
+    before, in zigzag form. If the first number is odd, it begins a run of entries with one code
+    each: the length of the run follows, and the step between its code points, and its codes.
     """
     items = sorted(mapping.items())
 
     def run_length(at: int, step: int) -> int:
+        """Number of items from index *at* on whose code and only target both grow by *step*."""
         code, targets = items[at]
         length = 1
         while len(targets) == 1 and items[at + length : at + length + 1] == [
