@@ -99,5 +99,5 @@ def read_flags(entry: dict[str, Any]) -> dict[str, bool]:
 
 
 def plain_token(value: str | Token) -> Token:
-    """An added token from its text, then a special one, or from its fields."""
+    """An added token from its fields, or from its text alone, which makes it a special one."""
     return make_token(value, special=True) if isinstance(value, str) else dict(value)

@@ -140,7 +140,7 @@ def differences(left: TokenizerSpec, right: TokenizerSpec) -> list[TokenizerDiff
         left = as_sentencepiece(left) or left
         right = as_sentencepiece(right) or right
     models = {left.model, right.model}
-    ignored: set[str] = set()
+    ignored: set[str] = set()  # parts that are equal by other means, or without an effect here
     if left.byte_level == right.byte_level and models <= {"bpe", "spm"}:
         ignored.add("model")
     if left.pre and left.pre == right.pre:
@@ -208,7 +208,7 @@ def _merges(spec: TokenizerSpec) -> list[str]:
 
 
 def _texts(spec: TokenizerSpec) -> list[str]:
-    """Texts of all tokens, with U+2581 for spaces, as which converters write some of them."""
+    """Texts of all tokens, with U+2581 for spaces: converters write some U+2581 as spaces."""
     if spec.byte_level or spec.model == "wordpiece":
         return list(spec.tokens)
     return [text.replace(" ", SPACE_SYMBOL) for text in spec.tokens]

@@ -144,7 +144,7 @@ def meta_of(spec: TokenizerSpec) -> dict[str, Any]:
         "special_ids": sorted(special),
         "spelled": is_spelled(spec),
         "decoder": [[step.type, step.options] for step in spec.decoding],
-        "respelled": [
+        "respelled": [  # added tokens that a decoder gets in another spelling
             [token.id, token.text]
             for token in spec.added
             if spec.decoder and token.text != spec.tokens[token.id]
@@ -153,6 +153,7 @@ def meta_of(spec: TokenizerSpec) -> dict[str, Any]:
 
 
 def _key(fingerprint: str) -> bytes:
+    """The key in the header of a compiled file."""
     return hashlib.sha256(fingerprint.encode()).digest()
 
 
@@ -237,7 +238,7 @@ def path_of_compiled(fingerprint: str) -> Path:
 
 
 def find_compiled(fingerprint: str) -> tuple[TokenizerEngine, dict[str, Any]] | None:
-    """Native engine of *fingerprint* and its facts; None if the cache has no valid file of it."""
+    """Native engine of *fingerprint* and its facts; None if the cache has no valid file for it."""
     module = native.module()
     if not fingerprint or module is None:
         return None

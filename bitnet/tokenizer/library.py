@@ -94,6 +94,7 @@ def tokenizer_json(spec: TokenizerSpec, *, finds_raw: bool = False) -> dict[str,
 
 
 def _entry(token: AddedToken, content: str) -> dict[str, Any]:
+    """*token* as an entry of ``added_tokens`` whose text is *content*."""
     entry = asdict(token) | {"content": content}
     del entry["text"]
     return entry
@@ -112,6 +113,7 @@ def _steps(steps: Iterable[Step]) -> list[dict[str, Any]]:
 
 
 def _sequence(steps: list[dict[str, Any]], key: str) -> dict[str, Any] | None:
+    """*steps* as one section, a ``Sequence`` with the field *key* if there are several."""
     if len(steps) < 2:
         return steps[0] if steps else None
     return {"type": "Sequence", key: steps}
@@ -172,6 +174,7 @@ def _decoder(spec: TokenizerSpec) -> dict[str, Any] | None:
 
 
 def _model(spec: TokenizerSpec) -> dict[str, Any]:
+    """The ``model`` section of *spec*."""
     tokens = list(spec.tokens)
     for token in spec.added:  # converters to GGUF write U+2581 as spaces
         if token.text == tokens[token.id].replace(" ", SPACE_SYMBOL):

@@ -112,7 +112,7 @@ def check_id_range(ids: Collection[int], n_tokens: int, source: str) -> None:
 
 
 def check_spec(spec: TokenizerSpec, *, merges: bool = True) -> None:
-    """Refuse a specification that is inconsistent or exceeds a bound, its merges if *merges*."""
+    """Refuse a specification that is inconsistent or exceeds a bound; *merges*: its merges, too."""
     with reading(f"the tokenizer {spec.source}", "tokenizer"):
         _check_tokens(spec)
         _check_ids(spec, spec.merges if merges else ())
@@ -127,7 +127,7 @@ def _check_tokens(spec: TokenizerSpec) -> None:
     added = {token.id for token in spec.added}
     most = UNIGRAM_PIECE_BYTES if spec.model == "unigram" else TOKEN_BYTES
     own_texts = (text for id, text in enumerate(tokens) if id not in added)
-    # A character of GPT-2's spelling is one byte.
+    # A character of GPT-2's spelling stands for one byte.
     longest = max(map(len, own_texts), default=0) if spec.byte_level else _longest(own_texts)
     _within(spec, "bytes in a token", longest, most)
     types = enumerate(spec.token_types)
@@ -144,6 +144,7 @@ def _check_tokens(spec: TokenizerSpec) -> None:
 
 
 def _longest(texts: Iterable[str]) -> int:
+    """Bytes of the longest of *texts* in UTF-8."""
     return max((len(text.encode("utf-8", "surrogatepass")) for text in texts), default=0)
 
 
@@ -209,5 +210,6 @@ def _growth(step: Step) -> float:
 
 
 def _within(spec: TokenizerSpec, what: str, actual: float, most: int) -> None:
+    """Refuse *spec* if it has more than *most* of *what*."""
     if actual > most:
         raise beyond(spec.source, f"{actual:,.0f} {what}", most)

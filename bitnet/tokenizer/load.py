@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SMALL = 1 << 16  # bytes: hashing such a file is faster than to look up its hash
+_SMALL = 1 << 16  # bytes: hashing a smaller file is faster than looking up its hash
 
 
 def read_files(checkpoint: Checkpoint) -> Inventory:

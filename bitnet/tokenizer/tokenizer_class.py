@@ -118,6 +118,7 @@ class _Reading:
         """The document with all changes, and facts that it does not express."""
         built = self._file if self.keeps_steps else self._rebuild()
         vocabulary = AddedVocabulary.of(built, self._file if self.keeps_steps else None)
+        # Tokens of these texts become special, whatever their flags say.
         extra = self.extra if "former" in self.row else ()
         named = {token["content"] for token in (*self._special.values(), *extra)}
         for token in [*self._missing(vocabulary)]:  # listed first: it reads the vocabulary
@@ -206,10 +207,7 @@ class _Reading:
     # The class.
 
     def _choose_class(self) -> tuple[str, dict[str, Any]]:
-        """Name of the class that AutoTokenizer takes, and its row in ``tokenizer_classes.json``.
-
-        A class of transformers 4 has the version as its name, for messages.
-        """
+        """Name of the class that AutoTokenizer takes, and its row in ``tokenizer_classes.json``."""
         table = class_table()
         model = self._side.model_config
         model_type = model.get("model_type")
@@ -224,9 +222,10 @@ class _Reading:
             own_name, row = self._row_of(name)
             return own_name, vocabulary_row(name, minor, row)
         former = former_class(name or registered, model, self._config)
-        if former is not None:
+        if former is not None:  # messages name its version
             return f"transformers {model['transformers_version']}", former.row()
-        is_wrong_in_files = model_type in table["wrong_in_files"]
+        is_wrong_in_files = model_type in table["wrong_in_files"]  # tokenizer_class is ignored
+        # LlamaTokenizer builds Metaspace: a byte-level file, as LLaMA-3's, is kept instead.
         is_llama = name == "LlamaTokenizer" and registered != "MistralCommonBackend"
         if is_llama and not is_wrong_in_files and self._is_byte_level:
             return "TokenizersBackend", _KEEPS
@@ -365,7 +364,7 @@ class _Reading:
             if role in ROLES:
                 token = by_text.get(token["content"], token)
             if isinstance(value, str) and token["content"] not in by_text:
-                flags = self.row.get("named", {}).get(role)
+                flags = self.row.get("named", {}).get(role)  # of the class, for a text alone
                 token = {**flags, "content": value} if flags else token
             tokens[role] = token
         extra = self._config.get("extra_special_tokens")
