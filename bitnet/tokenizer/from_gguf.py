@@ -161,6 +161,7 @@ def _pre_name(fields: _Fields, explicit: str | None) -> str:
     exact = vocabularies.identify(fields.digest("tokens"), n_merges)
     vocabulary = exact or vocabularies.identify_merges(n_merges, lambda: fields.digest("merges"))
     if vocabulary is not None and vocabularies.another_pre(vocabulary, named):
+        # If only the merges are known, a name in the file counts.
         if exact is None and is_named and named in PRE_TOKENIZERS:
             text = "tokenizer.ggml.pre is %r, the merges are those of %s: --pre %s tries its own"
             logger.warning(text, named, vocabulary.name, vocabulary.pre)

@@ -169,7 +169,7 @@ class SideFiles:
         check_id_range(ids, n_tokens + len(ids), f"{source}, with the files beside it,")
 
     def adds(self, role: str) -> bool | None:
-        """Value of ``add_bos_token`` or ``add_eos_token``; None if absent or not read."""
+        """Value of ``add_{role}_token``; None if it is absent, or if a generic class ignores it."""
         value = self.config.get(f"add_{role}_token")
         is_generic = self.config.get("tokenizer_class") in (None, "PreTrainedTokenizerFast")
         return value if isinstance(value, bool) and not is_generic else None

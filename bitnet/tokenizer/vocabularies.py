@@ -74,10 +74,10 @@ def _read_table() -> dict[str, PreTokenizer]:
         normalizer = row.pop("normalizer", ())
         row.pop("note", None)
         if isinstance(steps, str):
-            cut = table[steps].steps
+            split = table[steps].steps
         else:
-            cut = _read_steps(steps, byte_level=row.get("byte_level", True))
-        table.update(dict.fromkeys(names, PreTokenizer(cut, _read_steps(normalizer), **row)))
+            split = _read_steps(steps, byte_level=row.get("byte_level", True))
+        table.update(dict.fromkeys(names, PreTokenizer(split, _read_steps(normalizer), **row)))
     return table
 
 

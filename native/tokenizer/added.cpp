@@ -80,7 +80,8 @@ bool AddedMatcher::widen(std::string_view text, const AddedToken& token, Spaces&
     }
     if (token.flags & AddedToken::kLeft) {
         const char* p = first + *begin;
-        // Where an earlier walk began (or the text), the run before is known.
+        // Stops where an earlier walk began: its run is known. At first, that is the text's
+        // beginning.
         while (p != first + spaces.left_end) {
             const char* const start = unicode::previous(p, first);
             const char* ahead = start;

@@ -161,8 +161,8 @@ void compose(Normalized& text, Test may_change, bool compatible) {
         return composed(decomposed({from, size_t(to - from)}, compatible));
     };
     std::string out;
-    const char *done = begin,
-               *last = begin;  // done: end of what is copied; last: the character before p
+    // The text up to done is copied; last is the character before p.
+    const char *done = begin, *last = begin;
     for (const char* p = begin; p != end;) {
         if (end - p >= 8 && is_ascii({p, 8})) {
             p += 8;
@@ -360,7 +360,7 @@ void spell_bytes(Normalized& text) {
 }
 
 void normalize_charsmap(Normalized& text, const CharsMap& table) {
-    constexpr size_t kWholeClusters = 6;  // bytes from which on a cluster is replaced in characters
+    constexpr size_t kWholeClusters = 6;  // bytes, from which on characters are looked up alone
     Changes changes;
     bool changed = false;
     // Adds what the table has for a part of the text; false if it has nothing.
