@@ -208,7 +208,7 @@ def gguf_keys(
 
 
 def pre_name(spec: TokenizerSpec) -> str:
-    """GGUF's name of the pre-tokenizer of *spec*."""
+    """GGUF's name of the pre-tokenizer of *spec*; one without a name is refused."""
     if spec.pre:  # named, or recognised by the vocabulary
         return spec.pre
     expected = (significant(spec.normalizer), significant(spec.pre_tokenizer))
@@ -237,7 +237,7 @@ def _types(spec: TokenizerSpec) -> list[TokenType]:
 
 
 def _kind(spec: TokenizerSpec, rows: int, pre: str | None) -> dict[str, Any]:
-    """Keys that only the kind of tokenizer of *spec* has."""
+    """Keys that depend on the kind of tokenizer: its model with merges, scores or steps."""
     if spec.model == "bpe" and spec.byte_level:
         tokens = spec.tokens
         return {

@@ -121,7 +121,7 @@ private:
     // The end of the match at p: nullptr if sixteen bytes do not settle it, or only the engine can.
     const char* near(const char* p) const;
     const char* any(const char* p, const char* end) const;
-    // The ends of parts of an expression, nullptr where they do not match.
+    // The ends of matches of single alternatives; nullptr where these do not match.
     const char* gpt2(const char* p, const char* end) const;
     const char* word(uint8_t first, const char* second, const char* end) const;
     const char* cased_word(const char* p, uint8_t first, const char* second, const char* end,

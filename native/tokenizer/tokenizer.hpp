@@ -93,8 +93,7 @@ private:
     };
     std::unique_ptr<Worker> borrow();
     void give_back(std::unique_ptr<Worker> worker);
-    // Whether a stretch begins where the whole text does, and whether special tokens are found in
-    // it.
+    // Whether a stretch begins where the whole text does, and whether special tokens are parsed.
     struct Place {
         bool at_start, parse_special;
     };
@@ -111,6 +110,7 @@ private:
     void encode_model(Worker& worker, std::string_view piece, Ids& out, Spans* spans);
     // Whether a text can be merged part by part, see Config::parts.
     bool has_parts() const { return (file_.config.flags & kWordsApart) != 0; }
+    // Whether the pieces are the matches of a scanner, see PreTokenizer::scans.
     bool scans(const Worker& worker) const {
         return model() == ModelKind::kBpe && worker.pre.scans();
     }
@@ -161,8 +161,7 @@ public:
     // Whether ids are left to take, and whether the next ones are encoded already.
     bool pending() const { return taken_ < tasks_.size(); }
     bool is_ready();
-    // Encodes a task on this thread, or waits until the next ids are there if helpers have them
-    // all.
+    // Encodes a task on this thread; if helpers have taken all, waits for the next ids.
     void help();
     // The next ids, of a text or a part of one. Throws the exception that encoding them has thrown.
     Encoded take();
