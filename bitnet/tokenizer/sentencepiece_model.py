@@ -186,6 +186,7 @@ def check_charsmap(blob: bytes) -> None:
             blob[4 + size :].decode()
         except UnicodeDecodeError:
             is_sound = False
+    # The longest text, in bytes, that may replace one character of four bytes.
     if is_sound and max(map(len, blob[4 + size :].split(b"\0"))) > 4 * GROWTH:
         raise refusal("a precompiled character map makes a text too long")
     if not is_sound:

@@ -65,7 +65,7 @@ struct TokenizerStep {
     std::string other;  // kReplace...: what it puts there
 };
 
-// Throws std::invalid_argument when the bytes are not a list of steps.
+// The steps in the section kSteps of a file. Throws std::invalid_argument when it is damaged.
 std::vector<TokenizerStep> read_steps(std::string_view bytes);
 
 // A stretch of a text, in bytes.
@@ -159,6 +159,7 @@ public:
     void run(Cut& cut, Budget& budget);
 
 private:
+    // A stretch of a piece: a match, or what is between two matches.
     struct Match {
         size_t begin, end;
         bool is_match;
