@@ -49,7 +49,7 @@ class ModelFacts:
     declared: int | None  # vocabulary size in the metadata, ``None`` if absent (normal for GGUF)
     token_count: int  # tokens in the embedded list, 0 if there is none
     embedding_rows: int | None  # rows of the token embedding, ``None`` in files without weights
-    filler_tokens: int = 0  # number of ``[PAD151665]`` at the end of that list, which fill it up
+    filler_tokens: int = 0  # tokens ``[PAD151665]`` at the end of that list, for spare rows
     repository: str = ""  # repository named by the model, empty if unknown
     gguf: GGUF | None = None  # the open file; ``None`` for a folder
     files: Inventory | None = None  # of an open folder; ``None`` for others
@@ -160,7 +160,7 @@ class _Variant:
     _text: ClassVar[str]
 
     def description(self) -> str:
-        """Description of the action."""
+        """This way in words, for messages."""
         return self._text.format(self)
 
 
@@ -206,8 +206,8 @@ class TokenizerStrategy:
 class Candidate:
     """One place of the search."""
 
-    place: str  # name of the place in the chain
-    path: Path  # the file that would be used
+    place: str  # ``embedded``, ``sibling``, ``parent``, ``cache`` ...
+    path: Path  # the file in that place
     verdict: str  # ``chosen``, ``rejected``, ``absent`` or ``not needed`` (an earlier place won)
     reason: str  # reason for the verdict, in words
 

@@ -87,6 +87,7 @@ private:
         if (!fold_) return;
         std::string text;
         for (const RegexNode& child : node.children) {
+            // A letter is a set of both cases; a class of several items may count as one, too.
             const bool letter =
                 child.kind == RegexNode::kSet && sets_[child.value].items.size() >= 2;
             text += letter ? char(sets_[child.value].items[0].first) : ' ';
