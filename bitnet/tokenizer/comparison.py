@@ -126,7 +126,7 @@ def compare(left: TokenizerSpec, right: TokenizerSpec, texts: Sequence[str]) -> 
         }
         for tokenizer in (first, second)
     ]
-    parts = [*differences(left, right), *_tables("text of ids", *bytes_by_id)]
+    parts = [*differences(left, right), *_compare_tables("text of ids", *bytes_by_id)]
     return replace(agreement, differences=tuple(parts))
 
 
@@ -149,17 +149,23 @@ def differences(left: TokenizerSpec, right: TokenizerSpec) -> list[TokenizerDiff
         ignored.add("unknown_text")
     if left.byte_level and right.byte_level:
         ignored.add("unknown_id")
-    parts = _tables("vocabulary", _vocabulary(left), _vocabulary(right))
+    parts = _compare_tables("vocabulary", _vocabulary(left), _vocabulary(right))
     if models == {"unigram"}:
-        parts += _tables("scores", *(dict(enumerate(map(float, s.scores))) for s in (left, right)))
+        parts += _compare_tables(
+            "scores", *(dict(enumerate(map(float, s.scores))) for s in (left, right))
+        )
     elif models <= {"bpe", "spm"}:
-        parts += _tables("merges", *(dict(enumerate(_merges(spec))) for spec in (left, right)))
+        parts += _compare_tables(
+            "merges", *(dict(enumerate(_merges(spec))) for spec in (left, right))
+        )
     # The last flag, ``normalized``, says whether a token is found in raw or in normalized text. If
     # no text is normalized, it makes no difference.
     has_one_stage = left.is_sentencepiece or right.is_sentencepiece
     has_one_stage = has_one_stage or not (left.normalizer or right.normalizer)
     flags = ADDED_FLAGS[: -1 if has_one_stage else None]
-    parts += _tables("added tokens", *(_flags_of_added(spec, flags) for spec in (left, right)))
+    parts += _compare_tables(
+        "added tokens", *(_flags_of_added(spec, flags) for spec in (left, right))
+    )
     left_values = _values(left)
     right_values = _values(right)
     for name in left_values:
@@ -231,7 +237,7 @@ def significant(steps: Iterable[Step]) -> list[Any]:
     ]
 
 
-def _tables(part: str, a: dict[int, Any], b: dict[int, Any]) -> list[TokenizerDifference]:
+def _compare_tables(part: str, a: dict[int, Any], b: dict[int, Any]) -> list[TokenizerDifference]:
     """The difference of two tables, called *part*, as the only element; empty if they are equal."""
     different = sorted(id for id in a.keys() | b.keys() if a.get(id) != b.get(id))
     if not different:

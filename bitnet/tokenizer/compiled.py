@@ -34,7 +34,7 @@ from bitnet.tokenizer.spec import (
     Model,
     TokenType,
     byte_spelling,
-    spell_bytes,
+    bytes_of_spelling,
 )
 from bitnet.tokenizer.vocabularies import token_ids
 
@@ -343,5 +343,5 @@ class NativeEngine:
         """Bytes of a byte-level token; text of others, and of added tokens."""
         spelling = self._engine.token_spelling(id)
         if self._spelled and not self.is_verbatim(id):
-            return spell_bytes(spelling.decode()) or spelling
+            return bytes_of_spelling(spelling.decode()) or spelling
         return spelling

@@ -18,7 +18,7 @@ from bitnet.base import native
 from bitnet.tokenizer.clean_up import clean_up, join_contractions
 from bitnet.tokenizer.library import load_library
 from bitnet.tokenizer.limits import over_budget, refusal
-from bitnet.tokenizer.spec import SPACE_SYMBOL, Step, read_steps, spell_bytes
+from bitnet.tokenizer.spec import SPACE_SYMBOL, Step, bytes_of_spelling, read_steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -65,7 +65,7 @@ class _Bytes(_Chain):
         if not (self._respell and self._spellings.is_verbatim(id)):
             return self._spellings.spelling(id)
         text = self._texts.get(id) or self._spellings.text(id)
-        spelled = spell_bytes(text)
+        spelled = bytes_of_spelling(text)
         return text.encode() if spelled is None else spelled
 
     def take(self, id: int) -> str:
@@ -457,7 +457,7 @@ class _ByteLevel(DecodingStep):
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def inside(self, text: str) -> bytes:
-        spelled = spell_bytes(text)
+        spelled = bytes_of_spelling(text)
         return text.encode() if spelled is None else spelled
 
     def token(self, text: str) -> Iterable[Part]:

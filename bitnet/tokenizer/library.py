@@ -29,7 +29,7 @@ from bitnet.tokenizer.spec import (
     SPACE_SYMBOL,
     Step,
     TokenType,
-    spell_bytes,
+    bytes_of_spelling,
 )
 from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, merges_by_score
 
@@ -307,7 +307,9 @@ class LibraryEngine:
     def spelling(self, id: int) -> bytes:
         """Bytes of a byte-level token; text of others, and of added tokens."""
         text = self._spec.tokens[id]
-        spelled = spell_bytes(text) if self._spec.byte_level and id not in self._added else None
+        spelled = (
+            bytes_of_spelling(text) if self._spec.byte_level and id not in self._added else None
+        )
         return text.encode() if spelled is None else spelled
 
 
@@ -321,7 +323,7 @@ class _Tokenizers(LibraryEngine):
         _check_patterns(document, spec.source)
         absent = dict.fromkeys(("truncation", "padding", "post_processor", "decoder"))
         self._library = load_library(spec.source, **document | absent)
-        self._renamed = {} if spec.document else _renumber(self._library, spec)
+        self._differing_ids = {} if spec.document else _differing_ids(self._library, spec)
 
     def spans(self, text: str, *, parse_special: bool = True) -> list[tuple[int, int, int]]:
         text.encode()  # raises UnicodeEncodeError for half of a surrogate pair
@@ -332,10 +334,10 @@ class _Tokenizers(LibraryEngine):
             self._library.encode_special_tokens = not parse_special
             encoding = self._library.encode(text, add_special_tokens=False)
         pairs = zip(encoding.ids, encoding.offsets, strict=True)
-        return [(self._renamed.get(id, id), start, stop) for id, (start, stop) in pairs]
+        return [(self._differing_ids.get(id, id), start, stop) for id, (start, stop) in pairs]
 
 
-def _renumber(library: Tokenizer, spec: TokenizerSpec) -> dict[int, int]:
+def _differing_ids(library: Tokenizer, spec: TokenizerSpec) -> dict[int, int]:
     """Ids in *spec* by ids in *library*, for added tokens that the two number differently."""
     ids = {}
     normalizer = library.normalizer

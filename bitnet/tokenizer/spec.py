@@ -213,7 +213,7 @@ class TokenizerSpec:
         return PLAIN_DECODING
 
 
-def spell_bytes(text: str) -> bytes | None:
+def bytes_of_spelling(text: str) -> bytes | None:
     """Bytes that *text* spells in GPT-2's alphabet, ``None`` if it has other characters."""
     try:
         return text.translate(_TO_BYTES).encode("latin-1")

@@ -142,7 +142,7 @@ class _Probes:
             several_calls=calls and self._writes_several_calls(),
             text_beside_calls=calls and self._shows([_ANSWER], *self._tool_use(content=_ANSWER)),
             arguments=self._arguments,
-            short_ids=self._id == _SHORT_ID and calls and not self._takes_id(_LONG_ID),
+            short_ids=calls and not self._takes_id(_LONG_ID),
             reasoning=reasoning,
             reasoning_beside_text=bool(reasoning) and self._writes_reasoning(reasoning, _ANSWER),
             thinking_switches=switches,

@@ -76,7 +76,7 @@ class Tokenizer:
             raise InvalidFormat(
                 f"the decoder of the tokenizer {self.source} is damaged: "
                 f"{type(error).__name__} {error}",
-                hint="fetch the file again; one in the cache goes with: bitnet cache clean",
+                hint="fetch the file again; remove a cached one with: bitnet cache clean",
             ) from None
 
     @classmethod
@@ -382,11 +382,11 @@ class TokenStream:
         """
         id = self._tokenizer.check_id(id)
         hidden = id in self._skipped
-        return self._after(self._chain.leave_out() if hidden else self._chain.take(id))
+        return self._without_due(self._chain.leave_out() if hidden else self._chain.take(id))
 
     def finish(self) -> str:
         """Text that was held back; a character that was never completed is U+FFFD."""
-        return self._after(self._chain.finish())
+        return self._without_due(self._chain.finish())
 
     def skip(self, ids: Sequence[int]) -> None:
         """Decode *ids* without returning their text, which later parts continue.
@@ -399,7 +399,7 @@ class TokenStream:
         # The bytes of an incomplete character at the end belong to the text that follows.
         self._due = max(len(full_text.rstrip("\ufffd")) - len(returned), 0)
 
-    def _after(self, text: str) -> str:
+    def _without_due(self, text: str) -> str:
         """*text* without the characters that are still due to skipped ids."""
         if not self._due:
             return text

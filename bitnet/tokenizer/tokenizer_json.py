@@ -107,8 +107,8 @@ def _spec(
     build = _MODELS[_kind(model)]
     _check_outline(data, source)
     added = tuple(parse_added_token(entry["id"], entry) for entry in data.get("added_tokens") or ())
-    vocabulary = _ids(model["vocab"], source)
-    tokens = _by_id(model["vocab"], added, source)
+    vocabulary = _ids_by_text(model["vocab"], source)
+    tokens = _texts_by_id(model["vocab"], added, source)
     normalizer = tuple(read_steps(data.get("normalizer"), "normalizers"))
     for step in normalizer:  # an empty text makes the library's offsets wrong
         texts = [step.options.get(name) for name in ("prepend", "pattern")]
@@ -145,7 +145,7 @@ def _check_outline(data: dict[str, Any], source: str) -> None:
     load_library(source, **data | {"model": model, "added_tokens": []})
 
 
-def _ids(entries: Any, source: str) -> dict[str, int]:
+def _ids_by_text(entries: Any, source: str) -> dict[str, int]:
     """Ids by text of the *entries* of a vocabulary; of equal texts, the last one counts."""
     if isinstance(entries, dict):
         for token, id in entries.items():
@@ -180,7 +180,7 @@ def _outside(
     return frozenset(outside.values())
 
 
-def _by_id(vocabulary: Any, added: Sequence[AddedToken], source: str) -> list[str]:
+def _texts_by_id(vocabulary: Any, added: Sequence[AddedToken], source: str) -> list[str]:
     """Token texts by id; empty for an id without a token."""
     entries = dict(_number(vocabulary))
     entries.update((token.id, token.text) for token in added)
@@ -292,7 +292,7 @@ def _with_special(
     put around a text; without one, a vocabulary that is known by its fingerprint does.
     """
     special = {spec.tokens[token.id]: token.id for token in spec.added}
-    around = _template(processor, special)
+    around = _ids_around(processor, special)
     bos = _role_id("bos", special, side, roles)
     eos = _role_id("eos", special, side, roles)
     pre = ""
@@ -310,7 +310,7 @@ def _with_special(
         bos = first[0]
     if len(last) == 1 and has_roles_of_template:
         eos = last[0]
-    middle, second_type = _pair(processor, special)
+    middle, second_type = _ids_between(processor, special)
     inputs = side.config.get("model_input_names")
     if isinstance(inputs, list) and "token_type_ids" not in inputs:
         second_type = 0  # transformers gives the model no types
@@ -343,7 +343,7 @@ def _role_id(
     return None if side.names_roles else side.special_id(role, special)
 
 
-def _template(
+def _ids_around(
     processor: dict[str, Any] | None, special: dict[str, int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Ids before and after a text; ``None`` if the post-processor does not define them.
@@ -354,7 +354,7 @@ def _template(
         return None
     kind = processor["type"]
     if kind == "Sequence":
-        affixes = [_template(inner, special) for inner in processor["processors"]]
+        affixes = [_ids_around(inner, special) for inner in processor["processors"]]
         adding = [around for around in affixes if around is not None]
         if len(adding) > 1:
             raise _odd_template("are several")
@@ -385,7 +385,7 @@ def _ids_of_special(name: str, processor: dict[str, Any], special: dict[str, int
     return ids if ids is not None else [special[name]]
 
 
-def _pair(
+def _ids_between(
     processor: dict[str, Any] | None, special: dict[str, int]
 ) -> tuple[tuple[int, ...] | None, int]:
     """Ids between two texts, and ``token_type_ids`` of the second.
@@ -397,7 +397,7 @@ def _pair(
         return None, 0
     kind = processor["type"]
     if kind == "Sequence":
-        pairs = [_pair(inner, special) for inner in processor["processors"]]
+        pairs = [_ids_between(inner, special) for inner in processor["processors"]]
         return next((pair for pair in pairs if pair[0] is not None), (None, 0))
     if kind == "BertProcessing":
         return (int(processor["sep"][1]),), 1

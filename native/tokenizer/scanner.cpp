@@ -217,7 +217,7 @@ bool Scanner::parts(std::string_view text, size_t at) {
     return !(class_before(before) & kSpace);
 }
 
-const char* Scanner::any(const char* p, const char* end) const {
+const char* Scanner::next_by_character(const char* p, const char* end) const {
     if (kind_ == Kind::kGpt2) return gpt2(p, end);
     if (*p == '\'' && contractions_ != Contractions::kNone && kind_ == Kind::kWords) {
         const int length = contraction(p, end, contractions_ == Contractions::kAnyCase);

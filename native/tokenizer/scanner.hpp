@@ -101,9 +101,9 @@ public:
     // ignored.
     const char* next(const char* p, const char* end) const {
         if (size_t(end - p) >= Ascii16::kBytes) {
-            if (const char* stop = near(p)) return stop;
+            if (const char* stop = next_in_16_bytes(p)) return stop;
         }
-        return any(p, end);
+        return next_by_character(p, end);
     }
 
     // True if all of these expressions match the text before text[at], and the text from there on,
@@ -119,8 +119,8 @@ private:
     enum class Contractions : uint8_t { kNone, kAsWritten, kAnyCase };
 
     // The end of the match at p: nullptr if sixteen bytes do not settle it, or only the engine can.
-    const char* near(const char* p) const;
-    const char* any(const char* p, const char* end) const;
+    const char* next_in_16_bytes(const char* p) const;
+    const char* next_by_character(const char* p, const char* end) const;
     // The ends of matches of single alternatives; nullptr where these do not match.
     const char* gpt2(const char* p, const char* end) const;
     const char* word(uint8_t first, const char* second, const char* end) const;
@@ -143,7 +143,7 @@ private:
 };
 
 // The end of a match that the sixteen bytes at p settle, nullptr where they do not.
-inline const char* Scanner::near(const char* p) const {
+inline const char* Scanner::next_in_16_bytes(const char* p) const {
     const Ascii16 bytes(p);
     const uint32_t letters = bytes.letters(), outside = bytes.outside();
     // The end of a match of so many bytes; nullptr if it may go on beyond the sixteen, or with a

@@ -61,7 +61,7 @@ std::vector<TokenizerStep> read_steps(std::string_view bytes) {
     return steps;
 }
 
-void follow(const Origin& first, Origin& then) {
+void compose_origins(const Origin& first, Origin& then) {
     if (first.empty()) return;
     for (Span& span : then) span = source_of(first, span);
 }
@@ -113,7 +113,7 @@ void PreTokenizer::run(Cut& cut, Budget& budget) {
 
 // Makes *out* the text of *cut*, with pieces_ as its pieces and *origin* in the text so far.
 void PreTokenizer::rewrite(Cut& cut, std::string out, Origin origin) {
-    follow(cut.origin, origin);
+    compose_origins(cut.origin, origin);
     cut.origin = std::move(origin);
     cut.own = std::move(out);
     cut.text = cut.own;

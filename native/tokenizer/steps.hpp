@@ -128,7 +128,7 @@ inline Span source_of(const Origin& origin, Span span) {
     return {origin[span.begin].begin, origin[span.end - 1].end};
 }
 // Composes two changes: *then*, the origin of the second one, becomes that of both.
-void follow(const Origin& first, Origin& then);
+void compose_origins(const Origin& first, Origin& then);
 
 // Runs pre-tokenizer steps; every worker has its own, since matching needs scratch memory.
 class PreTokenizer {

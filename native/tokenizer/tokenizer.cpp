@@ -387,7 +387,7 @@ void ManyTexts::add(std::string_view text) {
     is_last_ = true;
     if (end.error == nullptr) return flush();
     Task failed;
-    failed.found.push_back(std::move(end));
+    failed.results.push_back(std::move(end));
     push(std::move(failed));
 }
 
@@ -403,7 +403,7 @@ void ManyTexts::end() {
 void ManyTexts::send(Pieces pieces) {
     Task task;
     task.pieces = std::move(pieces);
-    task.found.push_back({{}, is_last_, nullptr});
+    task.results.push_back({{}, is_last_, nullptr});
     push(std::move(task));
 }
 
@@ -445,8 +445,8 @@ bool ManyTexts::encode_next(TokenizerEngine::Turn& turn, bool wait) {
             found.error = std::current_exception();
         }
     };
-    if (task->texts.empty()) encode(task->found.front(), task->pieces);
-    for (const std::string_view text : task->texts) encode(task->found.emplace_back(), text);
+    if (task->texts.empty()) encode(task->results.front(), task->pieces);
+    for (const std::string_view text : task->texts) encode(task->results.emplace_back(), text);
     task->pieces = {};
     {
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -468,11 +468,11 @@ void ManyTexts::help() {
 }
 
 ManyTexts::Encoded ManyTexts::take() {
-    std::vector<Encoded>& all = tasks_[taken_].found;
-    Encoded found = std::move(all[found_taken_++]);
-    if (found_taken_ == all.size()) {
+    std::vector<Encoded>& all = tasks_[taken_].results;
+    Encoded found = std::move(all[results_taken_++]);
+    if (results_taken_ == all.size()) {
         all = {};
-        found_taken_ = 0;
+        results_taken_ = 0;
         ++taken_;
     }
     if (found.error) std::rethrow_exception(found.error);

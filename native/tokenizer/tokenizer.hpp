@@ -170,7 +170,7 @@ private:
     struct Task {
         std::vector<std::string_view> texts;  // short texts; if none,
         Pieces pieces;                        // a part of a long text
-        std::vector<Encoded> found;           // one for each text, or one for the part
+        std::vector<Encoded> results;         // one for each text, or one for the part
         bool is_done = false;
     };
 
@@ -189,7 +189,7 @@ private:
     std::deque<Task> tasks_;  // references to tasks stay valid when others are added
     size_t next_ = 0;         // index of the next task to encode
     // Tasks whose results have all been taken, and results taken from the task after them.
-    size_t taken_ = 0, found_taken_ = 0;
+    size_t taken_ = 0, results_taken_ = 0;
     bool ended_ = false;
     std::mutex mutex_;  // of tasks_, next_, is_done and ended_
     std::condition_variable changed_;

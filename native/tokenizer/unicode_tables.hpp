@@ -1,4 +1,4 @@
-// Written by unicode_tables.py from the `tokenizers` library; do not edit.
+// Written by unicode_tables.py, which says how tables are packed; do not edit.
 
 #pragma once
 

@@ -294,7 +294,7 @@ def write() -> str:
         "Lower": expansions(n.Lowercase().normalize_str),
     }
     parts = [
-        "// Written by unicode_tables.py from the `tokenizers` library; do not edit.\n",
+        "// Written by unicode_tables.py, which says how tables are packed; do not edit.\n",
         "#pragma once\n\nnamespace bitnet::unicode {\n",
         names("CategoryNames", CATEGORIES) + names("ScriptNames", SCRIPTS),
         *(table(name, encode_runs(values)) for name, values in runs.items()),
