@@ -1,5 +1,5 @@
-// Guard of mapped files that become shorter: a read behind the end, at which the system sends
-// SIGBUS, gives zeros and marks the file.
+// Guards mapped files against being truncated: a read past the new end, for which the system sends
+// SIGBUS, returns zeros, and the mapping is marked as torn.
 #include "bind/module.hpp"
 
 #if !defined(_WIN32)
@@ -14,7 +14,7 @@ namespace {
 
 #if defined(_WIN32)
 
-// A mapped file cannot be shortened there.
+// Windows does not let a mapped file be truncated.
 int guard(uintptr_t, size_t) { return -1; }
 void release(int) {}
 bool watch() { return false; }
@@ -22,23 +22,26 @@ bool is_torn(int) { return false; }
 
 #else
 
+// Addresses of a guarded mapping.
 struct Range {
-    std::atomic<uintptr_t> begin{0}, end{0};  // whole pages; begin 0: free
+    std::atomic<uintptr_t> begin{0}, end{0};  // whole pages; begin 0: the entry is free
     std::atomic<bool> torn{false};
 };
 
-constexpr int kRanges = 1024;
+constexpr int kRanges = 1024;  // mappings that are guarded at once, at most
 Range ranges[kRanges];
 uintptr_t page_size = 4096;
 
-// The handlers before ours, each once, the latest last. A handler may restore its predecessor and
-// raise the signal again, as faulthandler does. That comes here, too, and is for the handler before
-// it: *asked* counts how many have had the signal.
+// The handlers that on_fault has replaced, each once, the latest last. A handler may restore its
+// predecessor and raise the signal again, as faulthandler does: then on_fault runs once more,
+// inside the first call, and passes the signal to the handler before that one. *asked* counts the
+// handlers that have the signal at the moment.
 constexpr int kHandlers = 16;
 struct sigaction handlers[kHandlers];
 std::atomic<int> handler_count{0}, asked{0};
 
-// Everything in here may be called in a signal handler.
+// Replaces the guarded pages from *address* on by zeros and marks their range as torn; false if the
+// address is not guarded. Calls only what is safe in a signal handler.
 bool put_zeros(uintptr_t address) {
     for (Range& range : ranges) {
         const uintptr_t begin = range.begin.load(), end = range.end.load();
@@ -51,6 +54,7 @@ bool put_zeros(uintptr_t address) {
     return false;
 }
 
+// Lets the system's default action end the process.
 void hand_to_system(int number) {
     signal(number, SIG_DFL);
     raise(number);
@@ -58,7 +62,7 @@ void hand_to_system(int number) {
 
 void on_fault(int number, siginfo_t* info, void* context) {
     const int error = errno;
-    const bool by_access = info->si_code > 0;  // and not sent by a process
+    const bool by_access = info->si_code > 0;  // the code is 0 or below if a process sent it
     if (by_access && put_zeros(reinterpret_cast<uintptr_t>(info->si_addr))) {
         errno = error;
         return;
@@ -71,34 +75,37 @@ void on_fault(int number, siginfo_t* info, void* context) {
     } else if (next.sa_handler != SIG_DFL && next.sa_handler != SIG_IGN) {
         next.sa_handler(number);
     } else if (by_access || next.sa_handler == SIG_DFL) {
+        // As without on_fault, a faulting access ends the process even if the signal is ignored.
         hand_to_system(number);
     }
     asked.fetch_sub(1);
 }
 
-// Whether a fault comes here, also where another handler has been put in the place of this one.
-// Called with the interpreter's lock.
+// Makes on_fault the handler of SIGBUS, also if another handler has replaced it since the last
+// call; false if it cannot be. The caller holds the interpreter's lock.
 bool watch() {
-    struct sigaction now{};
-    if (sigaction(SIGBUS, nullptr, &now) != 0) return false;
-    if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_fault) return true;
+    struct sigaction current{};
+    if (sigaction(SIGBUS, nullptr, &current) != 0) return false;
+    if ((current.sa_flags & SA_SIGINFO) && current.sa_sigaction == on_fault) return true;
     const int count = handler_count.load();
-    int same = 0;
-    while (same < count && handlers[same].sa_handler != now.sa_handler) ++same;
-    if (same == kHandlers) return false;
-    if (same < count) std::rotate(handlers + same, handlers + same + 1, handlers + count);
-    handlers[std::max(same, count - 1)] = now;
-    handler_count.store(std::max(same + 1, count));
+    int index = 0;
+    while (index < count && handlers[index].sa_handler != current.sa_handler) ++index;
+    if (index == kHandlers) return false;
+    // A handler that was replaced before becomes the latest again.
+    if (index < count) std::rotate(handlers + index, handlers + index + 1, handlers + count);
+    handlers[std::max(index, count - 1)] = current;
+    handler_count.store(std::max(index + 1, count));
     page_size = uintptr_t(sysconf(_SC_PAGESIZE));
     struct sigaction action{};
     action.sa_sigaction = on_fault;
-    // Not blocked meanwhile: a handler that was there may raise the signal again.
+    // SA_NODEFER: an older handler may raise the signal again while on_fault runs.
     action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART | SA_NODEFER;
     sigemptyset(&action.sa_mask);
     return sigaction(SIGBUS, &action, nullptr) == 0;
 }
 
-// Called with the interpreter's lock.
+// Number under which *length* bytes at *address* are guarded from now on; -1 if they cannot be. The
+// caller holds the interpreter's lock.
 int guard(uintptr_t address, size_t length) {
     if (!watch() || address == 0 || address % page_size != 0) return -1;
     for (int i = 0; i < kRanges; ++i) {

@@ -1,11 +1,14 @@
-// The strings of a GGUF file, each behind its length: there are hundreds of thousands of them.
+// Reads the strings of a GGUF file, each of which follows its length. A vocabulary has hundreds of
+// thousands of them, which take long in Python.
 #include "bind/module.hpp"
 
 namespace bitnet {
 namespace {
 
-// Calls take(at, size) with the text of each of *count* strings from *at* on; ends at the first one
-// that does not fit, or where too few bytes are left for the lengths of all others.
+// Calls take(begin, size), the place of its text, for each of *count* strings from offset *at* on.
+// Stops at the first string that does not fit, or when the bytes that remain are too few for the
+// lengths of the strings that remain. Then *at* is the offset of the first string that was not
+// read, and *count* the number of those.
 template <class Take>
 void each_string(std::string_view data, size_t& at, uint64_t& count, Take take) {
     for (; count > 0 && count <= (data.size() - at) / sizeof(uint64_t); --count) {
@@ -17,7 +20,7 @@ void each_string(std::string_view data, size_t& at, uint64_t& count, Take take) 
     }
 }
 
-// (offset behind the strings that fit, number of the others)
+// (offset after the strings that fit, number of strings that do not), of *count* strings at *at*.
 nb::tuple gguf_skip_strings(nb::handle object, size_t at, uint64_t count) {
     const Buffer buffer(object);
     if (at > buffer.size()) throw nb::value_error("an offset behind the end");
@@ -28,7 +31,8 @@ nb::tuple gguf_skip_strings(nb::handle object, size_t at, uint64_t count) {
     return nb::make_tuple(at, count);
 }
 
-// uint64 start of each string of an array and the end of the last; None when they do not fit.
+// Offsets, as a bytearray of uint64, at which the *count* strings in *object* begin (with their
+// lengths), and of the end of the last one; None if the strings do not fit.
 nb::object gguf_string_starts(nb::handle object, uint64_t count) {
     const Buffer buffer(object);
     if (count > buffer.size() / sizeof(uint64_t)) return nb::none();
@@ -51,7 +55,8 @@ nb::object gguf_string_starts(nb::handle object, uint64_t count) {
     return out;
 }
 
-// The strings of an array; bytes that are not UTF-8 become surrogates. None when they do not fit.
+// The *count* strings in *object*; bytes that are not UTF-8 become surrogates. None if the strings
+// do not fit.
 nb::object gguf_strings(nb::handle object, uint64_t count) {
     const Buffer buffer(object);
     if (count > buffer.size() / 8) return nb::none();

@@ -1,5 +1,5 @@
-// Python's view of a graph, which is built from instructions of bitnet/kernels with packing.Matrix
-// and float arrays in place of names of weights.
+// Python binding of Graph. It is built from the instructions of bitnet/kernels/instructions.py,
+// with a packing.Matrix or a float array wherever an instruction names a weight.
 #include "bind/module.hpp"
 
 #include <nanobind/stl/pair.h>
@@ -15,7 +15,8 @@ using Doubles = Array<const double, nb::ndim<1>>;
 using IdArray = Array<const int64_t, nb::ndim<1>>;
 using Addresses = Array<const uint64_t, nb::ndim<1>>;
 
-// The array *source*. It is not converted: the graph keeps pointers to the caller's arrays.
+// *source* as an array; TypeError with the message *refusal* if it had to be converted: the graph
+// keeps pointers to the caller's array, and not to a temporary copy.
 template <class A>
 A unconverted(nb::handle source, const char* refusal) {
     A array;
@@ -24,7 +25,7 @@ A unconverted(nb::handle source, const char* refusal) {
 }
 constexpr char kNotFloats[] = "an array is not one of float32, row by row";
 
-// The keywords of one call.
+// The fields of one instruction, which Graph.add takes as keyword arguments.
 class Keywords : public Operands {
 public:
     explicit Keywords(const nb::kwargs& fields) : fields_(fields) {}
@@ -33,7 +34,7 @@ public:
     }
     double number(const char* field) const override { return nb::cast<double>(get(field)); }
     std::string text(const char* field) const override { return nb::cast<std::string>(get(field)); }
-    // For None, one array without data; `all` would give none.
+    // A field that is None has one array, without data; `all` would return an empty list.
     std::vector<FloatArray> arrays(const char* field) const override {
         if (get(field).is_none()) return {{}};
         return all<FloatArray>(field, [](nb::handle item) -> FloatArray {
@@ -44,14 +45,14 @@ public:
     }
     std::vector<std::vector<Matrix>> matrices(const char* field) const override {
         return all<std::vector<Matrix>>(field, [](nb::handle item) {
-            std::vector<Matrix> several;
+            std::vector<Matrix> of_name;
             if (!nb::isinstance<nb::tuple>(item)) {
-                several.push_back(matrix(item));
-                return several;
+                of_name.push_back(matrix(item));
+                return of_name;
             }
-            for (const nb::handle source : nb::cast<nb::tuple>(item))
-                several.push_back(matrix(source));
-            return several;
+            for (const nb::handle source : nb::cast<nb::tuple>(item))  // one for each expert
+                of_name.push_back(matrix(source));
+            return of_name;
         });
     }
 
@@ -60,7 +61,7 @@ private:
         if (!fields_.contains(field)) throw nb::key_error(field);
         return nb::borrow(fields_[field]);
     }
-    // The items of a list, or the value itself; none for None.
+    // The items of a list, or the value itself if it is not a list; empty for None.
     template <class T, class Cast>
     std::vector<T> all(const char* field, Cast cast) const {
         std::vector<T> items;
@@ -114,8 +115,9 @@ public:
         return Graph::add_context(std::move(all));
     }
 
-    // *segments*: (tokens, position of the first, output rows, context, addresses of pages by
-    // table, state, inputs of Take instructions, and maybe where the second text begins) each.
+    // Each of *segments* is a tuple: number of tokens, position of the first, number of output
+    // rows, context, a tuple of page addresses per table, state, inputs of Take instructions, and,
+    // if it has a second text, the position at which that begins.
     void run(const IdArray& tokens, const nb::list& segments, int64_t result,
              const OutFloats& out) {
         std::vector<Segment> all;
@@ -129,10 +131,10 @@ public:
             s.outputs = nb::cast<int64_t>(parts[2]);
             s.context = nb::cast<int64_t>(parts[3]);
             for (const nb::handle table : nb::cast<nb::tuple>(parts[4])) {
-                const auto pages = nb::cast<Addresses>(table);
-                auto& own = s.pages.emplace_back();
-                for (size_t i = 0; i < pages.size(); ++i)
-                    own.push_back(reinterpret_cast<int16_t*>(uintptr_t(pages.data()[i])));
+                const auto addresses = nb::cast<Addresses>(table);
+                auto& pages = s.pages.emplace_back();
+                for (size_t i = 0; i < addresses.size(); ++i)
+                    pages.push_back(reinterpret_cast<int16_t*>(uintptr_t(addresses.data()[i])));
             }
             const auto state = unconverted<OutFloats>(parts[5], kNotFloats);
             s.state = state.data();
@@ -147,7 +149,7 @@ public:
     }
 
 private:
-    std::vector<nb::object> kept_;  // with the arrays that the graph points into
+    std::vector<nb::object> kept_;  // owners of the arrays that the graph points into
 };
 
 }  // namespace

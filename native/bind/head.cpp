@@ -1,4 +1,4 @@
-// Python's view of the exact head.
+// Python binding of the exact head.
 #include "bind/module.hpp"
 
 #include <nanobind/stl/vector.h>
@@ -8,7 +8,7 @@
 namespace bitnet {
 namespace {
 
-// An exact head over the caller's arrays, which bind_exact_head keeps alive as long as it.
+// An ExactHead that points into the caller's arrays, which keep_alive in bind_exact_head holds.
 struct BoundHead {
     using Order = Array<const int32_t>;
     ExactHead head;
@@ -50,7 +50,7 @@ struct BoundHead {
     }
 };
 
-// Fills tiles [begin, end) of the copy; false for weights that cannot be bounded.
+// Fills tiles [begin, end) of the copy; false if it has weights whose logits cannot be bounded.
 bool bind_build(const BoundHead& self, int64_t begin, int64_t end) {
     require(begin >= 0 && begin <= end && end <= head_tiles(self.head.rows),
             "tiles are out of range");
@@ -58,15 +58,17 @@ bool bind_build(const BoundHead& self, int64_t begin, int64_t end) {
     return build_copy(self.head, begin, end);
 }
 
-// None for a hidden state that cannot be bounded, else (ids, logits, bound, tail, refined).
+// (ids, logits, bound, tail, refined), as HeadResult explains them; None for a hidden state whose
+// logits cannot be bounded.
 nb::object to_tuple(HeadResult&& r) {
     if (!r.usable) return nb::none();
     return nb::make_tuple(to_array(std::move(r.ids)), to_array(std::move(r.logits)), r.bound,
                           r.tail, r.refined);
 }
 
-// For each hidden state of *x*, (tokens, cols), the tuple of to_tuple: the best *count* rows
-// outside of its *listed* ones, those within its margin, and the listed ones.
+// A tuple of to_tuple for each hidden state of *x*, (tokens, cols). Its ids are the *count* best
+// rows that are not *listed* for the state, the rows within its margin of the best one, and the
+// listed ones; see HeadQuery.
 nb::list bind_find(const BoundHead& self, const Floats& x, int64_t count,
                    const std::vector<float>& margins,
                    const std::vector<Array<const int64_t>>& listed) {
@@ -96,8 +98,8 @@ nb::list bind_find(const BoundHead& self, const Floats& x, int64_t count,
     return out;
 }
 
-// Approximate logits and upper bounds of all rows, with or without the sixth bits; false for a
-// hidden state that cannot be bounded.
+// Fills in approximate logits and upper bounds of all rows, with or without the sixth bits; false
+// for a hidden state whose logits cannot be bounded.
 bool bind_bounds(const BoundHead& self, const Floats& x, bool sixth, const OutFloats& approx,
                  const OutFloats& upper) {
     require(int64_t(x.size()) == self.head.cols &&
@@ -108,7 +110,7 @@ bool bind_bounds(const BoundHead& self, const Floats& x, bool sixth, const OutFl
     return head_bounds(self.head, x.data(), sixth, approx.data(), upper.data());
 }
 
-// Logits of the rows *ids* alone.
+// Fills *out* with the logits of the rows *ids*, as the head's own kernel computes them.
 void bind_rows(const BoundHead& self, const Floats& x, const Array<const int64_t>& ids,
                const OutFloats& out) {
     require(int64_t(x.size()) == self.head.cols && ids.size() == out.size(),
@@ -120,7 +122,8 @@ void bind_rows(const BoundHead& self, const Floats& x, const Array<const int64_t
     linear_rows(self.head, x.data(), ids.data(), int64_t(ids.size()), out.data());
 }
 
-// What the caller allocates for a copy: bytes of *tiles* and of *sixth*, and rows in whole tiles.
+// Sizes of the arrays that the caller allocates for a copy: (bytes of *tiles*, bytes of *sixth*,
+// number of rows rounded up to whole tiles).
 nb::tuple bind_sizes(int64_t rows, int64_t cols) {
     require(rows > 0 && cols > 0 && cols <= kHeadColumns, "rows and cols are out of range");
     const int64_t padded = head_tiles(rows) * kHeadRows;

@@ -1,5 +1,5 @@
-// Python's view of the kernels: which there are, their counters and threads, how weights are packed
-// for them, and the operations by themselves, with what they require of their operands.
+// Python binding of the kernels: the instruction sets, counters and threads; packing and quantizing
+// of weights; and single operations, whose operands are checked here.
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -16,6 +16,7 @@
 namespace bitnet {
 namespace {
 
+// Array of *size* bytes of allocate_weights, which are freed with it.
 nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> bind_allocate(size_t size) {
     std::shared_ptr<uint8_t> memory = allocate_weights(size);
     if (!memory) throw std::bad_alloc();
@@ -26,6 +27,7 @@ nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> bind_allocate(size_t size) {
     return {bytes, {size}, owner};
 }
 
+// *type*, which must be an encoding in rows that `tiled` has a form for.
 Type known_row_type(int type) {
     require(can_tile(known_type(type)), "the encoding has no form with interleaved rows");
     return Type(type);
@@ -43,9 +45,9 @@ void bind_pack_rows(int type, const Bytes& weight, int64_t rows, int64_t cols,
 
 void bind_quantize_rows(int ggml_id, const Floats& x, const std::optional<Floats>& importance,
                         const OutBytes& out) {
-    const Quantizer* found = find_quantizer(ggml_id);
-    require(found != nullptr, "the type has no quantizer");
-    const Quantizer& quantizer = *found;
+    const Quantizer* address = find_quantizer(ggml_id);
+    require(address != nullptr, "the type has no quantizer");
+    const Quantizer& quantizer = *address;
     require(x.ndim() == 2 && x.size() > 0 && int64_t(x.shape(1)) % quantizer.weights == 0,
             "x must be (rows, cols) of whole blocks");
     require(int64_t(out.size()) == int64_t(x.size()) / quantizer.weights * quantizer.bytes,
@@ -56,10 +58,11 @@ void bind_quantize_rows(int ggml_id, const Floats& x, const std::optional<Floats
                   int64_t(x.shape(0)), int64_t(x.shape(1)), out.data());
 }
 
-// In the order of TernarySource; encodings by the names the quants package gives them.
+// Names of TernarySource, in its order; those of encodings of files are as in bitnet/quants.
 constexpr std::string_view kSources[] = {"CODES", "I2_S", "TQ2_0", "TQ1_0", "PACKED_U8", "IQ2_BN"};
 static_assert(sizeof(kSources) / sizeof(kSources[0]) == size_t(TernarySource::kCount));
 
+// False if a weight is not ternary; see pack_ternary.
 bool bind_pack_ternary(const std::string& source, const Bytes& weight, int64_t rows, int64_t inputs,
                        int type, int64_t cols, const OutBytes& out) {
     const auto kind = TernarySource(place_of(kSources, source, "unknown ternary source"));
@@ -89,8 +92,8 @@ std::vector<std::string> type_names() {
     return names;
 }
 
-// ---- the operations by themselves: outputs are allocated by the caller and never converted, so a
-// wrong dtype is a TypeError
+// ---- single operations: the caller allocates the outputs. Arrays are never converted, so a wrong
+// dtype is a TypeError
 
 void bind_linear(int type, const Bytes& weight, int64_t rows, int64_t cols, float scale,
                  const Floats& x, const OutFloats& out) {
@@ -119,8 +122,8 @@ void bind_embed(int type, const Bytes& weight, int64_t rows, int64_t cols, float
     embed(checked, weight.data(), rows, cols, scale, ids.data(), int64_t(ids.size()), out.data());
 }
 
-// One call of a kernel of the active instruction set, on several threads: body(first, end) for
-// parts of *n* units of *work* elements.
+// Counts one call of *op* and divides *n* units, of *work* elements each, among the threads:
+// body(begin, end) for parts that are a multiple of *multiple* units.
 template <class F>
 void run_row_op(Op op, int64_t n, int64_t multiple, int64_t work, F&& body) {
     const Computing computing;
@@ -158,7 +161,7 @@ void bind_attention(const Floats& q, const Pages& pages, int64_t start, float sc
     a.head_dim = int64_t(q.shape(2));
     a.kv_heads = int64_t(pages.shape(2));
     require(q.size() > 0, "there are no queries");
-    // For one head_dim, the sizes of the two types always differ.
+    // The type follows from the size: for one head_dim, those of the two types always differ.
     const auto words = int64_t(pages.shape(3));
     a.kv_type = words == head_words(a.head_dim, KvType::q8) ? KvType::q8 : KvType::f16;
     require(
@@ -192,6 +195,7 @@ void bind_softcap(const Floats& x, float cap, const OutFloats& out) {
     });
 }
 
+// Cosines and sines of *angles*, times *scale*.
 void bind_turns(const Array<const double>& angles, double scale, const OutFloats& cos,
                 const OutFloats& sin) {
     require(angles.size() == cos.size() && angles.size() == sin.size(),
@@ -221,7 +225,7 @@ void bind_kernels(nb::module_& m) {
     m.def("set_kernel_level", &set_level, "name"_a);
     m.def("has_kernel", [](int type) { return has_kernel(known_type(type)); }, "type"_a);
     m.def("dense_pays", &dense_pays);
-    // With the interpreter's lock: it may change the level that other calls use.
+    // Keeps the interpreter's lock, because it may change the level that other calls use.
     m.def("kernel_self_test", [] {
         const FloatMode mode;
         return self_test();

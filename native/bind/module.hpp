@@ -1,5 +1,6 @@
-// What every file of this folder needs: its functions as members of the module, arrays, buffers and
-// texts of Python, a ValueError for what they lack, and the state in which C++ computes.
+// What the files of this folder share: the functions that add each area to the module, views of
+// Python's arrays, buffers and strings, checks that become a ValueError, and the state in which
+// kernels run.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -25,7 +26,7 @@ void bind_exact_head(nb::module_& m);
 void bind_tokenizer(nb::module_& m);
 void bind_tokenizer_parts(nb::module_& m);
 
-// A contiguous buffer of Python's, held for as long as this lives.
+// View of the contiguous buffer of a Python object, which cannot be resized as long as this lives.
 class Buffer {
 public:
     explicit Buffer(nb::handle object) {
@@ -44,15 +45,17 @@ private:
     Py_buffer view_;
 };
 
-// The text of a Python string, which keeps it. Throws for half of a surrogate pair, or too long a
-// text.
+// UTF-8 of a Python string, in memory that the string owns. Throws for a lone surrogate, and for a
+// text of 2 GiB or more.
 std::string_view utf8(nb::handle text);
 
 inline nb::bytes to_bytes(std::string_view text) { return nb::bytes(text.data(), text.size()); }
 
-// As nanobind's gil_scoped_release, and safe in a daemon thread of an interpreter that ends: such a
-// thread may not come back. Until Python 3.13 it is ended in here, with glibc by unwinding its
-// stack, which no frame above could let pass; so it stops here, as in later versions of Python.
+// Releases the interpreter's lock, as nanobind's gil_scoped_release does, but is safe in a daemon
+// thread while the interpreter shuts down, when such a thread cannot get the lock again. Up to
+// Python 3.13, PyEval_RestoreThread ends the thread, for which glibc unwinds its stack with an
+// exception; that would terminate the process at the first noexcept frame. So the thread sleeps
+// here for good, as later versions of Python make it do.
 class Released {
 public:
     Released() : state_(PyEval_SaveThread()) {}
@@ -70,7 +73,7 @@ private:
     PyThreadState* state_;
 };
 
-// Row-major, in memory; *More* may say how many axes.
+// C-contiguous array in main memory; *More* can fix the number of its axes.
 template <class T, class... More>
 using Array = nanobind::ndarray<T, More..., nanobind::c_contig, nanobind::device::cpu>;
 using Floats = Array<const float>;
@@ -78,12 +81,13 @@ using OutFloats = Array<float>;
 using Bytes = Array<const uint8_t>;
 using OutBytes = Array<uint8_t>;
 
-// The numbers as NumPy's array, which keeps them: they are not copied.
+// NumPy array that owns *values*, which are not copied.
 template <class T>
 nb::ndarray<nb::numpy, T, nb::ndim<1>> to_array(std::vector<T>&& values) {
-    auto* kept = new std::vector<T>(std::move(values));
-    const nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-    return {kept->data(), {kept->size()}, owner};
+    auto* owned = new std::vector<T>(std::move(values));
+    const nb::capsule owner(owned,
+                            [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+    return {owned->data(), {owned->size()}, owner};
 }
 
 inline Type known_type(int type) {
@@ -91,14 +95,14 @@ inline Type known_type(int type) {
     return Type(type);
 }
 
-// Refuses shapes whose sizes in bytes, rounded up to whole tiles, might not fit in 64 bits.
+// Refuses shapes whose size in bytes, rounded up to whole tiles, might not fit in 64 bits.
 inline void check_shape(int64_t rows, int64_t cols) {
     constexpr int64_t kMost = INT64_MAX / 1024;
     require(rows > 0 && cols > 0, "a matrix has no rows or no columns");
     require(rows <= kMost / cols, "the matrix is too large");
 }
 
-// The type of a matrix, whose bytes *weight* has.
+// *type* as a Type, if *weight* has all bytes of a matrix of that type and shape.
 inline Type checked_type(int type, int64_t rows, int64_t cols, const Bytes& weight) {
     check_shape(rows, cols);
     require(row_bytes(known_type(type), cols) > 0, "cols is not a whole number of blocks");
@@ -107,8 +111,8 @@ inline Type checked_type(int type, int64_t rows, int64_t cols, const Bytes& weig
     return Type(type);
 }
 
-// While kernels run: without the interpreter's lock, in the floating-point mode they are written
-// for.
+// The state in which kernels run: without the interpreter's lock, and in the floating-point mode
+// that they are written for.
 struct Computing {
     const Released released;
     const FloatMode mode;

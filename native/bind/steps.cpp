@@ -1,5 +1,5 @@
-// Normalizers and pre-tokenizers of a tokenizer.json, read as the steps of a compiled tokenizer;
-// vocabularies and merges of Python's as its tables.
+// Makes parts of a compiled tokenizer: its steps, from the normalizers and pre-tokenizers of a
+// tokenizer.json, and its tables, from vocabularies and merges in Python.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -14,10 +14,11 @@
 namespace bitnet {
 namespace {
 
-// The expression built into the ByteLevel step.
+// The regular expression that is built into the ByteLevel step.
 constexpr const char* kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
+// Steps that have no options.
 constexpr std::pair<std::string_view, StepKind> kPlainNormalizers[] = {
     {"NFC", StepKind::kNfc},
     {"NFKC", StepKind::kNfkc},
@@ -33,14 +34,15 @@ constexpr std::pair<std::string_view, StepKind> kPlainPreTokenizers[] = {
     {"Whitespace", StepKind::kWhitespace},
     {"UnicodeScripts", StepKind::kUnicodeScripts},
     {"BertPreTokenizer", StepKind::kBertPreTokenizer}};
-// In the orders of Behavior and of Scheme.
+// Names of Behavior, and of Scheme, in their orders.
 constexpr std::string_view kBehaviors[] = {"removed", "isolated", "mergedwithprevious",
                                            "mergedwithnext", "contiguous"};
 constexpr std::string_view kSchemes[] = {"never", "first", "always"};
 
 constexpr uint32_t code(Behavior behavior) { return uint32_t(behavior); }
 
-// The index of *name* among *names*; throws std::invalid_argument, with the name of the *option*.
+// The index of *name*, a value of *option*, among *names*; throws std::invalid_argument with both
+// if it is not one of them.
 template <class List>
 uint32_t index_of(const List& names, std::string_view name, const std::string& option) {
     uint32_t index = 0;
@@ -51,7 +53,7 @@ uint32_t index_of(const List& names, std::string_view name, const std::string& o
     throw std::invalid_argument(option + " " + std::string(name));
 }
 
-// A step with its options, as a tokenizer.json has them.
+// A step of a tokenizer.json, with its options.
 class Entry {
 public:
     explicit Entry(nb::handle step)
@@ -64,6 +66,7 @@ public:
     nb::object get(const char* name) const {
         return has(name) ? nb::borrow(options_[name]) : nb::none();
     }
+    // Whether the option is true; *otherwise* if the step does not have it.
     bool flag(const char* name, bool otherwise) const {
         if (!has(name)) return otherwise;
         const int truth = PyObject_IsTrue(get(name).ptr());
@@ -74,8 +77,8 @@ public:
         if (!nb::isinstance<nb::str>(get(name))) refuse(name);
         return nb::cast<std::string>(get(name));
     }
-    // Whether the pattern is a regular expression, and its text. An empty text counts as one, since
-    // the library matches it so.
+    // (whether the pattern is a regular expression, its text). An empty text counts as a regular
+    // expression, since the tokenizers library matches it as one.
     std::pair<bool, std::string> pattern() const {
         const nb::object pattern = get("pattern");
         if (nb::isinstance<nb::str>(pattern)) return {text("pattern").empty(), text("pattern")};
@@ -89,8 +92,8 @@ public:
         }
         refuse("pattern");
     }
-    // The Behavior; *otherwise* is its name if there is no such option. Both MergedWithNext and
-    // merged_with_next are names of one.
+    // The option "behavior" as a Behavior; *otherwise* is its value if the step does not have it.
+    // MergedWithNext and merged_with_next are names of the same one.
     uint32_t behavior(const std::string& otherwise) const {
         const std::string name =
             has("behavior") ? nb::cast<std::string>(nb::str(get("behavior"))) : otherwise;
@@ -135,12 +138,13 @@ TokenizerStep normalizer(const Entry& entry) {
 
 TokenizerStep metaspace(const Entry& entry) {
     std::string scheme;
-    if (entry.get("prepend_scheme").is_none())  // files of earlier versions of tokenizers
+    if (entry.get("prepend_scheme").is_none())  // files of earlier versions of the library
         scheme = entry.flag("add_prefix_space", true) ? "always" : "never";
     else
         scheme = entry.text("prepend_scheme");
     const std::string symbol =
         entry.has("replacement") ? entry.text("replacement") : std::string(kSpaceSymbol);
+    // One character.
     if (symbol.empty() || unicode::length(symbol, 0) != symbol.size()) entry.refuse("replacement");
     return {StepKind::kMetaspace, index_of(kSchemes, scheme, "prepend_scheme"),
             entry.flag("split", true), symbol};
@@ -179,7 +183,7 @@ void pre_tokenizer(const Entry& entry, bool spelled, std::vector<TokenizerStep>&
             {StepKind::kSplitString, code(Behavior::kRemoved), 0, entry.text("delimiter")});
     } else if (type == "FixedLength") {
         const nb::object length = entry.get("length");
-        int overflow = 0;  // not read: a number of more than 64 bits becomes -1
+        int overflow = 0;  // not needed: a number of more than 64 bits becomes -1, and is refused
         const long long value = PyLong_CheckExact(length.ptr())
                                     ? PyLong_AsLongLongAndOverflow(length.ptr(), &overflow)
                                     : 0;
@@ -190,13 +194,15 @@ void pre_tokenizer(const Entry& entry, bool spelled, std::vector<TokenizerStep>&
     }
 }
 
+// Appends the bytes of *numbers*.
 void append(std::string& out, std::initializer_list<uint32_t> numbers) {
     for (const uint32_t number : numbers)
         out.append(reinterpret_cast<const char*>(&number), sizeof number);
 }
 
-// The compiled form of the steps of a tokenizer.json, objects with a type and options. *spelled* is
-// as in pre_tokenizer. Throws std::invalid_argument for a step that would not be run exactly.
+// The steps of a tokenizer.json in the form that read_steps reads. Each step is a Python object
+// with a type and options; *spelled* is as in pre_tokenizer. Throws std::invalid_argument for a
+// step that the engine would not run exactly.
 nb::bytes pack_steps(nb::handle normalizers, nb::handle pre_tokenizers, bool spelled) {
     std::vector<TokenizerStep> steps;
     try {
@@ -219,7 +225,7 @@ nb::bytes pack_steps(nb::handle normalizers, nb::handle pre_tokenizers, bool spe
 
 // ---- vocabularies and merges
 
-// GGUF's numbers of the types of tokens (LLAMA_TOKEN_TYPE_*), of those that count here.
+// Those of GGUF's types of tokens (LLAMA_TOKEN_TYPE_*) that make a difference here.
 enum TokenType : uint8_t {
     kNormal = 1,
     kControl = 3,
@@ -233,7 +239,7 @@ std::string_view as_bytes(const Numbers& numbers) {
     return {reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof numbers[0]};
 }
 
-// TokenFlags of a token that is not an added one.
+// TokenFlags that follow from the type *kind* of a token.
 uint8_t flags_of(uint8_t kind, bool sentencepiece) {
     const bool in_model =
         !sentencepiece || kind == kNormal || kind == kUserType || kind == kUnusedType;
@@ -241,7 +247,7 @@ uint8_t flags_of(uint8_t kind, bool sentencepiece) {
                    (kind == kUserType ? kUserDefined : 0) | (kind == kUnusedType ? kUnused : 0));
 }
 
-// The byte that a character spells in GPT-2's vocabularies, by its code; -1 for none.
+// The byte that each character spells in GPT-2's vocabularies, by its code point; -1: none.
 const std::array<int16_t, 512>& alphabet() {
     static const auto table = [] {
         std::array<int16_t, 512> bytes;
@@ -252,7 +258,8 @@ const std::array<int16_t, 512>& alphabet() {
     return table;
 }
 
-// Appends the bytes that the characters of a text spell; false, and nothing, if one spells none.
+// Appends the bytes that the characters of a text spell. If a character spells no byte, appends
+// nothing and returns false.
 bool append_spelled(PyObject* text, std::string& out) {
     const Py_ssize_t size = PyUnicode_GET_LENGTH(text);
     const size_t before = out.size();
@@ -277,8 +284,8 @@ int named_byte(std::string_view text) {
     return digit(3) < 0 || digit(4) < 0 ? -1 : 16 * digit(3) + digit(4);
 }
 
-// The ids of pairs of texts, as bytes of 32-bit numbers; None when one is not a pair of known
-// texts.
+// The ids of merges, two uint32 for each of *pairs*, as bytes; None if a pair is not one of texts
+// that *ids* has. A pair is a list of two texts, or both in one text.
 nb::object pair_ids(nb::list pairs, nb::dict ids) {
     std::vector<uint32_t> halves;
     halves.reserve(2 * pairs.size());
@@ -298,11 +305,12 @@ nb::object pair_ids(nb::list pairs, nb::dict ids) {
         PyObject* const pair = PyList_GET_ITEM(pairs.ptr(), i);
         bool has_ids = false;
         const bool joined = is_text(i);
-        if (joined != is_text(0)) return nb::none();  // as the library, which reads one form alone
+        if (joined != is_text(0)) return nb::none();  // the library does not mix the two forms
         if (PyList_CheckExact(pair) && PyList_GET_SIZE(pair) == 2) {
             has_ids = look_up(PyList_GET_ITEM(pair, 0)) && look_up(PyList_GET_ITEM(pair, 1));
-        } else if (joined) {  // both halves in one text, with a space between them, after the first
-                              // character: a half is never empty, and may begin with a space
+        } else if (joined) {
+            // A space separates the halves. It is not the first character of the text, because a
+            // half is never empty, and may begin with a space.
             const Py_ssize_t size = PyUnicode_GET_LENGTH(pair);
             const Py_ssize_t at = size > 1 ? PyUnicode_FindChar(pair, ' ', 1, size, 1) : -1;
             if (at > 0) {
@@ -318,12 +326,12 @@ nb::object pair_ids(nb::list pairs, nb::dict ids) {
     return nb::bytes(halves.data(), halves.size() * sizeof(uint32_t));
 }
 
-// Parts of build_tokenizer: bytes, offsets and flags of a vocabulary, ids of bytes, added tokens.
+// Arguments of build_tokenizer for a vocabulary: (bytes, offsets, flags, byte_ids, added).
 //
 //   texts            of all tokens, by id
 //   kinds            the TokenType of each
 //   added            an id, flags of AddedToken and a text for each added token
-//   outside          ids that ordinary text never becomes
+//   outside          ids of tokens that the model never makes
 //   byte_level       the characters of a token spell bytes, as GPT-2's do
 //   byte_fallback    tokens <0xNN> stand for bytes
 //   sentencepiece    only normal, user-defined and unused tokens are in the model
@@ -343,12 +351,12 @@ nb::object spell(nb::list texts, nb::bytes kinds, nb::list added,
     std::vector<bool> is_added(count), is_special(count);
     for (const nb::handle token : added) {
         uint32_t id = kNoId;
-        if (!nb::try_cast(token[0], id)) id = kNoId;  // not a number of 32 bits
+        if (!nb::try_cast(token[0], id)) id = kNoId;  // not a number of 32 bits: out of range
         check_id(id);
         const auto bits = nb::cast<uint32_t>(token[1]);
         const std::string_view text = utf8(token[2]);
         is_added[id] = true;
-        // Of several tokens with one id the last one counts.
+        // Of several added tokens with one id, the last one counts.
         is_special[id] = (bits & AddedToken::kSpecial) != 0;
         packed_added.append(as_bytes(std::array<uint32_t, 3>{id, bits, uint32_t(text.size())}))
             .append(text);

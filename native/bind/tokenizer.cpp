@@ -1,4 +1,5 @@
-// Python side of the native tokenizer: bitnet._native.TokenizerEngine and build_tokenizer.
+// Python binding of the native tokenizer: bitnet._native.TokenizerEngine and build_tokenizer; and
+// of its regular expressions and scanners by themselves.
 #include "bind/module.hpp"
 
 #include <nanobind/stl/string.h>
@@ -27,7 +28,7 @@ std::string_view view(const nb::bytes& bytes) {
     return {static_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// Python's numbers for ids, made once: making them again takes longer than finding the ids.
+// Python ints for token ids, made once: to make them for every text takes longer than to encode it.
 class Numbers {
 public:
     Numbers() = default;
@@ -37,7 +38,7 @@ public:
         for (PyObject* number : made_) Py_XDECREF(number);
     }
 
-    // A list of ids that grows in steps; it is allocated for the number that is *expected*.
+    // A Python list to which ids are added; it is allocated for *expected* ids.
     class List {
     public:
         List(Numbers& numbers, uint32_t n_tokens, size_t expected) : numbers_(numbers) {
@@ -81,10 +82,10 @@ private:
         Py_INCREF(object);
         return object;
     }
-    std::vector<PyObject*> made_;  // by id
+    std::vector<PyObject*> made_;  // by id; null: not made yet
 };
 
-// Keeps the buffer that the engine looks into.
+// TokenizerEngine with the buffer of the compiled tokenizer, which the engine points into.
 class PyTokenizer {
 public:
     explicit PyTokenizer(nb::handle buffer)
@@ -130,7 +131,7 @@ public:
 
     // Lists of ids, one for each text.
     nb::list encode_many(nb::list texts, bool parse_special, size_t threads) {
-        std::vector<nb::object> strings;  // which live on if the list is changed meanwhile
+        std::vector<nb::object> strings;  // owned, because the list may change meanwhile
         std::vector<std::string_view> inputs;
         for (const nb::handle text : texts) {
             strings.push_back(nb::cast<nb::str>(text));
@@ -150,10 +151,12 @@ public:
                 many.help();
             }
             if (PyErr_CheckSignals() != 0) throw nb::python_error();
-            // This thread makes Python's lists while the others go on.
+            // This thread makes the Python lists while the others encode.
             while (many.is_ready()) {
                 const ManyTexts::Encoded part = many.take();
                 const size_t bytes = inputs[nb::len(out)].size();
+                // Of a text in parts, the number of ids is not known yet: about one for three
+                // bytes.
                 if (!ids)
                     ids.emplace(numbers_, size(), part.ends_text ? part.ids.size() : bytes / 3);
                 ids->add(part.ids);
@@ -165,12 +168,12 @@ public:
         return out;
     }
 
-    // (id, first character, behind its last character) of each id.
+    // (id, index of its first character, index after its last character) of each id.
     nb::list spans(nb::str text, bool parse_special) {
         const std::string_view input = utf8(text);
         Ids ids;
         Spans spans;
-        std::vector<size_t> characters;  // up to each byte, the one it belongs to included
+        std::vector<size_t> characters;  // number up to each byte, including that of the byte
         {
             const Released released;
             engine_.encode(input, parse_special, ids, &spans);
@@ -203,6 +206,7 @@ public:
         return engine_.file().flags(id);
     }
 
+    // Id of the token that the model spells this way, or None.
     nb::object find(nb::bytes spelling) const {
         const std::string_view text = view(spelling);
         const uint32_t id = engine_.file().find(text.data(), text.size());
@@ -210,7 +214,7 @@ public:
     }
 
     nb::bytes section(Section id) const { return to_bytes(engine_.file().section(id)); }
-    // (id, text, flags) of the tokens that are cut out of a text.
+    // (id, text, flags of AddedToken) of the tokens that are cut out of a text.
     nb::list added() const {
         nb::list out;
         for (const AddedToken& token : read_added(engine_.file().section(Section::kAdded), size()))
@@ -225,6 +229,7 @@ private:
     void check(uint32_t id) const {
         if (id >= engine_.file().n_tokens) throw nb::index_error("token id out of range");
     }
+
     const Buffer buffer_;
     Numbers numbers_;
     TokenizerEngine engine_;
@@ -241,7 +246,7 @@ nb::bytes build(nb::bytes key, nb::bytes meta, nb::bytes config, nb::bytes offse
     return to_bytes(build_tokenizer(parts));
 }
 
-// Calls each(begin, end) for every match of a pattern.
+// Calls each(begin, end), offsets in bytes, for every match of *pattern* in *text*.
 template <typename Each>
 void each_match(const std::string& pattern, std::string_view text, Each each) {
     Regex regex(pattern);
@@ -260,11 +265,12 @@ nb::list find_all(const std::string& pattern, nb::str text) {
             matches.push_back(input.substr(begin, end - begin));
         });
     }
-    nb::list found;
-    for (const std::string_view match : matches) found.append(nb::str(match.data(), match.size()));
-    return found;
+    nb::list texts;
+    for (const std::string_view match : matches) texts.append(nb::str(match.data(), match.size()));
+    return texts;
 }
 
+// *text* with *content* in place of every match of *pattern*.
 nb::str replace_all(const std::string& pattern, const std::string& content, nb::str text) {
     const std::string_view input = utf8(text);
     std::string out;
@@ -282,8 +288,8 @@ nb::str replace_all(const std::string& pattern, const std::string& content, nb::
     return nb::str(out.data(), out.size());
 }
 
-// (the pieces that a scanner of *pattern* cuts *text* into, the rest that it cannot read), or None
-// without a scanner for the pattern.
+// (pieces, rest): the pieces that the scanner for *pattern* cuts *text* into, up to a rest that it
+// cannot read. None if no scanner knows the pattern.
 nb::object scan_all(const std::string& pattern, nb::str text) {
     const Scanner scanner(pattern);
     if (!scanner.known()) return nb::none();
@@ -298,7 +304,7 @@ nb::object scan_all(const std::string& pattern, nb::str text) {
     return nb::make_tuple(pieces, nb::str(""));
 }
 
-// Where a text may be cut for threads, as numbers of characters.
+// Indices of the characters before which *text* may be cut into parts for threads.
 nb::list scan_parts(nb::str text) {
     const std::string_view input = utf8(text);
     nb::list cuts;
