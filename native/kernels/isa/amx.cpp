@@ -1,10 +1,10 @@
-// AMX: tdpbssd multiplies 16 tokens x 64 columns with 64 columns x 16 rows, all of them bytes with
-// signs. Intel's processors for servers have it since 2023. Batches of more than kDecodeTokens
-// tokens go through it; the rest is AVX-512's.
+// AMX: tdpbssd multiplies 16 tokens x 64 columns with 64 columns x 16 rows, all of them signed
+// bytes. Intel's processors for servers have it since 2023. Batches of more than kDecodeTokens
+// tokens go through it; all other kernels are those of AVX-512.
 //
-// Lines of 64 bytes with four columns of each of 16 rows, which is how tiles of weights lie in
-// memory once their codes are bytes, are the rows of a right-hand tile as they are. Activations are
-// left-hand tiles where they lie. Its sums are those of every other level: exact integers.
+// A tile of weights, unpacked to bytes, consists of lines of 64 bytes with four columns of each of
+// 16 rows; these lines are the rows of a right-hand tile. A row of a left-hand tile is loaded from
+// the activations of a token. The sums are exact integers, as at every other level.
 
 #include "isa/avx512_dense.hpp"
 
@@ -30,10 +30,10 @@ constexpr TileShapes full_shapes() {
 }
 constexpr TileShapes kFullTiles = full_shapes();
 
-// Tiles of these shapes for the thread it lives in; without it the system need not save them. Their
-// instructions are written in assembly because the macros of GCC 12 say too little about memory:
-// ldtilecfg is said to read 8 of its 64 bytes, tileloadd none at all, so stores before them may be
-// dropped or moved behind them.
+// Configures the tiles of this thread, and releases them at the end, so that the system does not
+// have to save them any longer. The instructions are written in assembly because the macros of GCC
+// 12 say too little about memory: that ldtilecfg reads 8 of its 64 bytes, and tileloadd none, so
+// the compiler may drop stores before them, or move these behind them.
 class Tiles {
 public:
     explicit Tiles(const TileShapes& shapes) { __asm__ volatile("ldtilecfg %0" : : "m"(shapes)); }
@@ -71,8 +71,8 @@ public:
 
 constexpr int kTokens = 16;   // of a tile
 constexpr int kColumns = 64;  // of a tile of ternary products
-constexpr int64_t kTernaryInputBytes =
-    1 << 20;  // activations that stay in the second cache, 2 MB with AMX
+// Activations that stay in the second cache, which has 2 MB where there is AMX.
+constexpr int64_t kTernaryInputBytes = 1 << 20;
 
 // int32 of 16 tokens x 16 rows, as a tile is stored.
 struct alignas(64) Sums {
@@ -80,6 +80,7 @@ struct alignas(64) Sums {
     __m512i token(int n) const { return _mm512_load_si512(at[n]); }
 };
 
+// For each half of 32 columns: a tile of sums, one of tokens and one of weights.
 constexpr TileShapes block_shapes() {
     TileShapes shapes;
     for (const int half : {0, 1}) {
@@ -90,18 +91,18 @@ constexpr TileShapes block_shapes() {
     return shapes;
 }
 
-// Codes without their offset, so that no sum has to be corrected.
+// Subtracts the offset of codes, so that sums do not have to be corrected.
 template <Type kType>
 struct Signed {
     __m512i operator()(__m512i codes) const {
         return _mm512_sub_epi8(codes, _mm512_set1_epi8(char(Codes<kType>::kOffset)));
     }
 };
-// What is left of a type then.
+// CodeForm of such codes.
 template <Type kType>
 using SignedForm = CodeForm<0, 0, true, Codes<kType>::kHalves, Codes<kType>::kMin>;
 
-// Sums of each 16 of 32 columns, of 16 tokens from *x* on.
+// Products of 32 columns with 16 tokens from *x* on, summed over each half of the columns.
 inline void multiply_group(const uint8_t* codes, const BlockInput* x, int64_t stride, Sums* out) {
     Tiles::zero<0>();
     Tiles::zero<1>();
@@ -115,12 +116,12 @@ inline void multiply_group(const uint8_t* codes, const BlockInput* x, int64_t st
     Tiles::store<1>(out[1].at, 64);
 }
 
-// Adds them to *sum* as add_group does (ops/tile_products.hpp).
+// Adds these products to *sum* as add_group does (ops/tile_products.hpp).
 template <class C>
 inline void add_products(const UnpackedGroup<C>& group, const Sums* products, const BlockInput* x,
                          int64_t stride, Lanes (&sum)[kTokens]) {
     const Lanes scale = group.scale(0, 0), second_scale = group.scale(0, 1);
-    Lanes min = scale;
+    Lanes min = scale;  // not used without minima
     if constexpr (C::kMin) min = group.min(0);
     BITNET_UNROLL(16) for (int n = 0; n < kTokens; ++n, x += stride) {
         const Lanes second = Vec::to_float(products[1].token(n)), step = Lanes::set(x->step[1]);
@@ -154,9 +155,9 @@ void sixteen_tokens(const LinearArgs& a, const uint8_t* tile, int64_t r, int64_t
         store_rows(a.y + (t + n) * a.rows + r, 0, rows_of(a, r), sum[n]);
 }
 
-// Tokens that are left over are multiplied with AVX-512, or once more with some before them as a
-// whole tile where they are more than half of one: by the counts of instructions
-// (docs/architecture/kernels.md) a tile takes as long as eight tokens without.
+// The last tokens of a pass may not fill a tile. Up to eight of them are multiplied with AVX-512;
+// more become a whole tile with some tokens before them, which are multiplied twice. By the counts
+// of instructions (docs/architecture/kernels.md) a tile takes as long as eight tokens with AVX-512.
 template <Type kType>
 void linear_block(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch) {
     const LinearKernel without_tiles = avx512_vnni_kernels().prefill[int(kType)];
@@ -180,7 +181,8 @@ void linear_block(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch)
     }
 }
 
-// Adds 64 columns of 16 N tokens and 16 G rows to the tiles 0 .. 3, in this order: (N, G).
+// Adds the products of 64 columns of 16 N tokens and 16 G rows to tiles 0 .. 3: tile 2 n + g has
+// the nth 16 tokens and the gth 16 rows.
 template <int G, int N>
 inline void multiply_columns(const int8_t* const (&x)[2], int64_t cols, const uint8_t* lines) {
     Tiles::load<6>(lines, 64 * G);
@@ -196,7 +198,7 @@ inline void multiply_columns(const int8_t* const (&x)[2], int64_t cols, const ui
 }
 
 // G tiles of rows, as *lines* of bytes (cols / 4, G, 16, 4) and 16 more for the last columns, times
-// 16 tokens from t[0] on, and from t[1] on.
+// 16 tokens from t[0] on, and, if N is 2, 16 from t[1] on.
 template <int G, int N>
 void ternary_tokens(const LinearArgs& a, const uint8_t* lines, int64_t r, const int64_t (&t)[2]) {
     const int8_t* x[2] = {a.q + t[0] * a.cols, a.q + t[1] * a.cols};
@@ -228,8 +230,8 @@ void ternary_tokens(const LinearArgs& a, const uint8_t* lines, int64_t r, const 
             }
 }
 
-// The lines of G tiles from row r on. Columns that do not fill a tile of 64 are multiplied in one
-// that begins before them, with zeros where columns were multiplied already.
+// Unpacks the lines of G tiles from row r on. Last columns that do not fill a tile of 64 get a tile
+// that begins before them, with zeros for the columns that other tiles have.
 template <class Product, int G>
 void unpack_tiles(const LinearArgs& a, int64_t r, uint8_t* lines) {
     for (int g = 0; g < G; ++g) Product::unpack(a, r + kTernaryRows * g, lines + 64 * g, 64 * G);
@@ -240,7 +242,8 @@ void unpack_tiles(const LinearArgs& a, int64_t r, uint8_t* lines) {
     std::memcpy(end + kColumns / 4 * line - left, end - left, size_t(left));
 }
 
-// Tokens t0 .. t1 - 1; the last ones once more with some before them where they do not fill a tile.
+// Multiplies G tiles from row r on with tokens t0 .. t1 - 1. Last tokens that do not fill a tile
+// are multiplied with some before them, which are multiplied twice.
 template <class Product, int G>
 void ternary_rows(const LinearArgs& a, int64_t r, int64_t t0, int64_t t1, uint8_t* lines) {
     unpack_tiles<Product, G>(a, r, lines);

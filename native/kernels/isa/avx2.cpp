@@ -1,4 +1,4 @@
-// AVX2 with FMA and F16C: products of bytes by vpmaddubsw, added in 16 bits as deep as they fit.
+// AVX2 with FMA and F16C: products of bytes by vpmaddubsw, added in 16 bits as long as they fit.
 #define BITNET_F16C
 #include "isa/avx2.hpp"
 #include "ops/row_ops.hpp"
@@ -7,17 +7,20 @@ namespace bitnet {
 namespace {
 
 struct Vec : Avx2 {
-    static constexpr bool kSignedCodes = true;  // codes to 255 would overflow 16 bits
+    static constexpr bool kSignedCodes = true;  // pairs of codes up to 255 would overflow 16 bits
     static constexpr int places(int) { return 2; }
 
-    // Codes in a byte are summed in 16 bits. Those above the offset may overflow on the way, but
-    // the sums start at -offset * sum(q), modulo 2^16, and end within 16 bits.
     static constexpr int kDepth = 64;  // pairs of products of ternary codes that fit a sum
     static_assert(kDepth * 2 * 2 * 127 <= 32767, "16-bit sums overflow");
+
+    // Sums in 16 bits of products with codes up to kMost. They start at -kOffset * sum(q), and may
+    // overflow on the way: modulo 2^16 the total is right, because it is that of codes without
+    // their offset, whose magnitude is kLargest at most, and fits.
     template <int kMost = 2, int kOffset = 0, bool kSigned = false>
     struct Sum {
         static constexpr int kLargest = kMost - kOffset > kOffset ? kMost - kOffset : kOffset;
-        static constexpr bool kDeep = 4 * 2 * 127 * kLargest <= 32767;  // else sums of two products
+        // Whether the products of 16 columns fit; if not, each pair of them is widened at once.
+        static constexpr bool kDeep = 4 * 2 * 127 * kLargest <= 32767;
         static_assert(2 * 127 * kMost <= 32767 && (kDeep || kOffset == 0), "16-bit sums overflow");
         Int v;
         static Int widened(Int pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
@@ -50,21 +53,21 @@ constexpr Table digits_of(int divisor) {
     for (int i = 0; i < 16; ++i) out.put(i, i / divisor % 3);
     return out;
 }
-// By the upper four bits of a byte: the largest multiple of 28 that is not larger.
+// Entry i, for bytes whose upper four bits are i: the largest multiple of 28 up to 16 i.
 constexpr Table multiples_of_28() {
     Table out;
     for (int i = 0; i < 16; ++i) out.put(i, i * 16 / 28 * 28);
     return out;
 }
-// By the upper four bits of 28 g, which no two g share: a digit of g.
+// Entry i, for the g whose 28 g has the upper four bits i, which no two g share: a digit of g.
 constexpr Table digits_of_multiple(int divisor) {
     Table out;
     for (int g = 0; g < 9; ++g) out.put(28 * g / 16, g / divisor % 3);
     return out;
 }
 
-// Five digits of a byte, which is 28 g + low: 28 g is the multiple at or before its upper four
-// bits, or the next one. Low is 9 d + the rest, which has two digits.
+// The five digits of a byte, 28 g + low. 28 g is the multiple that the upper four bits look up, or
+// the next one. low is nine times the third digit plus a rest of two digits.
 struct DenseDigits {
     static constexpr int kDigits = 5, kSums = 1, kLargest = 1, kTogether = kDigits;
     static constexpr int place(int) { return 0; }
@@ -78,14 +81,15 @@ struct DenseDigits {
         const auto minus = [](__m256i v, int n) {
             return _mm256_sub_epi8(v, _mm256_set1_epi8(char(n)));
         };
+        // A difference below zero wraps to a large byte, which the minimum drops.
         __m256i low = _mm256_sub_epi8(bytes, kMultiple.of(upper(bytes)));
         low = _mm256_min_epu8(low, minus(low, 28));
         const __m256i group = upper(_mm256_sub_epi8(bytes, low));
         const __m256i rest = _mm256_min_epu8(low, _mm256_min_epu8(minus(low, 9), minus(low, 18)));
         out[0] = kFirst.of(rest);
         out[1] = kSecond.of(rest);
-        out[2] =
-            _mm256_and_si256(_mm256_sub_epi8(low, rest), _mm256_set1_epi8(3));  // of 0, 9 and 18
+        // 0, 9 or 18, whose last two bits are 0, 1 or 2.
+        out[2] = _mm256_and_si256(_mm256_sub_epi8(low, rest), _mm256_set1_epi8(3));
         out[3] = kFourth.of(group);
         out[4] = kFifth.of(group);
     }

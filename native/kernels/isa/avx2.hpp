@@ -11,7 +11,7 @@ namespace {
 
 inline __m128i load64(const void* p) { return _mm_loadl_epi64(static_cast<const __m128i*>(p)); }
 
-// A register of floats.
+// A register of floats; isa/avx512.hpp explains the functions that have no comment here.
 struct Lanes {
     static constexpr int kWidth = 8;
     __m256 v;
@@ -57,7 +57,8 @@ struct Lanes {
     }
 };
 
-// A register of bytes, or of int32.
+// A register of bytes, or of int32; likewise. ops/tile_products.hpp and ternary/products.hpp
+// explain the numbers.
 struct Avx2 {
     static constexpr int kTokens = 4, kWholeTokens = 4, kFloatTokens = 3, kUnpackFrom = 16;
     static constexpr int kInputs = 4, kUnrolledColumns = 4, kTernaryTokens = 4, kTernaryTiles = 1,

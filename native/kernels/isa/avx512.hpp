@@ -1,4 +1,4 @@
-// Vectors of 512 bits, one to a tile of 16 rows, and what vpdpbusd adds up.
+// Vectors of 512 bits, one to a tile of 16 rows, with products of bytes by vpdpbusd.
 #pragma once
 
 #include "isa/kernels.hpp"
@@ -15,7 +15,7 @@ struct Lanes {
     static Lanes set(float f) { return {_mm512_set1_ps(f)}; }
     static Lanes load(const void* p) { return {_mm512_loadu_ps(p)}; }
     static Lanes halves(const uint8_t* p) { return {_mm512_cvtph_ps(load256(p))}; }
-    // Floats of their upper 16 bits.
+    // Floats from their upper 16 bits.
     static Lanes upper(const void* p) {
         return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load256(p)), 16))};
     }
@@ -32,7 +32,7 @@ struct Lanes {
             _mm512_max_epi32(normal, _mm512_slli_epi32(_mm512_add_epi32(power, one), 21)))};
     }
     void store(float* p) const { _mm512_storeu_ps(p, v); }
-    // Nearest integers, halves to even, of numbers that int16 holds, those of *a* first.
+    // Stores the nearest integers, halves to even, of *a* and then of *b*; they must fit in int16.
     static void round_to(Lanes a, Lanes b, int16_t* p) {
         const __m512i in_turns =
             _mm512_packs_epi32(_mm512_cvtps_epi32(a.v), _mm512_cvtps_epi32(b.v));
@@ -56,13 +56,14 @@ struct Lanes {
     __m256 high() const { return _mm512_extractf32x8_ps(v, 1); }
 };
 
-// A register of bytes, or of int32.
+// A register of bytes, or of int32. ops/tile_products.hpp and ternary/products.hpp explain the
+// numbers.
 struct Avx512 {
     static constexpr int kTokens = 8, kWholeTokens = 8, kFloatTokens = 8, kUnpackFrom = 0;
-    static constexpr bool kSignedCodes = false;  // vpdpbusd wants them unsigned
-    // Ternary weights: 24 registers of sums, three of weights; GCC 12 keeps them where every loop
-    // over them is unrolled. Where columns have scales, sums of runs and of groups are in registers
-    // as well.
+    static constexpr bool kSignedCodes = false;  // vpdpbusd takes them unsigned
+    // Ternary weights: 24 registers of sums and three of weights, which GCC 12 keeps in registers
+    // if every loop over them is unrolled. With a scale per group of columns there are fewer tokens
+    // and tiles, because sums of runs and sums of groups both take registers.
     static constexpr int kInputs = 4, kUnrolledColumns = 1, kTernaryTokens = 8, kTernaryTiles = 3,
                          kGroupTokens = 4, kGroupTiles = 2;
     static constexpr int kPackedTokens = 16, kPackedAtOnce = 8, kRunTokens = 4, kRunPlaces = 4;
@@ -90,12 +91,13 @@ struct Avx512 {
         return left < 0 ? _mm512_srli_epi16(a, unsigned(-left))
                         : _mm512_slli_epi16(a, unsigned(left));
     }
-    static Int flip(Int a) { return a; }
+    static Int flip(Int a) { return a; }  // only called if kSignedCodes, to make codes signed
     static Int look_up(const int8_t* table, Int nibbles) {
         return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(load128(table)), nibbles);
     }
     static Int add(Int a, Int b) { return _mm512_add_epi32(a, b); }
     static Int minus(Int a, int32_t b) { return _mm512_sub_epi32(a, set(b)); }
+    // a * 2^n, and a / 2^n.
     static Int times_power(Int a, int n) { return _mm512_slli_epi32(a, unsigned(n)); }
     static Int over_power(Int a, int n) { return n ? _mm512_srai_epi32(a, unsigned(n)) : a; }
     static Lanes to_float(Int a) { return {_mm512_cvtepi32_ps(a)}; }
@@ -107,6 +109,7 @@ struct Avx512 {
         return _mm512_reduce_add_epi32(sum);
     }
 
+    // sum + a * scale in float64.
     static Double zero_double() { return {_mm512_setzero_pd(), _mm512_setzero_pd()}; }
     static Double add_scaled(Double sum, Int a, Lanes scale) {
         return {_mm512_fmadd_pd(_mm512_cvtps_pd(scale.low()),

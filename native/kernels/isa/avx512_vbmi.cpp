@@ -8,8 +8,8 @@ void add_avx512_vbmi_ternary(Kernels&);
 void add_avx512_vbmi_ternary(Kernels& k) {
     use<TernaryProduct<Dense, false>>(k, Type::TernaryDense);
     use<GroupProduct<Dense>>(k, Type::PTQ1_0_R16);
-    // vpermb looks up the five weights of a byte; without it, dense tiles were slower, or were not
-    // measured.
+    // With vpermb, which looks up the five weights of a byte. Without it, dense tiles were slower
+    // or were not measured.
     k.dense_pays = true;
 }
 

@@ -16,7 +16,7 @@ using Vec = Avx512;
 
 namespace bitnet {
 
-void add_avx512_vbmi_ternary(Kernels&);  // another file
+void add_avx512_vbmi_ternary(Kernels&);  // avx512_vbmi.cpp
 
 const Kernels& avx512_vnni_kernels() {
     static const Kernels table = [] {

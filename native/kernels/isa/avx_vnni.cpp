@@ -28,11 +28,11 @@ inline __m256i dpbusd(__m256i sum, __m256i a, __m256i b) {
 }
 
 struct Vec : Avx2 {
-    static constexpr bool kSignedCodes = false;  // vpdpbusd wants them unsigned
+    static constexpr bool kSignedCodes = false;  // vpdpbusd takes them unsigned
     // Tokens of a pass over unpacked weights, whose sums stay in registers (ternary/products.hpp).
     static constexpr int kTernaryTokens = 6, kGroupTokens = 6;
     static constexpr int kDepth = 0;  // sums of 32 bits hold any number of products
-    // Neighbouring digits of a byte that are multiplied without moving them (Fields there).
+    // Neighbouring digits of a byte that are multiplied without moving them (Fields, likewise).
     static constexpr int places(int tokens) { return tokens == 1 ? 4 : 1; }
 
     static Int dot(Int sum, Int codes, Int x) { return dpbusd(sum, codes, x); }

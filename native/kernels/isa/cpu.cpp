@@ -1,3 +1,4 @@
+// Finds out which instruction sets this processor and its operating system offer.
 #include "isa/kernels.hpp"
 
 #if defined(BITNET_X86)
@@ -43,7 +44,7 @@ uint64_t saved_state() {
 #endif
 }
 
-// Linux 5.16 and later let a process use the tiles when it asks.
+// Linux 5.16 and later let a process use the tiles if it requests them.
 bool grant_tiles() {
 #if defined(BITNET_AMX)
     constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
@@ -95,7 +96,7 @@ CpuFeatures& cpu_features() {
 #if defined(BITNET_X86)
 CpuFeatures detect_features(const CpuQueries& ask) {
     CpuFeatures features;
-    if (ask.cpuid(0, 0).a < 7) return features;  // leaf 7 has AVX2 and what followed
+    if (ask.cpuid(0, 0).a < 7) return features;  // leaf 7 has AVX2 and later instruction sets
     const CpuRegisters basic = ask.cpuid(1, 0), extended = ask.cpuid(7, 0);
     const auto bit = [](uint32_t value, int n) { return ((value >> n) & 1u) != 0; };
     if (!bit(basic.c, 27)) return features;  // OSXSAVE
@@ -105,7 +106,7 @@ CpuFeatures detect_features(const CpuQueries& ask) {
     const bool fma = bit(basic.c, 12);
     const bool f16c = bit(basic.c, 29);
     features.avx2 = ymm && fma && f16c && bit(extended.b, 5);
-    // With F, DQ, BW and VL.
+    // AVX-512 F, DQ, BW, VL and VNNI.
     features.avx512_vnni = features.avx2 && zmm && bit(extended.b, 16) && bit(extended.b, 17) &&
                            bit(extended.b, 30) && bit(extended.b, 31) && bit(extended.c, 11);
 #if defined(BITNET_AVX_VNNI_PLAIN)

@@ -1,5 +1,5 @@
-// The kernels in use, those of the best instruction set unless set_level or the self-test
-// (self_test.cpp) chooses a slower one; and how often each ran.
+// The kernels in use, which are those of the best instruction set unless set_level or the self-test
+// (self_test.cpp) chooses a slower one; and counters of their calls.
 #include <atomic>
 
 #include "isa/kernels.hpp"
@@ -72,7 +72,7 @@ namespace {
 constexpr int kLevels = 5;  // at most: scalar, avx2, avx_vnni, avx512_vnni, amx
 constexpr int kOps = int(Op::kCount);
 #define BITNET_NAME(op) #op,
-// In the order of Op. Decode and prefill are both "linear", and end with their own names instead.
+// In the order of Op. Decode and prefill are both "linear"; counters() appends their own names.
 constexpr const char* kOpNames[kOps] = {"linear", "linear", "embed", "attention",
                                         BITNET_ROW_OPS(BITNET_NAME)};
 #undef BITNET_NAME
@@ -85,7 +85,7 @@ bool has_type(int op) { return op <= int(Op::embed); }
 }  // namespace
 
 void count_call(Op op, Type type) {
-    size_t level = 0;  // names are compared by their addresses: a table in use is a copy
+    size_t level = 0;  // found by the address of its name: active() is a copy of its table
     while (detail::offered()[level]->name != active().name) ++level;
     calls[level][int(op)][has_type(int(op)) ? int(type) : 0].fetch_add(1,
                                                                        std::memory_order_relaxed);

@@ -60,9 +60,9 @@
 // rounded down:
 //
 //   score     the exact integer product of codes * (step of the query * scale) * step of the key
-//   weight    in each page, 2^-x, where x = largest score of the page - score, in 1 / 2,048,
-//             rounded. With f, the last 11 bits of x: 1 - f (c1 - f (c2 - f c3)), halved as often
-//             as the other bits say
+//   weight    in each page, 2^-x, where x = largest score of the page - score, rounded to a
+//             multiple of 1 / 2,048. With f, the fraction of x: 1 - f (c1 - f (c2 - f c3)), halved
+//             as often as the whole part of x says (QuadForm::Power has the coefficients)
 //   part      weight * round_half_even(step of the value * (32,767 / largest of the steps seen))
 //   code      each part, scaled so that the largest one of the row is 255, with seven fractional
 //             bits. It is rounded up where these are at or above a threshold, of which each place
@@ -99,8 +99,8 @@ struct alignas(64) BlockInput {
 };
 static_assert(sizeof(BlockInput) == 64, "one cache line");
 
-// BlockInputs from one token to the next; odd, so that tokens do not compete for the same sets of a
-// cache.
+// BlockInputs from one token to the next; an odd number, so that tokens do not compete for the same
+// sets of a cache.
 constexpr int64_t block_inputs(int64_t cols) { return (cols / 32) | 1; }
 
 struct LinearArgs {
@@ -115,7 +115,7 @@ struct LinearArgs {
     const int32_t* sums = nullptr;  // of q, one for each step
     float* y = nullptr;             // (tokens, rows)
 
-    // The product of tokens t0 .. t1 - 1 alone.
+    // The arguments for tokens t0 .. t1 - 1 alone.
     LinearArgs of_tokens(int64_t t0, int64_t t1) const {
         LinearArgs part = *this;
         if (is_float(type))
@@ -138,12 +138,12 @@ struct LinearArgs {
 
 // Rows [r0, r1) of the product for all tokens; *scratch* has scratch_bytes(cols) bytes, 64-aligned.
 using LinearKernel = void (*)(const LinearArgs&, int64_t r0, int64_t r1, uint8_t* scratch);
-// The same for float and block encodings whose rows lie one after the other, as in a file: 16 rows
-// at a time become a tile, so that results have the bits of interleaved rows (ops/ops.cpp).
+// The same, for float and block encodings whose rows lie one after the other, as in a file: 16 rows
+// at a time are packed into a tile, so the results have the bits of interleaved rows (ops/ops.cpp).
 void linear_in_rows(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch);
 
-// Room for the tiles that a kernel unpacks, up to 96 bytes a column; amx.cpp, neon_i8mm.cpp and
-// tile_groups.hpp assert that theirs fit.
+// Bytes of scratch memory for the tiles that a kernel unpacks, enough for 96 bytes a column;
+// amx.cpp, neon_i8mm.cpp and tile_groups.hpp assert that their tiles fit.
 constexpr size_t scratch_bytes(int64_t cols) { return size_t(cols) * 96 + 4096; }
 
 constexpr int kKeyBlock = 64;  // positions of a cache page, and keys per step of the online softmax
@@ -272,9 +272,9 @@ struct DeltaArgs {
     float* state = nullptr;                  // (heads, key_dim, value_dim)
     float* out = nullptr;                    // as v
     int64_t tokens = 0, heads = 0, key_heads = 0, key_dim = 0, value_dim = 0;
-    int64_t decays = 1;     // of a state: one for all of it, or for each of its key_dim rows
+    int64_t decays = 1;     // of a state: one for all of it, or one for each of its key_dim rows
     float strength = 1.0f;  // factor on the sigmoid of beta
-    float floor = 0.0f;     // lowest logarithm of a decay, below 0; 0: there is none
+    float floor = 0.0f;     // lowest logarithm of a decay, below 0; 0: not limited
     bool grouped = false;  // neighbouring heads share a key head; otherwise every key_heads-th does
 };
 
@@ -289,7 +289,7 @@ struct ScanArgs {
     int64_t tokens = 0, heads = 0, head_dim = 0;
     int64_t groups = 0;  // of b and c; neighbouring heads share one
     int64_t state_size = 0;
-    int64_t decays = 1;  // of a state: one for all of it, or for each of its state_size rows
+    int64_t decays = 1;  // of a state: one for all of it, or one for each of its state_size rows
 };
 
 enum class TernarySource : int;  // ternary/layout.hpp
@@ -303,15 +303,16 @@ struct Kernels {
     const char* name;
     LinearKernel decode[kTypes];
     LinearKernel prefill[kTypes];
-    // int8 activations of one token; see the numerics above for the outputs.
+    // Rounds *cols* activations of one token to int8, as the numerics above say.
     void (*quantize_block)(const float* x, int64_t cols, BlockInput* out);
     void (*quantize_ternary)(const float* x, int64_t cols, int8_t* q, float* s, int32_t* sum);
     void (*quantize_runs)(const float* x, int64_t cols, int8_t* q, float* step, int32_t* sum);
     // Row *row* of a matrix in a float or block encoding as float32.
     void (*dequantize)(Type type, const uint8_t* weight, int64_t row, int64_t cols, float* out);
-    // Per row of *cols*: x / sqrt(mean(x^2) + eps) * weight.
+    // One row of *cols*: x / sqrt(mean(x^2) + eps) * weight.
     void (*rms_norm)(const float* x, const float* weight, int64_t cols, float eps, float* out);
     void (*rope)(const RopeArgs&, int64_t t0, int64_t t1);
+    // activation(gate) * up, element by element.
     void (*gate)(Gate kind, const float* gate, const float* up, int64_t n, float* out);
     // cap * tanh(x / cap); out may be x.
     void (*softcap)(const float* x, int64_t n, float cap, float* out);
@@ -346,7 +347,8 @@ struct Kernels {
     bool dense_pays;  // TernaryDense is faster than two bits a weight
 };
 
-// ---- which instruction sets this processor and its operating system offer, asked once (cpu.cpp)
+// ---- the instruction sets that this processor and its operating system offer, found out once
+// (cpu.cpp)
 
 // Instruction sets that have kernels of their own, in the file of the same name in this folder.
 struct CpuFeatures {
@@ -372,7 +374,7 @@ struct CpuQueries {
 CpuFeatures detect_features(const CpuQueries& ask);
 #endif
 
-// The table of each level; dispatch.cpp calls those that are compiled.
+// The table of each level; dispatch.cpp calls those functions that are compiled.
 const Kernels& scalar_kernels();
 const Kernels& avx2_kernels();
 const Kernels& avx_vnni_kernels();

@@ -1,4 +1,4 @@
-// NEON: vectors of 256 bits in two registers, two to a tile of 16 rows, and what sdot adds up.
+// NEON: vectors of 256 bits, in two registers, two to a tile of 16 rows; products of bytes by sdot.
 #pragma once
 
 #include <arm_neon.h>
@@ -26,7 +26,7 @@ inline void transpose_lines(const uint8_t* const* rows, int64_t at, uint8_t* out
     }
 }
 
-// Bytes 0, 1, 2 and 3 of the dwords of a line, 16 each.
+// The first bytes of the 16 dwords of a line, then the second, third and fourth ones.
 inline void planes(const uint8_t* line, uint8_t* out) {
     const uint8x16x4_t bytes = vld4q_u8(line);
     for (int i = 0; i < 4; ++i) vst1q_u8(out + 16 * i, bytes.val[i]);
@@ -50,7 +50,7 @@ inline int32x4_t dot_lane(int32x4_t sum, int8x16_t w, int8x16_t x, int lane) {
 // Bits of each byte shifted left by *n*, or right if *n* is negative.
 inline uint8x16_t shift_bytes(uint8x16_t a, int n) { return vshlq_u8(a, vdupq_n_s8(int8_t(n))); }
 
-// Eight floats.
+// Eight floats; isa/avx512.hpp, and isa/avx2.hpp for times_power, explain the functions.
 struct Lanes {
     static constexpr int kWidth = 8;
     float32x4_t low, high;
@@ -131,10 +131,12 @@ struct Lanes {
     }
 };
 
-// 32 bytes, or eight int32. With four tokens the sums of half a tile fill 24 of the 32 registers.
+// 32 bytes, or eight int32; isa/avx512.hpp explains the functions, ops/tile_products.hpp and
+// ternary/products.hpp the numbers. With four tokens the sums of half a tile fill 24 of the 32
+// registers.
 struct Neon {
     static constexpr int kTokens = 4, kWholeTokens = 2, kFloatTokens = 4, kUnpackFrom = 0;
-    static constexpr bool kSignedCodes = true;  // as sdot wants them
+    static constexpr bool kSignedCodes = true;  // as sdot takes them
     // Ternary weights, four tokens: 16 registers of sums, four of weights and four of inputs.
     static constexpr int kInputs = 16, kUnrolledColumns = 1, kTernaryTokens = 4, kTernaryTiles = 1,
                          kGroupTokens = 4, kGroupTiles = 1;
@@ -229,7 +231,7 @@ struct Neon {
         void start(const BlockInput& x, int half) {
             low = high = kOffset != 0 ? vdupq_n_s32(x.minus_q[half] * kOffset) : vdupq_n_s32(0);
         }
-        // All 16 inputs are loaded once.
+        // All 16 inputs are loaded: calls for i from 0 to 3 share one load.
         void add(Int codes, const int8_t* q, int i) {
             const int8x16_t x = vld1q_s8(q);
             low = dot_lane(low, vreinterpretq_s8_u8(codes.low), x, i);

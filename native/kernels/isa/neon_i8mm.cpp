@@ -1,17 +1,17 @@
 // NEON with products of matrices of bytes (Armv8.6, i8mm): smmla multiplies two tokens x 8 columns
-// with 8 columns x two rows. Batches of more than kDecodeTokens tokens go through it; the rest is
-// that of neon_dotprod.
+// with 8 columns x two rows. Batches of more than kDecodeTokens tokens go through it; all other
+// kernels are those of neon_dotprod.
 //
-// A register of sums is [t0 r0, t0 r1, t1 r0, t1 r1], and stays so until a row is complete:
-// rounding steps and scales are repeated to match. Its sums are those of every other level: exact
-// integers.
+// A register of sums is [t0 r0, t0 r1, t1 r0, t1 r1] for tokens t and rows r, and stays so until a
+// row is complete: rounding steps and scales are repeated to match. The sums are exact integers, as
+// at every other level.
 #include "isa/neon.hpp"
 
 namespace bitnet {
 namespace {
 
 struct Vec : Neon {
-    static constexpr bool kSignedCodes = false;  // their offset is taken off below
+    static constexpr bool kSignedCodes = false;  // unpack_pairs subtracts their offset
 };
 
 constexpr int kTokens = 4;  // two pairs
@@ -27,7 +27,8 @@ constexpr int kPairs = kTileRows / 2, kHalf = kPairs / 2;
 namespace bitnet {
 namespace {
 
-// Registers of 8 columns of a pair of rows from those of four columns of four rows each.
+// *left* and *right* hold four columns each, one after the other, of four rows. Stores them as two
+// registers of 8 columns of a pair of rows.
 inline void store_pairs(uint8_t* out, uint8x16_t left, uint8x16_t right) {
     const uint32x4_t a = vreinterpretq_u32_u8(left), b = vreinterpretq_u32_u8(right);
     vst1q_u8(out, vreinterpretq_u8_u32(vzip1q_u32(a, b)));
@@ -42,11 +43,13 @@ inline void load_tokens(const int8_t* first, const int8_t* second, int8x16_t (&o
     out[1] = vreinterpretq_s8_s64(vzip2q_s64(a, b));
 }
 
+// A factor for each token of a pair, in the order of its sums.
 inline float32x4_t for_pair(float first, float second) {
     return vcombine_f32(vdup_n_f32(first), vdup_n_f32(second));
 }
 
-// Four rows of a pair's first token, or of its *second*.
+// Four rows, from the sums *a* and *b* of two pairs of them, of the first token of a pair, or of
+// its *second*.
 inline int32x4_t four_rows(int32x4_t a, int32x4_t b, int second) {
     const int64x2_t left = vreinterpretq_s64_s32(a), right = vreinterpretq_s64_s32(b);
     return vreinterpretq_s32_s64(second ? vzip2q_s64(left, right) : vzip1q_s64(left, right));
@@ -77,6 +80,7 @@ struct PairedGroup {
 template <Type kType>
 using Paired = PairedGroup<Codes<kType>::kHalves, Codes<kType>::kMin>;
 
+// Unpacks the tile that begins at *block* into PairedGroups.
 template <Type kType>
 void unpack_pairs(const uint8_t* block, int64_t cols, uint8_t* out) {
     using Paired = bitnet::Paired<kType>;
@@ -127,11 +131,8 @@ void half_tile(const LinearArgs& a, const uint8_t* tile, int64_t r, int first, i
         const Group group{tile};
         float32x4_t scaled[2][kHalf];
         BITNET_UNROLL(2) for (int half = 0; half < 2; ++half) {
-            __asm__ volatile(
-                ""
-                :
-                :
-                : "memory");  // GCC 12 otherwise begins the second half first, and spills
+            // Separates the halves: GCC 12 otherwise begins the second one first, and spills.
+            __asm__ volatile("" : : : "memory");
             int32x4_t part[2][kHalf];
             int8x16_t q[2][2];
             BITNET_UNROLL(2) for (int p = 0; p < 2; ++p) {
@@ -177,7 +178,7 @@ void half_tile(const LinearArgs& a, const uint8_t* tile, int64_t r, int first, i
     }
 }
 
-// Tokens from t on without these instructions.
+// Multiplies the tile at row r with the tokens from t on, too few for smmla, as neon_dotprod does.
 void remaining(const LinearArgs& a, int64_t r, int64_t t, uint8_t* scratch) {
     const int64_t end = r + kTileRows < a.rows ? r + kTileRows : a.rows;
     if (t < a.tokens)

@@ -7,7 +7,7 @@
 namespace bitnet {
 namespace {
 
-// Eight floats; isa/avx512.hpp and isa/avx2.hpp say what the functions do.
+// Eight floats; isa/avx512.hpp, and isa/avx2.hpp for times_power, say what the functions do.
 struct Lanes {
     static constexpr int kWidth = 8;
     float v[8];
@@ -57,6 +57,7 @@ struct Lanes {
     }
 };
 
+// transpose_lines and planes are explained in ops/tile_gather.hpp.
 void transpose_lines(const uint8_t* const* rows, int64_t at, uint8_t* out) {
     for (int i = 0; i < 4; ++i)
         for (int r = 0; r < kTileRows; ++r)
@@ -75,6 +76,7 @@ void planes(const uint8_t* line, uint8_t* out) {
 namespace bitnet {
 namespace {
 
+// The dot_ functions return the product of row *r* with token *t*.
 float dot_float(const LinearArgs& a, int64_t r, int64_t t) {
     const float* x = a.x + t * a.cols;
     const int lane = int(r % kTileRows);
@@ -114,9 +116,10 @@ float dot_block(const LinearArgs& a, int64_t r, int64_t t) {
     return sum;
 }
 
-// Weights (code - 1) * scale, with a scale for a group of columns.
+// Of weights (code - 1) * scale, with a scale for each group of columns.
 float dot_groups(const LinearArgs& a, int64_t r, int64_t t) {
-    const int64_t lane = r % kTernaryRows, runs = a.cols / kRun, shared = group_runs(a.type);
+    const int64_t lane = r % kTernaryRows, runs = a.cols / kRun,
+                  runs_per_group = group_runs(a.type);
     const uint8_t* tile = a.weight + (r - lane) * a.row_bytes;
     const uint8_t* lines = tile + group_scale_bytes(a.type, a.cols);
     float y = 0.0f, part = 0.0f;
@@ -126,14 +129,14 @@ float dot_groups(const LinearArgs& a, int64_t r, int64_t t) {
         for (int c = 0; c < kRun; ++c)
             sum += (group_code(a.type, lines, run * kRun + c, lane) - 1) * q[c];
         part = std::fma(float(sum), a.step[t * runs + run], part);
-        if ((run + 1) % shared && run + 1 < runs) continue;
-        y = std::fma(part, read_half(tile + (run / shared * kTernaryRows + lane) * 2), y);
+        if ((run + 1) % runs_per_group && run + 1 < runs) continue;
+        y = std::fma(part, read_half(tile + (run / runs_per_group * kTernaryRows + lane) * 2), y);
         part = 0.0f;
     }
     return y;
 }
 
-// Sum of code * q over the columns [c, end) of row *r*.
+// Sum of weight * q over the columns [c, end) of row *r*, the weights -1, 0 and 1.
 int32_t sum_ternary(const LinearArgs& a, int64_t r, int64_t t, int64_t c, int64_t end) {
     const uint8_t* tile = a.weight + r / kTernaryRows * ternary_tile_bytes(a.type, a.cols);
     const int8_t* q = a.q + t * a.cols;
@@ -170,7 +173,7 @@ LinearKernel linear_of(Type type) {
     return is_float(type) ? linear<dot_float> : linear<dot_block>;
 }
 
-// The exact head.
+// `HeadKernels::tile`, and below `HeadKernels::sixth`.
 void tile_scalar(const uint8_t* tile, int64_t blocks, const HeadInput& x, const float* step,
                  const float* residual, const float* norm, float* approx, float* upper) {
     const uint8_t *norms = tile, *codes = tile + head_codes(blocks);
@@ -180,7 +183,8 @@ void tile_scalar(const uint8_t* tile, int64_t blocks, const HeadInput& x, const 
             const uint8_t* block = codes + b * kHeadBlockBytes;
             int32_t product = 0;
             for (int64_t i = 0; i < kHeadBlock; ++i) {
-                // Groups 0 to 7 and 8 to 15 are in the two halves of a block, five lines each.
+                // Groups of four columns: 0 to 7 and 8 to 15 are in the two halves of a block, of
+                // five lines each.
                 const int64_t g = i / 4, at = 4 * r + i % 4;
                 const int low = block[64 * (1 + g / 8 + g / 2) + at] >> (4 * (g % 2)) & 15;
                 const int high = block[320 * (g / 8) + at] >> (g % 8) & 1;

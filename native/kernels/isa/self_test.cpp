@@ -1,5 +1,5 @@
-// Every kernel of the chosen level against the scalar one, once per process, before the first
-// product. A level with one that disagrees is not used: the next one is, and in the end `scalar`.
+// Compares every kernel of the chosen level with the scalar one, once per process, before the first
+// product. If one disagrees, the next slower level is chosen and compared, and in the end `scalar`.
 
 #include "ops/linear.hpp"
 #include "ops/ops.hpp"
@@ -11,7 +11,7 @@ namespace {
 
 constexpr double kSelfTestNmse = 1e-9;  // float sums in another order: about 1e-13
 
-// The same numbers on every machine.
+// The same random numbers on every machine (xorshift).
 struct Random {
     uint32_t state = 0x9e3779b9;
     uint32_t next() {
@@ -48,7 +48,7 @@ std::vector<uint8_t> random_weights(Type type, int64_t rows, int64_t cols, Rando
                 put_half(at);
                 break;
             case Type::BF16:
-                bytes[at + 1] = uint8_t(0x3c | (bytes[at + 1] & 0x80));
+                bytes[at + 1] = uint8_t(0x3c | (bytes[at + 1] & 0x80));  // 2^-7 to 2^-5
                 break;
             case Type::Ternary:
             case Type::TernaryBlocks:
@@ -70,7 +70,7 @@ std::vector<uint8_t> random_weights(Type type, int64_t rows, int64_t cols, Rando
     }
     if (is_ternary(type)) {
         const auto codes = size_t(ternary_code_bytes(type, rows, cols));
-        for (size_t i = 0; i < codes; ++i)  // code 3 and low digits of 27 mean nothing
+        for (size_t i = 0; i < codes; ++i)  // without code 3, and without a low part of 27
             if (type == Type::TernaryDense)
                 bytes[i] = uint8_t(bytes[i] % 9 * 28 + bytes[i] / 9 % 27);
             else
@@ -83,6 +83,7 @@ std::vector<uint8_t> random_weights(Type type, int64_t rows, int64_t cols, Rando
     return bytes;
 }
 
+// Whether the NMSE of *got* is at most kSelfTestNmse, or, if *exact*, all numbers are equal.
 bool close(const std::vector<float>& got, const std::vector<float>& expected, bool exact) {
     double error = 0.0, norm = 0.0;
     for (size_t i = 0; i < got.size(); ++i) {
@@ -154,7 +155,7 @@ struct Product {
     }
 };
 
-// Both kernels of a type: near the scalar one, and the same bits in every batch.
+// Whether both kernels of a type agree with the scalar one, and give the same bits in every batch.
 bool linear_agrees(Type type, const Kernels& k) {
     Product product(type);
     const LinearKernel decode = k.decode[int(type)], prefill = k.prefill[int(type)];
@@ -184,7 +185,7 @@ bool dequantize_agrees(const Kernels& k) {
     return true;
 }
 
-// Rows one after the other give the bits of the same rows in tiles.
+// Whether rows one after the other give the bits of the same rows in tiles.
 bool rows_agree(Type type) {
     Product rows(type), tiles(tiled(type));
     const LinearKernel kernel = detail::active().decode[int(tiled(type))];
@@ -211,7 +212,7 @@ bool gather_agrees(const Kernels& k) {
     return true;
 }
 
-// Rows of a file that say 0, 1 and 2, as tiles: the same bytes.
+// Whether rows of codes become the same tiles, and a code of 3 is reported in both kernels.
 bool packing_agrees(const Kernels& k) {
     constexpr int64_t kCols = 512, kDense = kCols / kDenseStep * kDenseStep;
     Random random;
@@ -242,10 +243,11 @@ bool packing_agrees(const Kernels& k) {
     return true;
 }
 
-// The copy of a head of random numbers, and what its bits say of a state that leans towards one of
-// the rows.
+// Whether the copies of a head of random numbers are equal, and the logits and bounds of a hidden
+// state near one of its rows.
 bool exact_head_agrees(const Kernels& k) {
     constexpr int64_t kRows = kHeadRows, kCols = 200, kWidth = head_blocks(kCols) * kHeadBlock;
+    // A copy in one array: the tile, sixth bits of the rows, and at kFloats three floats a row.
     constexpr int64_t kTile = head_tile_bytes(kCols), kSixth = head_sixth_bytes(kCols),
                       kFloats = kTile + kRows * kSixth;
     Random random;
@@ -288,7 +290,7 @@ bool exact_head_agrees(const Kernels& k) {
     return agrees<float>(k, 2 * kRows, false, tile) && agrees<float>(k, 2 * kRows, false, sixth);
 }
 
-// Layers with a state, bit for bit: sums are added in one order.
+// Whether layers with a state give the same bits, as they must, because they add in one order.
 bool states_agree(const Kernels& k) {
     constexpr int64_t kTokens = 3, kHeads = 2, kKeys = 24, kValues = 37, kWidth = 3, kChannels = 41;
     constexpr int64_t kOut = kTokens * kHeads * kValues, kState = kHeads * kKeys * kValues;
@@ -306,7 +308,7 @@ bool states_agree(const Kernels& k) {
             d.q = q.data();
             d.k = key.data();
             d.v = v.data();
-            d.alpha = v.data();  // a decay for each row of a state
+            d.alpha = v.data();  // has a decay for each row of a state
             d.decays = kKeys;
             d.beta = alpha.data();
             d.a = a.data();
@@ -398,7 +400,7 @@ bool row_ops_agree(const Kernels& k) {
            states_agree(k);
 }
 
-// Rounded activations are part of the ternary result, so they must be the same bits.
+// Whether activations are rounded to the same bits, which results depend on.
 bool rounding_agrees(const Kernels& k) {
     constexpr int64_t kCols = 416, kRuns = kCols / 32;
     struct Rounded {

@@ -1,4 +1,4 @@
-// Loads, sums and a hint to the compiler that every x86 kernel file uses.
+// Loads, sums, transpositions and a hint to the compiler that the kernel files of x86 share.
 #pragma once
 
 #include <immintrin.h>
@@ -16,10 +16,10 @@ inline void prefetch_line(const uint8_t* p) {
     _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
 }
 
-// Keeps *v* where it is: GCC 12 otherwise reorders the additions of neighbouring accumulators until
-// they no longer fit into the registers, which halves the speed of an unrolled inner loop. The
-// operand is a copy: GCC 12 keeps an array whose elements are operands of assembly in memory, and
-// stores every sum of the loop.
+// Makes the compiler finish *v* here: GCC 12 otherwise reorders the additions of neighbouring
+// accumulators until they no longer fit into the registers, which halves the speed of an unrolled
+// inner loop. The operand is a copy: if elements of an array are operands of assembly, GCC 12 keeps
+// the array in memory, and stores every sum of the loop.
 template <class Vector>
 inline void pin(Vector& v) {
 #if defined(__GNUC__)
@@ -31,13 +31,14 @@ inline void pin(Vector& v) {
 #endif
 }
 
-// Sums of four products of codes without a sign and inputs with one: those of step *i* of 16
-// columns from *q* on. They begin with `start`, not with a constructor: GCC 12 runs that in a loop,
-// and keeps an array that loops go over in memory.
+// Sums of products of unsigned codes and signed inputs, one in each lane of 32 bits. `add` adds the
+// four products of columns 4 i .. 4 i + 3, whose inputs are at q + 4 i. Sums begin with `start`:
+// GCC 12 runs a constructor in a loop, and then keeps an array of sums in memory.
 template <class Vec, int kOffset>
 struct DotSum {
     typename Vec::Int v;
     void start() { v = Vec::zero(); }
+    // Begins with -kOffset * sum(q), so that the total is that of codes without their offset.
     void start(const BlockInput& x, int half) {
         v = kOffset != 0 ? Vec::times_power(Vec::set(x.minus_q[half]), log2_of(kOffset))
                          : Vec::zero();
@@ -70,7 +71,7 @@ inline void transpose_lines(const uint8_t* const* rows, int64_t at, uint8_t* out
     }
 }
 
-// The same as eight half lines of words.
+// 16 bytes of each of 16 rows, from *at* on, as eight half lines of words, one of each row.
 inline void transpose_halves(const uint8_t* const* rows, int64_t at, uint8_t* out) {
     for (int half = 0; half < 2; ++half, rows += 8, out += 16) {
         __m128i a[8], b[8];
@@ -93,7 +94,7 @@ inline void transpose_halves(const uint8_t* const* rows, int64_t at, uint8_t* ou
     }
 }
 
-// Bytes 0, 1, 2 and 3 of the dwords of a line, 16 each.
+// The first bytes of the 16 dwords of a line, then the second, third and fourth ones.
 inline void planes(const uint8_t* line, uint8_t* out) {
     const __m256i bytes = _mm256_broadcastsi128_si256(
         _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
@@ -122,14 +123,13 @@ inline int32_t sum8(__m256i v) {
     return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 1)));
 }
 
-// Sixth bits of the exact head with AVX2, which AVX-512 would not make faster: a row is 32 bytes
-// for every 256 columns. Eight bits of pairs of digits of at most 127 add up to 2032, which 16 bits
-// hold.
+// `HeadKernels::sixth` with AVX2; AVX-512 would not make it faster, since a row has only 32 bytes
+// for 256 columns. A lane of 16 bits adds up eight pairs of digits of at most 127: 2,032 at most.
 [[maybe_unused]] void sixth_x86(const uint8_t* row, int64_t cols, const HeadInput& x, float* sum,
                                 float* error) {
     const uint8_t *norms = row + sizeof(float), *bits = row + head_bits(cols);
     const __m256i one = _mm256_set1_epi8(1), ones = _mm256_set1_epi16(1);
-    __m256 total = _mm256_setzero_ps(), left = total;
+    __m256 total = _mm256_setzero_ps(), bound = total;
     for (int64_t g = 0; g < head_groups(cols); ++g) {
         const __m256i word = load256(bits + g * kHeadGroupBytes);
         __m256i high = _mm256_setzero_si256(), low = high;
@@ -146,13 +146,13 @@ inline int32_t sum8(__m256i v) {
         total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_sub_epi32(doubled, middle)),
                                 _mm256_loadu_ps(&x.sixth_step[size_t(8 * g)]), total);
     }
-    for (int64_t b = 0; b < head_blocks(cols); b += 8) {  // beyond the norms the state has zeros
+    for (int64_t b = 0; b < head_blocks(cols); b += 8) {  // x.norm has zeros after the last block
         const __m128i counts = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(norms + b));
-        left = _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(counts)),
-                               _mm256_loadu_ps(&x.norm[size_t(b)]), left);
+        bound = _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(counts)),
+                                _mm256_loadu_ps(&x.norm[size_t(b)]), bound);
     }
     *sum = sum8(total);
-    *error = sum8(left);
+    *error = sum8(bound);
 }
 
 }  // namespace
