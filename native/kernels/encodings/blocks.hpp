@@ -1,6 +1,6 @@
 // Weight encodings: how many bytes hold how many weights, and what a group of them means.
 //
-// Layouts are ggml's (https://github.com/ggml-org/ggml, ggml-common.h), those of ternary weights
+// Layouts are ggml's (https://github.com/ggml-org/ggml, ggml-common.h); those of ternary weights
 // are in ternary/layout.hpp. Everything here has internal linkage: files built for different
 // instruction sets include it, and the linker must not merge their copies.
 #pragma once
@@ -39,11 +39,11 @@ enum class Type : int {
     Q6_K,
     MXFP4,
     IQ4_NL,
-    IQ4_XS,  // codes from a table
+    IQ4_XS,  // MXFP4 to here: codes from a table
     Q1_0,
     Q2_0,
     PQ2_0,
-    PTQ1_0,  // weights (code - 1) * scale
+    PTQ1_0,  // Q1_0 to here: weights (code - 1) * scale
     // 16 rows interleaved (tiles.hpp), in the order of those above.
     F32_R16,
     F16_R16,
@@ -62,10 +62,10 @@ enum class Type : int {
     Q1_0_R16,
     Q2_0_R16,
     PQ2_0_R16,
-    PTQ1_0_R16,  // ternary/layout.hpp
+    PTQ1_0_R16,  // Q1_0_R16 to here: ternary/layout.hpp
     Ternary,
     TernaryBlocks,
-    TernaryDense,  // ternary/layout.hpp
+    TernaryDense,  // Ternary to here: ternary/layout.hpp
     kCount
 };
 
@@ -110,7 +110,7 @@ constexpr Encoding kEncodings[kTypes] = {
     {"MXFP4_R16", 32, 17},
     {"IQ4_NL_R16", 32, 18},
     {"IQ4_XS_R16", 256, 138},
-    // Of codes; scales come on top (row_bytes).
+    // Blocks of codes; their scales come on top (row_bytes).
     {"Q1_0_R16", 256, 32},
     {"Q2_0_R16", 128, 32},
     {"PQ2_0_R16", 128, 32},
@@ -133,7 +133,7 @@ constexpr bool is_ternary(Type t) { return t >= Type::Ternary && t <= Type::Tern
 // True for encodings in rows, as in a file; `tiled` gives the one with interleaved rows.
 constexpr bool can_tile(Type t) { return t <= Type::PTQ1_0; }
 constexpr Type tiled(Type t) { return Type(int(t) + int(Type::F32_R16)); }
-// *cols* columns, rounded up to whole blocks of a tile: those behind the last are zero weights.
+// *cols*, rounded up to whole blocks of a tile; the columns from *cols* on are zero weights.
 constexpr int64_t tiled_cols(Type t, int64_t cols) {
     const int step = encoding(tiled(t)).weights;
     return is_grouped_row(t) ? (cols + step - 1) / step * step : cols;
@@ -192,8 +192,8 @@ static_assert(sizeof(BlockMXFP4) == 17 && sizeof(BlockIQ4_NL) == 18 && sizeof(Bl
 static_assert(sizeof(BlockQ4_K) == 144 && sizeof(BlockQ5_K) == 176 && sizeof(BlockQ6_K) == 210,
               "ggml layout");
 
-// Sixteen codes that four bits choose from: those of MXFP4 are twice the numbers of FP4 (E2M1), so
-// they are whole.
+// The codes of the sixteen values of four bits. Those of MXFP4 are twice the numbers of FP4 (E2M1),
+// so that they are integers.
 struct CodeTable {
     int8_t code[16];
 };
@@ -247,7 +247,7 @@ namespace {
     const uint32_t bits = float_to_bits(f);
     const uint32_t sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
     if (magnitude > 0x7f800000) return uint16_t(sign | 0x7e00);
-    if (magnitude >= 0x477ff000) return uint16_t(sign | 0x7c00);
+    if (magnitude >= 0x477ff000) return uint16_t(sign | 0x7c00);  // 65,520 rounds to infinity
     if (magnitude < 0x38800000)  // subnormal half: one addition rounds at its last bit
         return uint16_t(sign | (float_to_bits(bits_to_float(magnitude) + 0.5f) - 0x3f000000));
     return uint16_t(sign | ((magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13));
@@ -289,6 +289,7 @@ struct Group {
     return int8_t((low | high << 4) - 32);
 }
 
+// Group *j* of a block of Q4_K, for which *high* is null, or Q5_K.
 [[maybe_unused]] inline void unpack_k(const uint8_t* block, int j, const uint8_t* high,
                                       const uint8_t* q, Group& out) {
     uint8_t scale[8], min[8];
@@ -301,8 +302,8 @@ struct Group {
     out.min = -(read_half(block + 2) * float(min[j]));
 }
 
-// Digit *n* of *count* bytes: a byte is a fraction of 256 in base 3, so a multiplication by 3^n in
-// eight bits brings the digit to the front.
+// Digit *n* of each of *count* bytes. byte / 256 is a fraction in base 3, so a multiplication by
+// 3^n, in eight bits, makes its digit *n* the first one.
 [[maybe_unused]] inline void base3_digits(const uint8_t* bytes, int count, int n, uint8_t* out) {
     constexpr uint8_t kPower[5] = {1, 3, 9, 27, 81};
     const uint8_t power = kPower[n];
@@ -310,7 +311,7 @@ struct Group {
         out[i] = uint8_t((uint16_t(uint8_t(bytes[i] * power)) * 3) >> 8);
 }
 
-// *fields* fields of every byte in turn, from the lowest bits, each times *factor*.
+// 32 codes: the kFields fields of each byte, from the lowest bits up, times *factor*.
 template <int kFields>
 inline void fields_in_turn(const uint8_t* bytes, int factor, uint8_t* out) {
     constexpr int kBits = 8 / kFields;
@@ -348,7 +349,7 @@ inline void fields_in_turn(const uint8_t* bytes, int factor, uint8_t* out) {
     }
 }
 
-// Group *g* (weights 32g .. 32g+31) of a row in a block encoding (Q*). This is the specification.
+// Group *g* (weights 32g .. 32g+31) of a row in a block encoding. This is the specification.
 [[maybe_unused]] inline void unpack_group(Type type, const uint8_t* row, int64_t g, Group& out) {
     const Encoding& size = encoding(type);
     const uint8_t* block = row + g * 32 / size.weights * size.bytes;

@@ -1,3 +1,4 @@
+// Rounding of rows of floats to blocks, with the bytes that llama-quantize writes on x86-64.
 #include "ops/ops.hpp"
 
 #include "encodings/scale_search.hpp"
@@ -6,6 +7,7 @@
 namespace bitnet {
 namespace {
 
+// Encodings that are written here, but that no kernel reads.
 struct BlockQ2_K {
     uint8_t scales[16], q[64];
     uint16_t d, dmin;
@@ -16,7 +18,7 @@ struct BlockQ3_K {
 };
 static_assert(sizeof(BlockQ2_K) == 84 && sizeof(BlockQ3_K) == 110, "ggml layout");
 
-// The integer part, or INT_MIN if it is not an int, as x86-64 converts.
+// The integer part of *v*, or INT_MIN if that does not fit in an int, as x86-64 converts floats.
 int truncate(float v) { return v > -2147483648.0f && v < 2147483648.0f ? int(v) : INT_MIN; }
 
 // Weights of squared errors: importance times sqrt(mean square + x^2), so that large weights count
@@ -49,7 +51,7 @@ void pack_fifths(const uint8_t* codes, uint8_t* high) {
 
 // ---- 32 weights: a scale, or a scale and a minimum
 
-// Codes 0 to 2 half - 1 of Q4_0 and Q5_0.
+// Codes 0 to 2 half - 1 of Q4_0 and Q5_0; returns the scale as float16.
 uint16_t round_symmetric(const float* x, const float* importance, float mean_square, int half,
                          uint8_t* codes) {
     if (importance) {
@@ -64,14 +66,15 @@ uint16_t round_symmetric(const float* x, const float* importance, float mean_squ
                 inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
     const float middle = float(half) + 0.5f;
     for (int i = 0; i < 32; ++i)
+        // By way of int8, as in ggml.
         codes[i] = uint8_t(std::min(2 * half - 1, int(int8_t(truncate(x[i] * inverse + middle)))));
     return float_to_half(scale);
 }
 
-// The search with an importance matrix.
+// The search of fit_affine with an importance matrix.
 constexpr AffineSearch kWeighted{-0.9f, 0.05f, 36, false, true};
 
-// Codes 0 to *top* of Q4_1 and Q5_1.
+// Codes 0 to *top* of Q4_1 and Q5_1, and their scale *d* and minimum *m* as float16.
 void round_affine(const float* x, const float* importance, float mean_square, int top,
                   uint8_t* codes, uint16_t& d, uint16_t& m) {
     float low = x[0], scale;
@@ -89,6 +92,7 @@ void round_affine(const float* x, const float* importance, float mean_square, in
         const float inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
         for (int i = 0; i < 32; ++i) {
             const int code = truncate((x[i] - low) * inverse + 0.5f);
+            // As in ggml, which limits the codes of Q4_1, and not those of Q5_1.
             codes[i] = top == 15 ? uint8_t(std::min(top, int(int8_t(code)))) : uint8_t(code);
         }
     }
@@ -131,6 +135,7 @@ void round_q8_0(const float* x, const float*, float, BlockQ8_0& block) {
 
 void round_mxfp4(const float* x, const float*, float, BlockMXFP4& block) {
     const float largest = std::fabs(extreme(x, 32));
+    // The bias of 127 minus 2: the largest FP4 number, 6, has the exponent 2.
     block.power =
         largest > 0.0f ? uint8_t(int(std::floor(float(std::log2(double(largest))))) + 125) : 0;
     const float scale = half_power(block.power);
@@ -149,18 +154,19 @@ void round_mxfp4(const float* x, const float*, float, BlockMXFP4& block) {
 // ---- 256 weights with a scale and a minimum per group: Q2_K, Q4_K, Q5_K
 
 struct AffineType {
-    int group, top, scale_top;
-    AffineSearch plain;  // without an importance matrix
-    float mean_squares;  // factor on the mean square that weigh() takes
+    int group, top, scale_top;  // weights of a group; largest code of a weight, and of a scale
+    AffineSearch plain;         // without an importance matrix
+    float mean_squares;         // factor on the mean square that weigh() takes
 };
 
+// A block of 256 weights: codes of the weights, and of the scale and minimum of each group.
 struct AffineSuper {
     uint8_t codes[kSuper], scales[16], mins[16];
     uint16_t d, dmin;
 };
 
-// Codes from 0 to *top* of numbers that are not negative, by the largest of them; the step as
-// float16.
+// Codes from 0 to *top* of numbers that are not negative; the largest of them becomes *top*.
+// Returns the step as float16.
 uint16_t round_by_largest(const float* x, int n, int top, uint8_t* codes) {
     float largest = 0.0f;
     for (int i = 0; i < n; ++i) largest = x[i] > largest ? x[i] : largest;
@@ -170,7 +176,8 @@ uint16_t round_by_largest(const float* x, int n, int top, uint8_t* codes) {
     return float_to_half(largest / float(top));
 }
 
-// Codes of a group by its scale *d* and minimum -*m*, as stored; unchanged if the scale is 0.
+// Rounds a group again, by the scale *d* and minimum -*m* that are stored, to codes from *low* to
+// *high*, minus *low*. Leaves them unchanged if the scale is 0.
 template <class Code>
 void round_again(const float* x, int n, float d, float m, int low, int high, Code* codes) {
     if (d == 0.0f) return;
@@ -178,6 +185,8 @@ void round_again(const float* x, int n, float d, float m, int low, int high, Cod
         codes[i] = Code(clamp_code(nearest((x[i] + m) / d), low, high) - low);
 }
 
+// Rounds 256 weights: fits a scale and a minimum to each group, rounds these, and then, by the
+// rounded ones, the weights again.
 void round_super(const AffineType& type, const float* x, const float* importance,
                  AffineSuper& out) {
     const int group = type.group, groups = kSuper / group;
@@ -212,7 +221,7 @@ void round_super(const AffineType& type, const float* x, const float* importance
                     out.codes + g * group);
 }
 
-// Two bits of 256 codes, four rows of 32 in a byte.
+// The low two bits of 256 codes. A byte has those of four codes that are 32 apart.
 void pack_pairs(const uint8_t* codes, uint8_t* q) {
     for (int half = 0; half < 2; ++half, codes += 128)
         for (int i = 0; i < 32; ++i)
@@ -220,7 +229,7 @@ void pack_pairs(const uint8_t* codes, uint8_t* q) {
                                        (codes[i + 64] & 3) << 4 | (codes[i + 96] & 3) << 6);
 }
 
-// The reverse of unpack_k_scales.
+// Packs scales and minima of eight groups as unpack_k_scales unpacks them.
 void pack_k_scales(const AffineSuper& super_block, uint8_t* packed) {
     for (int i = 0; i < 4; ++i) {
         packed[i] = uint8_t((super_block.scales[i] & 63) | super_block.scales[4 + i] >> 4 << 6);
@@ -260,8 +269,11 @@ void round_k(const float* x, const float* importance, float, Block& block) {
 
 // ---- 256 weights with a signed scale per group of 16: Q3_K, Q6_K
 
+// The scale with the largest magnitude, of 16.
 float of_largest_size(const float* scales) { return extreme(scales, 16); }
 
+// Codes of the weights, codes plus 32 of the scales of their 16 groups, and *d*, the step of the
+// scales, as float16.
 void scales_of_q3_k(const float* x, const float* importance, int8_t* codes, int8_t* scale_codes,
                     uint16_t& d) {
     float scales[16], weights[16], w[16];
@@ -345,6 +357,7 @@ int nearest_uneven(float v) {
     return code;
 }
 
+// Scale of 32 weights; their codes follow from it (round_uneven).
 float fit_uneven(const float* x, const float* importance, float mean_square) {
     const float largest = extreme(x, 32);
     if (std::fabs(largest) < kNothing) return 0.0f;
@@ -407,6 +420,8 @@ void round_iq4_xs(const float* x, const float* importance, float, BlockIQ4_XS& b
 
 // ---- rows
 
+// A RowQuantizer that rounds each block with kRound(weights, importance, mean square of the row,
+// block). The mean square is 0 without importance.
 template <class Block, int kWeights, void (*kRound)(const float*, const float*, float, Block&)>
 void round_row(const float* row, const float* importance, int64_t cols, uint8_t* out) {
     const float mean_square = importance ? sum_of_squares(row, cols) / float(cols) : 0.0f;

@@ -18,14 +18,14 @@ namespace bitnet {
 namespace {
 
 constexpr int kSuper = 256;         // weights of a block of the K types
-constexpr float kNothing = 1e-15f;  // a group whose largest weight is below it becomes zeros
+constexpr float kNothing = 1e-15f;  // a group whose largest magnitude is below it becomes zeros
 
-// Nearest integer, ties to even; beyond 2^22 the low bits of what ggml computes.
+// Nearest integer, ties to even; beyond 2^22 the wrong number that ggml's nearest_int gives, too.
 inline int nearest(float v) { return int(float_to_bits(v + 12582912.0f) & 0x7fffff) - 0x400000; }
 
 inline int clamp_code(int code, int low, int high) { return std::max(low, std::min(high, code)); }
 
-// The weight with the largest magnitude, the first of them.
+// The weight with the largest magnitude; the first one, if several have it.
 inline float extreme(const float* x, int n) {
     float size = 0.0f, value = 0.0f;
     for (int i = 0; i < n; ++i)
@@ -49,11 +49,12 @@ struct Fit {
         xc += w * x * c;
         cc += w * c * c;
     }
+    // The sums without one weight.
     Fit without(float x, float w, float c) const { return {xc - w * x * c, cc - w * c * c}; }
     float scale() const { return xc / cc; }
 };
 
-// Scale of codes from -half to half - 1; *codes* are stored plus half.
+// Finds *codes* from -half to half - 1, which are stored plus *half*, and returns their scale.
 inline float fit_symmetric(const float* x, const float* w, int n, int half, int8_t* codes) {
     const float largest = extreme(x, n);
     if (std::fabs(largest) < kNothing) {
@@ -68,8 +69,8 @@ inline float fit_symmetric(const float* x, const float* w, int n, int half, int8
         for (int i = 0; i < n; ++i) fit.add(x[i], w[i], float(code(inverse, i)));
         return fit;
     };
-    float chosen = float(-half) / largest;
-    Fit fit = fit_of(chosen);
+    float best_inverse = float(-half) / largest;
+    Fit fit = fit_of(best_inverse);
     float scale = fit.cc != 0.0f ? fit.scale() : 0.0f;
     float gain = scale * fit.xc;
     for (int i = -9; i <= 9; ++i) {
@@ -77,17 +78,17 @@ inline float fit_symmetric(const float* x, const float* w, int n, int half, int8
         const float inverse = -(float(half) + 0.1f * float(i)) / largest;
         fit = fit_of(inverse);
         if (fit.cc > 0.0f && fit.xc * fit.xc > gain * fit.cc) {
-            chosen = inverse;
+            best_inverse = inverse;
             scale = fit.scale();
             gain = scale * fit.xc;
         }
     }
-    for (int i = 0; i < n; ++i) codes[i] = int8_t(half + code(chosen, i));
+    for (int i = 0; i < n; ++i) codes[i] = int8_t(half + code(best_inverse, i));
     return scale;
 }
 
-// Changes single codes, from *low* to *high*, while the gain of *fit* grows, in at most five
-// rounds. If *rest_needed*, a code stays where the other codes alone have no fit.
+// Changes single codes, within *low* .. *high*, in at most five rounds, as long as that makes the
+// gain of *fit* larger. If *rest_needed*, a code is not changed if the others alone have no scale.
 template <class Code>
 inline void improve_codes(const float* x, const float* w, int n, int low, int high,
                           bool rest_needed, Code* codes, Fit& fit) {
@@ -109,7 +110,7 @@ inline void improve_codes(const float* x, const float* w, int n, int low, int hi
     }
 }
 
-// Scale of codes from -half to half - 1, weighted by x^2; *codes* are stored plus half.
+// As fit_symmetric, but from one step width, whose codes are then improved one at a time.
 inline float fit_symmetric_stepwise(const float* x, const float* w, int n, int half,
                                     int8_t* codes) {
     const float largest = extreme(x, n);
@@ -128,7 +129,7 @@ inline float fit_symmetric_stepwise(const float* x, const float* w, int n, int h
     return fit.cc > 0.0f ? fit.scale() : 0.0f;
 }
 
-// Scale of codes from 0 to *top*, of numbers that are not negative.
+// Finds *codes* from 0 to *top* of numbers that are not negative, and returns their scale.
 inline float fit_positive(const float* x, const float* w, int n, int top, uint8_t* codes) {
     float largest = 0.0f;
     for (int i = 0; i < n; ++i) largest = largest > x[i] ? largest : x[i];
@@ -146,20 +147,21 @@ inline float fit_positive(const float* x, const float* w, int n, int top, uint8_
         return error;
     };
     const auto limited = [&](int code) { return std::min(top, code); };
-    float chosen = float(top) / largest;
-    float least = error_of(chosen, [](int code) { return uint8_t(code); });
+    float best_inverse = float(top) / largest;
+    // As in ggml, codes of the first try are not limited to *top*.
+    float least = error_of(best_inverse, [](int code) { return uint8_t(code); });
     for (int i = -4; i <= 4; ++i) {
         if (i == 0) continue;
         const float inverse = (0.1f * float(i) + float(top)) / largest;
         const float error = error_of(inverse, limited);
         if (error < least) {
             least = error;
-            chosen = inverse;
+            best_inverse = inverse;
         }
     }
     Fit fit;
     for (int i = 0; i < n; ++i) {
-        const int code = limited(nearest(chosen * x[i]));
+        const int code = limited(nearest(best_inverse * x[i]));
         codes[i] = uint8_t(code);
         fit.add(x[i], w[i], float(code));
     }
@@ -172,11 +174,11 @@ struct AffineSearch {
     float first, step;
     int steps;
     bool absolute;  // errors count by their magnitude instead of their square
-    bool bounded;   // numbers are limited before they are rounded, so that none is too large for
-                    // nearest()
+    bool bounded;   // numbers are limited before they are rounded: nearest() fails for large ones
 };
 
-// Scale and minimum, at most 0, of codes from 0 to *top*: x is about scale * code + minimum.
+// Finds *codes* from 0 to *top* and a *minimum* of at most 0, and returns the scale: x is about
+// scale * code + minimum.
 inline float fit_affine(const AffineSearch& search, const float* x, const float* w, int n, int top,
                         uint8_t* codes, float& minimum) {
     float low = x[0], high = x[0], sum_w = w[0], sum_x = sum_w * x[0];
@@ -213,7 +215,7 @@ inline float fit_affine(const AffineSearch& search, const float* x, const float*
     float least = error_of(scale, minimum, codes);
     uint8_t tried[32];
     for (int step = 0; step <= search.steps; ++step) {
-        // The minimum of the best fit so far, where one might expect that of the weights.
+        // As in ggml, *minimum* is that of the best fit so far, and not the least weight.
         round((search.first + search.step * float(step) + float(top)) / (high - minimum),
               search.bounded, tried);
         float sum_c = 0.0f, sum_cc = 0.0f, sum_xc = 0.0f;

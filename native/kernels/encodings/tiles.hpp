@@ -1,8 +1,9 @@
-// Encodings with the rows of a matrix interleaved 16 by 16 (*_R16): what the fast kernels read.
+// Encodings with the rows of a matrix interleaved 16 by 16 (*_R16), which the fast kernels read.
 //
 // A tile is 16 rows (missing ones are zeros), so that one register holds the same four columns of
-// 16 rows and no sum crosses lanes. It is as many bytes as the rows have in the file, Q4_K and Q5_K
-// 3 % more and IQ4_XS 1.5 %, because their 6-bit scales become bytes. With r the row in its tile:
+// 16 rows and no sum crosses lanes. It has as many bytes as the rows in the file; those of Q4_K and
+// Q5_K have 3 % more, and those of IQ4_XS 1.5 %, because 6-bit scales become bytes. With r the row
+// in its tile:
 //
 //   F32 F16 BF16   column by column: weight [r]
 //   Q*_0 Q*_1      per 32 columns: scale f16 [r], minimum f16 [r] (Q*_1), high bits, codes
@@ -29,9 +30,9 @@ namespace bitnet {
 
 constexpr int kTileRows = 16;
 
-// Bytes of a tile's block: *groups* times 32 columns; high bits and codes are per group. *offset*
-// is what kernels subtract from codes without a sign; those of a table have it added when they are
-// looked up.
+// Sizes in bytes of the parts of a tile's block, which has *groups* times 32 columns: the header of
+// the block, and high bits and codes of each group. *offset* is what kernels subtract from unsigned
+// codes; a table of codes is read with it added.
 struct TileLayout {
     int groups, header, high, codes, offset;
     constexpr int unit() const { return high + codes; }
@@ -67,7 +68,7 @@ constexpr TileLayout tile_layout(Type type) {
     }
 }
 
-// Logarithm of a power of two, which `offset` is unless it is 0.
+// Logarithm to base 2 of *power*, a power of two; 0 for 0. Every `offset` is one of these.
 constexpr int log2_of(int power) { return power <= 1 ? 0 : 1 + log2_of(power / 2); }
 
 constexpr bool tile_sizes_agree() {
@@ -77,8 +78,8 @@ constexpr bool tile_sizes_agree() {
 }
 static_assert(tile_sizes_agree(), "tile layout");
 
-// Rows of a file as tiles, on all threads; *out* has rows rounded up to 16 times row_bytes(tiled)
-// of tiled_cols.
+// Packs rows of a file into tiles, on all threads. *out* has
+// weight_bytes(tiled(type), rows, tiled_cols(type, cols)) bytes.
 void pack_rows(Type type, const uint8_t* weight, int64_t rows, int64_t cols, uint8_t* out);
 
 // Each instruction set compiles its own copy: no unit may run code of another's flags.
@@ -102,6 +103,7 @@ void each_block_type(Add add) {
     each_type<Type::Q8_0_R16, Type::Q1_0_R16>(add);
 }
 
+// Code of column *c*, 0 .. 31, of row *lane* of a group whose high bits and codes begin at *unit*.
 [[maybe_unused]] inline int tile_code(Type type, const TileLayout& layout, const uint8_t* unit,
                                       int lane, int c) {
     const int j = c / 4, byte = 4 * lane + c % 4;
@@ -115,8 +117,8 @@ void each_block_type(Add add) {
 }
 
 // Group *g* of row *lane* of a tile in a block encoding. This is the specification. The size of the
-// header tells what it has: 16 for powers, 32 for scales, 64 for scales and minima, 320 for Q4_K
-// and Q5_K, 160 for IQ4_XS, 288 for Q6_K.
+// header tells what the header holds: 16 powers, 32 scales, 64 scales and minima; 320 is that of
+// Q4_K and Q5_K, 160 of IQ4_XS, 288 of Q6_K.
 [[maybe_unused]] inline void unpack_tile_group(Type type, const uint8_t* tile, int lane, int64_t g,
                                                Group& out) {
     const TileLayout layout = tile_layout(type);

@@ -1,10 +1,10 @@
-// Ternary weights in memory, whatever encoding the file has: 16 rows together, in lines of 64
-// bytes.
+// Layout of ternary weights in memory, the same for every encoding of a file: 16 rows together, in
+// lines of 64 bytes.
 //
-// A tile is 16 rows, their lines one after the other. Byte 4 r + k of a line holds columns k, 4 +
-// k, 8 + k, ... of row r, each as its code, weight + 1. So one register holds four neighbouring
-// columns of every row once a digit of all bytes is isolated, and no sum crosses lanes. Rows and
-// columns behind the last one are filled up with zero weights.
+// A tile is 16 rows, as lines one after the other. Byte 4 r + k of a line holds columns k, 4 + k,
+// 8 + k, ... of row r, each as a digit that is the weight's code, weight + 1. So one register holds
+// four neighbouring columns of every row once a digit of all bytes is isolated, and no sum crosses
+// lanes. Rows and columns behind the last one are filled up with zero weights.
 //
 //   Ternary, TernaryBlocks   16 columns: four fields of two bits, the first in the lowest
 //   TernaryDense             20 columns: five digits, worth 1, 3, 9, 28 and 84
@@ -22,7 +22,7 @@ namespace bitnet {
 
 constexpr int kTernaryRows = 16;  // rows of a tile
 constexpr int kTernaryStep = 16;  // columns in a line of 64 bytes: two bits per weight
-constexpr int kDenseStep = 20;    // the same of TernaryDense
+constexpr int kDenseStep = 20;    // columns in a line of TernaryDense
 constexpr int kDensePlaces[] = {1, 3, 9, 28, 84};
 constexpr int64_t kDenseCols = 1 << 17;  // sums of 84 times a code fit 32 bits
 constexpr int kTernaryBlock = 256;       // columns that share a scale in TernaryBlocks
@@ -42,15 +42,15 @@ constexpr int64_t ternary_code_bytes(Type type, int64_t rows, int64_t cols) {
 // packed_u8.
 enum class TernarySource : int {
     codes,      // int8 -1, 0, +1
-    i2_s,       // bitnet.cpp on x86: 128 weights in 32 bytes, the first 32 on top
+    i2_s,       // bitnet.cpp on x86: 128 weights in 32 bytes, the first 32 in the highest bits
     tq2_0,      // llama.cpp: 256 weights in 64 bytes, then a scale
     tq1_0,      // llama.cpp: 256 weights in 52 bytes in base 3, then a scale
     packed_u8,  // transformers: byte row r holds rows r, r + rows / 4, ... from the lowest bits up
-    iq2_bn,     // ik_llama.cpp: a row scale, then 64 weights in 16 bytes, the first 16 lowest
+    iq2_bn,  // ik_llama.cpp: a row scale, then 64 weights in 16 bytes, the first in the lowest bits
     kCount
 };
 
-// Bytes that *rows* x *cols* weights take in *source*, 0 when they cannot be that.
+// Bytes that *rows* x *cols* weights take in *source*; 0 if *source* cannot hold such a matrix.
 constexpr int64_t ternary_source_bytes(TernarySource source, int64_t rows, int64_t cols) {
     switch (source) {
         case TernarySource::codes:
@@ -70,9 +70,10 @@ constexpr int64_t ternary_source_bytes(TernarySource source, int64_t rows, int64
     }
 }
 
-// Packs a matrix of *inputs* columns into tiles of *cols*, a multiple of ternary_step(type) that is
-// not smaller; the rest is zero weights. *out* has ternary_code_bytes(type, rows, cols) bytes.
-// Returns false if a code was 3, or, in `codes`, not one of -1, 0 and 1.
+// Packs a matrix of *inputs* columns into tiles of *cols* columns, a multiple of ternary_step(type)
+// that is not smaller; columns from *inputs* on become zero weights. *out* has
+// ternary_code_bytes(type, rows, cols) bytes. Returns false if a weight was not ternary: a code was
+// 3, or, in `codes`, not one of -1, 0 and 1.
 bool pack_ternary(TernarySource source, const uint8_t* data, int64_t rows, int64_t inputs,
                   Type type, int64_t cols, uint8_t* out);
 
@@ -83,7 +84,7 @@ void unpack_ternary_row(Type type, const uint8_t* weight, int64_t rows, int64_t 
 // Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
-// Scales of the tile that row *r* starts, (cols / 256, 16).
+// Scales of the tile that row *r* is in, (cols / 256, 16).
 [[maybe_unused]] inline const uint8_t* ternary_scales(const LinearArgs& a, int64_t r) {
     return a.weight + ternary_code_bytes(Type::TernaryBlocks, a.rows, a.cols) +
            r / kTernaryRows * (a.cols / kTernaryBlock) * kTernaryRows * 4;
@@ -108,13 +109,13 @@ struct Inputs {
     const int8_t* operator[](int n) const { return at[n]; }
 };
 
-// A tile with two bits per weight, of at least *cols* columns, as one of TernaryDense with *cols*.
-// No byte of a word overflows, so eight of them are packed at once.
+// Packs the first *cols* columns of a tile with two bits per weight as a tile of TernaryDense. No
+// byte of a word overflows, so eight bytes are packed at once.
 [[maybe_unused]] inline void make_dense(const uint8_t* tile, int64_t cols, uint8_t* out) {
     for (int64_t line = 0; line < cols / kDenseStep; ++line)
         for (int i = 0; i < 64; i += 8) {
             const auto digit = [&](int64_t d) {
-                const int64_t at = 5 * line + d;  // in groups of four columns
+                const int64_t at = 5 * line + d;  // group of four columns
                 return read<uint64_t>(tile + at / 4 * 64 + i) >> (2 * (at % 4)) &
                        0x0303030303030303;
             };
@@ -125,20 +126,21 @@ struct Inputs {
 }
 
 }  // namespace
-// ---- scales per group of columns
 
+// ---- scales per group of columns
+//
 // Weights (code - 1) * scale, with a float16 scale per group of 64 or 128 columns of a row and
 // floats as inputs: Q1_0, Q2_0, PQ2_0 and PTQ1_0 in tiles of 16 rows.
 //
-// A tile is its scales, (groups, 16) float16, and lines of 64 bytes. Eight lines, a block, are as
-// many runs of 32 columns as a byte has digits. Byte 4 r + k of line i holds, as digit f, column 32
-// f + 4 i + k of row r of the block. So one register holds four neighbouring columns of every row
-// once a digit is isolated, as in the tiles above, and the products of a digit in eight lines are
-// the sum of a run, whose inputs share a step.
+// A tile is its scales, (groups, 16) float16, and lines of 64 bytes. A block is eight lines, which
+// have a run of 32 columns for each digit of a byte. Byte 4 r + k of line i holds, as digit f,
+// column 32 f + 4 i + k of row r of the block. So one register holds four neighbouring columns of
+// every row once a digit is isolated, as in the tiles above, and the products of one digit in the
+// eight lines add up to the sum of a run, whose inputs share a step.
 //
 //   two bits   4 runs: digit f is worth 4^f
-//   one bit    8 runs: 2^f; a bit is half of its code, which is 0 or 2
-//   dense      5 runs: 1, 3, 9, 28 and 84, as in TernaryDense; code 3 cannot be stored
+//   one bit    8 runs: digit f is worth 2^f, and is half of its code, which is 0 or 2
+//   dense      5 runs: digits are worth 1, 3, 9, 28 and 84, as in TernaryDense; no code 3
 //
 // Rows behind the last one and groups behind the last column have the scale 0.
 
@@ -158,12 +160,13 @@ constexpr int64_t groups_of(Type type, int64_t cols) {
 constexpr int64_t group_scale_bytes(Type type, int64_t cols) {
     return groups_of(type, cols) * kTernaryRows * 2;
 }
+// Bytes of a row's share of a tile.
 constexpr int64_t group_row_bytes(Type type, int64_t cols) {
     return cols / encoding(type).weights * encoding(type).bytes + groups_of(type, cols) * 2;
 }
 
-// Packs rows of *source*, an encoding in rows, of *inputs* columns as tiles of tiled_cols(source,
-// inputs).
+// Packs a matrix of *inputs* columns in *source*, an encoding in rows, into tiles of
+// tiled_cols(source, inputs) columns.
 void pack_groups(Type source, const uint8_t* weight, int64_t rows, int64_t inputs, uint8_t* out);
 
 // Row *r* of a packed matrix as float32.

@@ -1,4 +1,4 @@
-// Ternary encodings into the tiles of ternary/layout.hpp, and rows of them back.
+// Packs ternary encodings into the tiles of ternary/layout.hpp, and unpacks rows of tiles.
 #include "ternary/layout.hpp"
 
 #include "system/thread_pool.hpp"
@@ -9,11 +9,13 @@ namespace {
 constexpr int kPart = 64;               // columns unpacked at a time
 constexpr uint8_t kZeroWeights = 0x55;  // four codes 1
 
+// The field of two bits at bit *shift* of each of *count* bytes.
 void fields(const uint8_t* bytes, int count, int shift, uint8_t* out) {
     for (int i = 0; i < count; ++i) out[i] = (bytes[i] >> shift) & 3;
 }
 
-// A TQ1_0 block has 160 weights in 32 bytes, 80 in 16 and 16 in 4; *out* gets weights 64 p .. + 63.
+// Codes of the 64 weights from 64 * part on of a block of TQ1_0, which has 160 weights in 32 bytes,
+// 80 in 16 and 16 in 4.
 void tq1_0_part(const uint8_t* block, int part, uint8_t* out) {
     const auto first = [&](int n, uint8_t* at) { base3_digits(block, 32, n, at); };
     const auto second = [&](int n, uint8_t* at) { base3_digits(block + 32, 16, n, at); };
@@ -30,12 +32,13 @@ void tq1_0_part(const uint8_t* block, int part, uint8_t* out) {
     }
 }
 
+// A matrix in an encoding of a file.
 struct Source {
     TernarySource kind;
     const uint8_t* data;
     int64_t rows, cols;
 
-    // Codes 0, 1, 2 of columns c .. c + n - 1, n <= 64, c a multiple of 64.
+    // Codes 0, 1, 2 of columns c .. c + n - 1 of row r; c is a multiple of 64, n at most 64.
     void part(int64_t r, int64_t c, int n, uint8_t* out) const {
         switch (kind) {
             case TernarySource::codes: {
@@ -56,13 +59,13 @@ struct Source {
     }
 };
 
-// 16 codes into the four bytes of a row.
+// 16 codes in the four bytes that a row has in a line.
 uint32_t pack_16(const uint8_t* code) {
     return read<uint32_t>(code) | read<uint32_t>(code + 4) << 2 | read<uint32_t>(code + 8) << 4 |
            read<uint32_t>(code + 12) << 6;
 }
 
-// A tile with two bits per weight; returns whether a code was 3.
+// Packs a tile with two bits per weight; returns whether a code was 3.
 bool pack_tile(const Source& source, int64_t tile, int64_t cols, uint8_t* out) {
     alignas(64) uint8_t code[kPart];
     uint8_t bad = 0;
@@ -92,7 +95,7 @@ bool pack_ternary(TernarySource kind, const uint8_t* data, int64_t rows, int64_t
                   row_bytes = ternary_source_bytes(kind, rows, inputs) / rows;
     const bool dense = type == Type::TernaryDense;
     const bool has_two_bits = kind == TernarySource::i2_s || kind == TernarySource::tq2_0;
-    // A dense tile is made of one with two bits per weight, which lies in a core's own cache.
+    // A dense tile is made from one with two bits per weight, which stays in a core's own cache.
     const int64_t wide = (cols + kTernaryStep - 1) / kTernaryStep * kTernaryStep;
     const Kernels& kernels = detail::active();
     const std::vector<uint8_t> zeros(size_t(has_two_bits ? row_bytes : 0), kZeroWeights);
@@ -134,16 +137,17 @@ void unpack_ternary_row(Type type, const uint8_t* weight, int64_t rows, int64_t 
     }
 }
 
-// ---- encodings with a scale per group of columns into the tiles of ternary/layout.hpp, and rows
-// of them back
+// ---- packs encodings with a scale per group of columns into the tiles of ternary/layout.hpp, and
+// unpacks rows of tiles
 
 namespace {
 
 constexpr int64_t kDenseGroup = 128;  // columns of a group of PTQ1_0
-constexpr uint8_t kNoBits[4] = {};    // runs of zero weights, which no scale belongs to
+// Runs behind the last column, where scales are 0, so that any codes would do.
+constexpr uint8_t kNoBits[4] = {};
 constexpr uint8_t kNoFields[8] = {0x55, 0x55, 0x55, 0x55, 0x55, 0x55, 0x55, 0x55};
 
-// Four bytes of four fields of two bits as a matrix, transposed.
+// Transposes four bytes of four fields of two bits, as a matrix.
 uint32_t transpose_fields(uint32_t x) {
     uint32_t swapped = (x ^ (x >> 6)) & 0x00cc00cc;
     x ^= swapped ^ (swapped << 6);
@@ -151,7 +155,7 @@ uint32_t transpose_fields(uint32_t x) {
     return x ^ swapped ^ (swapped << 12);
 }
 
-// Eight bytes as a matrix of bits, transposed.
+// Transposes eight bytes as a matrix of bits.
 uint64_t transpose_bits(uint64_t x) {
     uint64_t swapped = (x ^ (x >> 7)) & 0x00aa00aa00aa00aa;
     x ^= swapped ^ (swapped << 7);
@@ -161,13 +165,13 @@ uint64_t transpose_bits(uint64_t x) {
     return x ^ swapped ^ (swapped << 28);
 }
 
+// Writes the low 32 bits of *word* to row *lane* of a line.
 void put_word(uint8_t* line, int lane, uint64_t word) {
     const auto bytes = uint32_t(word);
     std::memcpy(line + 4 * lane, &bytes, 4);
 }
 
-// Row *lane* of a block from the codes of its runs as a file has them: four or eight to a byte, in
-// turn.
+// Writes row *lane* of a block, whose runs are as in a file: four codes to a byte, in order.
 void put_fields(const uint8_t* const* run, int lane, uint8_t* block) {
     for (int i = 0; i < kRunLines; ++i) {
         uint32_t word = 0;
@@ -176,6 +180,7 @@ void put_fields(const uint8_t* const* run, int lane, uint8_t* block) {
     }
 }
 
+// The same, with eight bits to a byte.
 void put_bits(const uint8_t* const* run, int lane, uint8_t* block) {
     for (int i = 0; i < kRunLines; i += 2) {
         uint64_t words = 0;
@@ -186,7 +191,7 @@ void put_bits(const uint8_t* const* run, int lane, uint8_t* block) {
     }
 }
 
-// The same from codes, one to a byte.
+// The same, with one code to a byte.
 void put_dense(const uint8_t* codes, int lane, uint8_t* block) {
     for (int i = 0; i < kRunLines; i += 2) {
         uint64_t words = 0;  // no byte of the sum overflows
@@ -197,7 +202,8 @@ void put_dense(const uint8_t* codes, int lane, uint8_t* block) {
     }
 }
 
-// All *digits* of kCount bytes of base 3, the first ones first; see base3_digits.
+// The first *digits* digits of kCount bytes: the first digits of all bytes, then the second ones,
+// and so on; see base3_digits.
 template <int kCount>
 void unpack_base3(const uint8_t* bytes, int digits, uint8_t* code) {
     uint16_t rest[kCount];
@@ -210,14 +216,14 @@ void unpack_base3(const uint8_t* bytes, int digits, uint8_t* code) {
         }
 }
 
-// Codes of a group of PTQ1_0: 80 in 16 bytes, 40 in 8 and 8 in 2.
+// The 128 codes of a group of PTQ1_0: 80 in 16 bytes, 40 in 8 and 8 in 2.
 void unpack_dense(const uint8_t* group, uint8_t* code) {
     unpack_base3<16>(group, 5, code);
     unpack_base3<8>(group + 16, 5, code + 80);
     unpack_base3<2>(group + 24, 4, code + 120);
 }
 
-// Row *lane* of a tile from a row of the file; *lines* are those of the tile.
+// Writes row *lane* of a tile, whose lines begin at *lines*, from a row of the file.
 void put_row(Type source, const uint8_t* row, int64_t inputs, int64_t cols, int lane,
              uint8_t* lines) {
     const Encoding& from = encoding(source);
@@ -231,11 +237,12 @@ void put_row(Type source, const uint8_t* row, int64_t inputs, int64_t cols, int 
         return;
     }
     const bool bits = source == Type::Q1_0;
-    const int runs = bits ? 8 : 4, run_bytes = kRun / runs, shared = from.weights / kRun;
+    const int runs = bits ? 8 : 4, run_bytes = kRun / runs, runs_per_group = from.weights / kRun;
     const uint8_t* run[8];
     for (int64_t first = 0; first < cols / kRun; first += runs, lines += kBlockBytes) {
         for (int f = 0; f < runs; ++f) {
-            const int64_t group = (first + f) / shared, within = (first + f) % shared;
+            const int64_t group = (first + f) / runs_per_group,
+                          within = (first + f) % runs_per_group;
             run[f] = kRun * (first + f) < inputs ? row + group * from.bytes + 2 + within * run_bytes
                      : bits                      ? kNoBits
                                                  : kNoFields;
@@ -247,6 +254,7 @@ void put_row(Type source, const uint8_t* row, int64_t inputs, int64_t cols, int 
     }
 }
 
+// Packs a tile from *rows* rows, at most 16.
 void pack_group_tile(Type source, const uint8_t* weight, int64_t rows, int64_t inputs,
                      uint8_t* out) {
     const Type type = tiled(source);

@@ -1,18 +1,18 @@
-// Weights of few bits times int8 activations on tiles of 16 rows: ternary weights, and those with a
-// scale per group of columns. ternary/layout.hpp has the layouts of both.
+// Products of weights of one or two bits, in tiles of 16 rows, with int8 activations: ternary
+// weights, and those with a scale per group of columns. ternary/layout.hpp has the layouts of both.
 //
-// Few tokens: the codes stay packed, and the digits of every byte of a line are isolated. More
-// tokens: the codes of some tiles are unpacked to bytes once and multiplied with several tokens per
-// load. Sums are integers until the columns of a scale are complete, and then added in the order of
-// the columns, so it is the same result either way.
+// With few tokens the codes stay packed, and the digits of every byte of a line are isolated. With
+// more tokens the codes of some tiles are unpacked to bytes once, and each load of them is
+// multiplied with several tokens. Sums are integers until the columns of a scale are complete, and
+// are then added in the order of the columns, so both ways give the same result.
 //
 // The including file defines `Vec`, with numbers that suit its registers:
-//   kPackedTokens, kRunTokens     up to so many tokens, codes stay packed (ternary, with groups)
-//   kPackedAtOnce                 tokens whose sums are held meanwhile
+//   kPackedTokens, kRunTokens     most tokens for which codes stay packed (ternary, with groups)
+//   kPackedAtOnce                 tokens of a pass over packed codes
 //   kTernaryTokens, kGroupTokens  tokens per pass over unpacked codes (ternary, with groups)
 //   kTernaryTiles, kGroupTiles    tiles of such a pass
-//   kInputs, kUnrolledColumns     columns of one step over unpacked codes, and steps unrolled
-//   places(tokens), kRunPlaces    digits of a byte that are multiplied where they stand (Fields)
+//   kInputs, kUnrolledColumns     columns of a step over unpacked codes, and steps unrolled
+//   places(tokens), kRunPlaces    places of a byte in which digits are multiplied (see Fields)
 //   kRunsTogether                 all digits of a byte are isolated at once
 //   kDepth                        pairs of products that fit a sum; 0: any number
 #pragma once
@@ -26,19 +26,21 @@ namespace {
 
 // How many bytes ahead lines are prefetched, for ternary weights and for those with groups.
 constexpr int64_t kPrefetchLines = 512, kPrefetchRuns = 1024;
-using TileSums = Vec::Int[kVecs];  // of the rows of a tile
+using TileSums = Vec::Int[kVecs];  // a sum for each row of a tile
 
-// Fields of kBits bits. Field f is multiplied at the place of field f % kPlaces, as a multiple
-// 2^place of its code, which spares shifts. Each place has a sum of its own, which `total` divides.
+// The digits of bytes with fields of kBits bits. Field f is moved down only to the place of field
+// f % kPlaces, and is multiplied there as 2^place times its code, which saves shifts. Each place
+// has a sum of its own, which `total` divides by 2^place.
 template <int kBits, int kPlaces>
 struct Fields {
     static constexpr int kDigits = 8 / kBits, kSums = kPlaces,
                          kTogether = Vec::kRunsTogether ? kDigits : 1;
-    // A bit is half of its code. That of the last one does not fit a byte if it is moved up.
+    // A single bit stands for a code of 0 or 2, one place higher; from place 7 it would leave a
+    // byte.
     static constexpr int place(int f) {
         return kBits == 2 ? f % kPlaces * 2 : f % kPlaces < 6 ? f % kPlaces : 6;
     }
-    static constexpr int kLargest = 1 << place(kPlaces - 1);  // multiple of a code up to 2
+    static constexpr int kLargest = 1 << place(kPlaces - 1);  // largest factor on a code up to 2
 
     static Vec::Int isolate(Vec::Int bytes, int f) {
         return Vec::and_bytes(Vec::shift(bytes, place(f) - kBits * f + 2 - kBits),
@@ -65,14 +67,14 @@ struct FieldCode {
     using Bytes = Fields<kBits, 1>;
 };
 
-// The end of the columns from *from* on, at most *most* of them, whose products fit the sums of
-// `Vec`.
+// End of the columns from *from* on whose products one sum of `Vec` can add up: *most* of them, or
+// all up to *end* if it can add up any number.
 inline int64_t part_end(int64_t from, int64_t end, int64_t most) {
     return Vec::kDepth == 0 || from + most > end ? end : from + most;
 }
 
-// Sums of G tiles, unpacked to bytes (cols / 4, G, 16, 4), and columns [c0, c1) of tokens t .. t +
-// N - 1.
+// Sums, out[g][n], of the products of G tiles, unpacked to *bytes* (cols / 4, G, 16, 4), with
+// tokens t .. t + N - 1 over columns [c0, c1).
 template <int G, int N>
 inline void unpacked_sums(const LinearArgs& a, const uint8_t* bytes, int64_t t, int64_t c0,
                           int64_t c1, TileSums (*out)[N]) {
@@ -107,8 +109,8 @@ inline void unpacked_sums(const LinearArgs& a, const uint8_t* bytes, int64_t t, 
     }
 }
 
-// The codes of *count* lines as bytes, (cols / 4, 16, 4), *stride* bytes from one line to the next.
-// If kRuns, the lines are those of blocks, whose digits are runs of columns.
+// Unpacks the codes of *count* lines to bytes, (cols / 4, 16, 4), with *stride* bytes from one line
+// of *out* to the next. If kRuns, the lines are those of blocks, whose digits are runs of columns.
 template <class Digits, bool kRuns>
 void unpack_lines(const uint8_t* lines, int64_t count, uint8_t* out, int64_t stride) {
     for (int64_t line = 0; line < count; ++line) BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) {
@@ -125,7 +127,7 @@ void unpack_lines(const uint8_t* lines, int64_t count, uint8_t* out, int64_t str
 
 // ---- ternary weights
 
-// The result of one token and a tile, from sums over all columns, or over blocks that have scales.
+// The sums of a token and a tile: one over all columns, or, if kBlocks, scaled ones of blocks.
 template <bool kBlocks>
 struct Total {
     TileSums sum;
@@ -154,11 +156,12 @@ struct Total<true> {
     Lanes number(const LinearArgs&, int v, int64_t) const { return Vec::to_float(sum[v]); }
 };
 
+// Number of rows of the matrix in the tile at row *r*.
 inline int rows_of(const LinearArgs& a, int64_t r) {
     return int(a.rows - r < kTileRows ? a.rows - r : kTileRows);
 }
 
-// Vector *v* of a result of token *t* and the tile at row *r*.
+// Writes to y vector *v* of the rows of the tile at row *r*, for token *t*, whose sums are *sum*.
 inline void store_ternary(const LinearArgs& a, int64_t r, int v, int64_t t, Lanes sum) {
     store_rows(a.y + t * a.rows + r, v, rows_of(a, r),
                sum / Lanes::set(a.step[t]) * Lanes::set(a.scale));
@@ -180,6 +183,7 @@ struct TernaryProduct {
         unpack_lines<Bytes, false>(tile(a, r), a.cols / kStep, out, stride);
     }
 
+    // Sums of the products of a tile with tokens t .. t + N - 1 over columns [c0, c1).
     template <class Digits, int N>
     static void packed_sums(const LinearArgs& a, const uint8_t* codes, int64_t t, int64_t c0,
                             int64_t c1, TileSums (&out)[N]) {
@@ -188,6 +192,7 @@ struct TernaryProduct {
         for (int n = 0; n < N; ++n)
             for (int v = 0; v < kVecs; ++v) out[n][v] = Vec::zero();
         for (int64_t from = c0, to; from < c1; from = to) {
+            // A line adds kDigits / kSums pairs of products to each sum, up to kLargest times.
             to = part_end(from, c1, Vec::kDepth / (kDigits / kSums * Digits::kLargest) * kStep);
             Vec::Sum<> sum[N][kVecs][kSums];
             BITNET_UNROLL(8)
@@ -212,7 +217,7 @@ struct TernaryProduct {
         }
     }
 
-    // One tile times tokens t .. t + N - 1, codes packed.
+    // Multiplies the tile at row *r* with tokens t .. t + N - 1, codes packed.
     template <int N>
     static void packed(const LinearArgs& a, int64_t r, int64_t t) {
         const uint8_t* scales = kBlocks ? ternary_scales(a, r) : nullptr;
@@ -226,7 +231,7 @@ struct TernaryProduct {
         store(a, r, t, total);
     }
 
-    // G unpacked tiles times tokens t .. t + N - 1.
+    // Multiplies the G tiles from row *r* on, unpacked to *bytes*, with tokens t .. t + N - 1.
     template <int G, int N>
     static void unpacked(const LinearArgs& a, const uint8_t* bytes, int64_t r, int64_t t) {
         const int64_t run = kBlocks ? kTernaryBlock : a.cols;
@@ -253,12 +258,12 @@ struct TernaryProduct {
 
 // ---- weights with a scale per group of columns
 
-// The result of N tokens and the rows of the tile at row *r*, as far as its runs were added.
+// The results of N tokens and a tile: *y*, and *part*, the sum over the runs of the current group.
 template <int N>
 struct GroupSums {
     Lanes part[N][kVecs], y[N][kVecs];
-    const uint8_t* scales;  // of the group at hand
-    int64_t shared, last;
+    const uint8_t* scales;  // of the current group
+    int64_t shared, last;   // runs that share a scale, and the last run of a row
     void start(const LinearArgs& a, int64_t r) {
         scales = a.weight + r * a.row_bytes;
         shared = group_runs(a.type);
@@ -266,7 +271,7 @@ struct GroupSums {
         for (int n = 0; n < N; ++n)
             for (int v = 0; v < kVecs; ++v) part[n][v] = y[n][v] = Lanes::set(0.0f);
     }
-    // *products* of run *run* and tokens t .. t + N - 1.
+    // Adds the *products* of run *run* with tokens t .. t + N - 1.
     void add(const LinearArgs& a, int64_t t, int64_t run, const TileSums (&products)[N]) {
         BITNET_UNROLL(8) for (int n = 0; n < N; ++n) {
             const int64_t at = (t + n) * (last + 1) + run;
@@ -275,7 +280,8 @@ struct GroupSums {
                 part[n][v] = Lanes::fma(Vec::to_float(Vec::minus(products[n][v], a.sums[at])),
                                         Lanes::set(a.step[at]), part[n][v]);
         }
-        if ((run & (shared - 1)) != shared - 1 && run != last) return;  // a power of two
+        // *shared* is a power of two.
+        if ((run & (shared - 1)) != shared - 1 && run != last) return;
         BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) {
             const Lanes scale = Lanes::halves(scales + kVecBytes / 2 * v);
             BITNET_UNROLL(8) for (int n = 0; n < N; ++n) {
@@ -298,6 +304,7 @@ struct GroupProduct {
     static constexpr int kRuns = Digits::kDigits, kTogether = Digits::kTogether;
     static constexpr int kPackedTokens = Vec::kRunTokens, kTokens = Vec::kGroupTokens,
                          kTiles = Vec::kGroupTiles;
+    // Four only if the sums of all runs that are isolated together fit in 16 registers.
     static constexpr int kPackedAtOnce = kPackedTokens >= 4 && kTogether * 4 * kVecs <= 16 ? 4 : 2;
     static_assert(Vec::kDepth == 0 || kRunLines * Digits::kLargest <= Vec::kDepth,
                   "sums of a run overflow");
@@ -311,7 +318,7 @@ struct GroupProduct {
         unpack_lines<typename Code::Bytes, true>(lines_of(a, r), count, out, stride);
     }
 
-    // Sums of the runs of a block, which begins at column *c*.
+    // Sums, out[run][n], of the runs of a block, which begins at column *c*.
     template <int N>
     static void block_sums(const LinearArgs& a, const uint8_t* lines, int64_t t, int64_t c,
                            TileSums (*out)[N]) {
@@ -375,14 +382,16 @@ struct GroupProduct {
 
 // ---- rows and tokens of either
 
-// The tokens from *t* on, N or fewer at a time, codes packed.
+// Multiplies a tile with the tokens from *t* on, N or fewer at a time, codes packed.
 template <class Product, int N>
 void packed_tokens(const LinearArgs& a, int64_t r, int64_t t) {
     for (; t + N <= a.tokens; t += N) Product::template packed<N>(a, r, t);
     if constexpr (N > 1) packed_tokens<Product, N / 2>(a, r, t);
 }
 
-// G tiles times all tokens. The last ones go through once more with some before them.
+// Multiplies G tiles with all tokens. The last ones, if they are fewer than a pass, are multiplied
+// with some before them, which are multiplied twice; a single one alone; and all, if they are fewer
+// than one pass, with packed codes.
 template <class Product, int G>
 void many_tokens(const LinearArgs& a, int64_t r, uint8_t* bytes) {
     constexpr int kTokens = Product::kTokens;
