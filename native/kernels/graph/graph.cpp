@@ -1,3 +1,4 @@
+// Registers, tables and stages of a graph, the checks of a pass, and how it runs.
 #include "graph/graph.hpp"
 
 #include <numeric>
@@ -87,7 +88,8 @@ std::vector<int> Graph::regs(const Operands& operands, const char* field) const 
     return all;
 }
 
-// The registers *parts* of an instruction, which in each of equal groups make up register *whole*.
+// The registers in the field *parts*, whose columns together are those of the register in the field
+// *whole*, in each of equal groups.
 std::vector<int> Graph::groups(const Operands& operands, const char* parts,
                                const char* whole) const {
     const std::vector<int> all = regs(operands, parts);
@@ -102,6 +104,7 @@ std::vector<int> Graph::groups(const Operands& operands, const char* parts,
     return all;
 }
 
+// The biases of an instruction, null for none, which must have these *sizes*.
 std::vector<const float*> Graph::biases(const Operands& operands,
                                         const std::vector<int64_t>& sizes) const {
     const std::vector<FloatArray> arrays = operands.arrays("biases");
@@ -114,8 +117,8 @@ std::vector<const float*> Graph::biases(const Operands& operands,
     return all;
 }
 
-// Offset in the state of a sequence of the *size* floats of an instruction: the first or the last
-// ones of its layer.
+// Offset, in the state of a sequence, of the *size* floats of an instruction, which are the first
+// or the last ones of its layer.
 int64_t Graph::state_offset(const Operands& operands, int64_t size, bool first) const {
     const int64_t start = operands.integer("start"), stop = operands.integer("stop");
     require(!selected_, "a state behind the outputs alone");
@@ -135,7 +138,7 @@ void Graph::add_whole(PassFunction function) {
     stages_.back().whole = std::move(function);
 }
 
-// The cosines and sines of every row come first, once per pass.
+// Cosines and sines of every row are computed once per pass, before the instructions.
 int Graph::add_rotation(int64_t pairs, bool half) {
     const size_t i = rotations_.size();
     rotations_.push_back({checked(pairs), half});

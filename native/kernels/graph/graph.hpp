@@ -1,9 +1,9 @@
 // A model's forward pass, compiled: kernels/instructions.py says what each instruction means.
 //
-// Instructions that treat every token by itself are collected: a stage runs all of them for one row
-// before the next, which keeps the row in the cache and needs no meeting of the threads. Products
-// and attention are stages of their own, and the rows before a product end with the rounding of its
-// input.
+// Instructions that treat every token by itself are collected in a stage, which runs all of them
+// for one row before the next: that keeps the row in the cache, and the threads need not wait for
+// each other. Products and attention are stages of their own. The stage of rows before a product
+// ends with the rounding of the product's input.
 #pragma once
 
 #include <functional>
@@ -21,23 +21,24 @@ struct FloatArray {
     int64_t size = 0;
 };
 
-// What one sequence runs.
+// The part of a pass that belongs to one sequence.
 struct Segment {
     int64_t count = 0, start = 0;  // tokens, position of the first one
     int64_t outputs = 0;           // how many of its last rows are results
-    int64_t context = 0;           // number of its rope frequencies: Graph::add_context
-    // Of each table; see AttentionArgs. Room for start + count positions, null where no query sees
-    // one.
+    int64_t context = 0;           // number of its rope frequencies, from Graph::add_context
+    // Pages of each table, as in AttentionArgs, with room for start + count positions; null for a
+    // page of which no query sees a position.
     std::vector<std::vector<int16_t*>> pages;
-    float* state = nullptr;  // of its layers with a state of fixed size
+    float* state = nullptr;  // states of all layers with a state of fixed size
     int64_t state_size = 0;
-    // Position from which on tokens are those of the second text.
+    // Position at which the second text begins.
     int64_t second = std::numeric_limits<int64_t>::max();
     FloatArray hidden;  // what Take instructions read, (count, width)
 };
 
 // The fields of an instruction by their names in kernels/instructions.py. Registers and rotations
-// are numbers, and weights themselves stand for their names. A field without a value has no items.
+// are given by number, and weights themselves in place of their names. A field without a value has
+// no items.
 class Operands {
 public:
     virtual ~Operands() = default;
@@ -46,7 +47,7 @@ public:
     virtual std::string text(const char* field) const = 0;
     // An array without a value has no data.
     virtual std::vector<FloatArray> arrays(const char* field) const = 0;
-    // Several matrices for each name that is one of a mixture of experts.
+    // The matrices of each name: one, or one for each expert.
     virtual std::vector<std::vector<Matrix>> matrices(const char* field) const = 0;
 
     int64_t integer(const char* field) const {
@@ -57,7 +58,7 @@ public:
     float real(const char* field) const { return float(number(field)); }
 };
 
-// Widths and counts whose products stay far from the end of an int64_t.
+// *count*, a width or a number of things, which must be so small that products do not overflow.
 inline int64_t checked(int64_t count) {
     require(count > 0 && count <= 1 << 24,
             "a width or a number of heads or layers is out of range");
@@ -68,26 +69,26 @@ inline int64_t checked(int64_t count) {
 // together.
 class Graph {
 public:
-    // Number of a register of *width*. Those of one place share its memory: one of them is in use
-    // at a time.
+    // Adds a register of *width* floats per row and returns its number. Registers of one place
+    // share memory: only one of them is in use at a time.
     int add_register(int64_t width, int64_t place);
     int64_t width(int r) const { return registers_[size_t(r)].width; }
 
-    // A table of pages, with the keys and values of layers whose heads have one shape and window.
+    // A table of pages with the keys and values of layers that have the same heads and window.
     struct Table {
         int64_t layers, kv_heads, head_dim, window;
         KvType type = KvType::f16;
-        // int16 of one layer in a page.
+        // Number of int16 that one layer has in a page.
         int64_t layer_words() const { return 2 * kv_heads * head_words(head_dim, type); }
     };
     int64_t add_table(const Table& table);
 
-    // Frequencies of a rotation, in radians per position, and its factor on what is rotated.
+    // Frequencies of a rotation, in radians per position, and its factor on cosines and sines.
     struct Frequencies {
         std::vector<double> of_pair;
         double scale;
     };
-    // Number of a set of frequencies, one for each rotation.
+    // Adds frequencies, one set for each rotation, and returns the number of all these.
     int64_t add_context(std::vector<Frequencies> rotations);
     int add_rotation(int64_t pairs, bool half);  // before all instructions
     void set_state(int64_t size);                // floats of the state of a sequence
@@ -105,9 +106,9 @@ private:
     using PassFunction = std::function<void(Pass&)>;
     using RowFunction = std::function<void(Pass&, int64_t row)>;
     struct Stage {
-        std::vector<RowFunction> rows;     // all of them for a row before the next one; or
-        PassFunction whole;                // one function for all rows
-        std::vector<PassFunction> before;  // once per pass: counters, room for activations
+        std::vector<RowFunction> rows;     // each row runs all of them before the next row; or
+        PassFunction whole;                // one function runs for all rows
+        std::vector<PassFunction> before;  // run once per pass: counters, room for activations
         int64_t multiple = 1;              // rows are given to threads in multiples of it
     };
     struct Rotation {
@@ -120,10 +121,11 @@ private:
     struct Turns {
         std::vector<float> cos, sin;  // (rows, pairs)
     };
-    // What a pass works with. One runs at a time.
+    // The memory of a pass. One pass runs at a time.
     struct Pass {
         std::mutex running;
-        std::unique_ptr<float[]> memory;
+        std::unique_ptr<float[]> memory;  // of registers, place by place
+        // Rows that *memory* can hold, rows of this pass, and rows of it that are still computed.
         int64_t capacity = 0, room = 0, rows = 0;
         std::vector<Row> of_row;
         const std::vector<Segment>* segments = nullptr;
@@ -139,7 +141,7 @@ private:
         size_t place;
     };
 
-    // One for each kind of instruction.
+    // A member for each kind of instruction, which adds it to the stages.
     using Builder = void(const Operands& operands);
     Builder embed, lookup, take, norm, center, linear, split, join, transpose, rotate, temper,
         attend, convolve, delta_rule, selective_scan, gate, route, enumerate, expert_linear,
@@ -161,8 +163,8 @@ private:
     static const Segment& segment(const Pass& pass, const Row& row) {
         return (*pass.segments)[size_t(row.segment)];
     }
-    // Calls *use* with each segment that has rows where the program is, before or behind the
-    // selection, with the first and the number of these rows.
+    // Calls use(segment, first row, number of rows) for each segment that has rows at this point of
+    // the program: all of its rows, or, if *selected*, those of its outputs.
     template <class Use>
     static void each_segment(const Pass& pass, bool selected, Use use) {
         int64_t row = 0;
@@ -189,16 +191,18 @@ private:
 
     std::vector<Register> registers_;
     std::vector<int64_t> widths_, offsets_;  // of places
+    // vocabulary_: tokens that every Embed table of all tokens has; 0: none of these was added.
+    // taken_: width of the rows that all Take instructions read together.
     int64_t total_width_ = 0, state_size_ = 0, vocabulary_ = 0, taken_ = 0;
     // Positions that have a row in every table of positions.
     int64_t positions_ = std::numeric_limits<int64_t>::max();
-    bool selected_ = false;  // what is added runs on the rows of the outputs
+    bool selected_ = false;  // whether instructions that are added run on the rows of outputs alone
     std::vector<Table> tables_;
     std::vector<Stage> stages_;
     std::vector<Rotation> rotations_;
     std::vector<std::vector<Frequencies>> contexts_;
-    std::map<int, int64_t> numbers_;  // of experts, by the register of the chosen ones
-    // Instructions point at the numbers of these, which stay in place when the outer vectors grow.
+    std::map<int, int64_t> numbers_;  // number of experts, by the register of the chosen ones
+    // Instructions point to the floats of these, which stay in place when the outer vectors grow.
     std::vector<std::vector<float>> ones_;    // weights of norms without any
     std::vector<std::vector<float>> joined_;  // kernels of convolutions that are several tensors
 

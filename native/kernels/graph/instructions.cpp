@@ -1,5 +1,5 @@
-// How each instruction of a program becomes a part of a graph, and what it requires of its
-// operands.
+// Adds each kind of instruction to the stages of a graph, and checks its operands.
+// mixer_instructions.cpp has those of layers with a state and of experts.
 #include <numeric>
 
 #include "graph/operands.hpp"
@@ -11,7 +11,7 @@ using detail::active;
 
 namespace {
 
-// Row *id* of a *table* of embeddings.
+// Writes row *id* of a *table* of embeddings to *x*.
 void read_row(const Matrix& table, int64_t id, float* x) {
     float* stored = x;  // the row with its padding
     if (table.cols != table.inputs)
@@ -24,7 +24,7 @@ void read_row(const Matrix& table, int64_t id, float* x) {
     }
 }
 
-// The items from *begin* to before *end*.
+// Items [begin, end).
 template <class T>
 std::vector<T> stretch(const std::vector<T>& items, size_t begin, size_t end) {
     return {items.begin() + int64_t(begin), items.begin() + int64_t(end)};
@@ -76,9 +76,10 @@ void Graph::take(const Operands& operands) {
     taken_ += width(out);
     add_row([=](Pass& pass, int64_t row) {
         const Row& input = pass.of_row[size_t(row)];
-        const Segment& own = segment(pass, input);
-        std::copy_n(own.hidden.data + (input.position - own.start) * taken_ + offset, width(out),
-                    at(pass, out, row));
+        const Segment& source = segment(pass, input);
+        // taken_ is the width of all Take instructions by now.
+        std::copy_n(source.hidden.data + (input.position - source.start) * taken_ + offset,
+                    width(out), at(pass, out, row));
     });
 }
 
@@ -288,7 +289,7 @@ void Graph::temper(const Operands& operands) {
     });
 }
 
-// The cache is layer *place* of the pages of *table*. Without k and v, nothing is stored in it.
+// The cache is layer *place* in the pages of *table*. Without k and v, only its contents are read.
 void Graph::attend(const Operands& operands) {
     const int out = reg(operands, "out");
     const int q = reg(operands, "q");
@@ -377,7 +378,7 @@ void Graph::gate(const Operands& operands) {
         [](Pass&) { count_call(Op::gate); });
 }
 
-// A gate with one number of *g* for each group of columns of *up*.
+// A gate in which each group of columns of *up* shares one number of *g*.
 void Graph::gate_groups(int out, int g, int up, Gate kind) {
     const int64_t groups = width(g);
     const int64_t columns = width(out) / groups;

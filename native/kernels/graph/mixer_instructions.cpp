@@ -1,5 +1,5 @@
-// The instructions of layers with a state of fixed size and of mixtures of experts, as
-// instructions.cpp has the others.
+// Adds the instructions of layers with a state of fixed size, and of mixtures of experts, to the
+// stages of a graph. instructions.cpp has all others.
 #include <numeric>
 
 #include "graph/operands.hpp"
@@ -10,8 +10,7 @@ using detail::active;
 
 namespace {
 
-// One matrix of each type and width among *matrices*: an input is rounded once for each type and
-// width.
+// One matrix of each type and width among *matrices*, for which an input must be rounded.
 std::vector<Matrix> input_forms(const std::vector<std::vector<Matrix>>& matrices) {
     std::vector<Matrix> forms;
     for (const auto& experts : matrices) {
@@ -33,7 +32,7 @@ void Graph::convolve(const Operands& operands) {
     const std::vector<FloatArray> weights = operands.arrays("weights");
     require(!weights.empty() && weights[0].data, "a convolution must have weights");
     FloatArray weight = weights[0];
-    if (weights.size() > 1) {  // of neighbouring columns
+    if (weights.size() > 1) {  // each has neighbouring columns
         std::vector<float>& all = joined_.emplace_back();
         for (const FloatArray& part : weights)
             all.insert(all.end(), part.data, part.data + part.size);
@@ -63,8 +62,8 @@ void Graph::convolve(const Operands& operands) {
     });
 }
 
-// Adds a *kernel* that runs one head of a sequence, position by position; fill(pass, args, row)
-// sets the pointers of its arguments to the rows from *row* on.
+// Adds a stage in which *kernel* runs each head of each sequence, position by position. Its
+// arguments are *same*, with the pointers to rows that fill(pass, args, row) sets, from *row* on.
 template <class Args, class Fill>
 void Graph::add_recurrence(Op op, const Args& same, int64_t offset,
                            void (*Kernels::*kernel)(const Args&, int64_t), Fill fill) {

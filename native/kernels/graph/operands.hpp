@@ -1,11 +1,12 @@
-// Operands of an instruction as its builder expects them.
+// Reads operands of an instruction and checks their sizes.
 #pragma once
 
 #include "graph/graph.hpp"
 
 namespace bitnet {
 
-// The numbers of *field*, or null if it has no value; throws *otherwise* if there are not *size*.
+// The floats of *field*, or null if it has no value; throws with the message *otherwise* if their
+// number is not *size*.
 inline const float* floats(const Operands& operands, const char* field, int64_t size,
                            const char* otherwise) {
     const FloatArray array = operands.arrays(field).at(0);
@@ -21,7 +22,7 @@ inline const float* required(const Operands& operands, const char* field, int64_
     return data;
 }
 
-// *m*, which must be (rows, inputs).
+// *m*; throws if its shape is not (rows, inputs).
 inline Matrix shaped(const Matrix& m, int64_t inputs, int64_t rows) {
     require(m.inputs == inputs && m.inputs <= m.cols && m.rows == rows,
             "the matrix has another shape than its registers");

@@ -1,3 +1,4 @@
+// Rounds hidden states, bounds the logits of all rows, and computes those of few rows exactly.
 #include "head/exact_head.hpp"
 
 #include <limits>
@@ -9,12 +10,12 @@
 namespace bitnet {
 namespace {
 
-constexpr float kNone = -std::numeric_limits<float>::infinity();
-constexpr int64_t kRowsAhead = 6;  // rows whose sixth bits are fetched ahead
+constexpr float kNone = -std::numeric_limits<float>::infinity();  // logit of a row that is left out
+constexpr int64_t kRowsAhead = 6;  // how many rows ahead sixth bits are prefetched
 
 const HeadKernels& kernels() { return detail::active().exact_head; }
 
-// Ranges of [0, n), several per thread.
+// Calls body(begin, end) for ranges of [0, n), several per thread.
 template <class F>
 void split(int64_t n, F&& body) {
     const int64_t parts = int64_t(threads()) * (threads() > 1 ? 16 : 1);
@@ -23,7 +24,7 @@ void split(int64_t n, F&& body) {
                  [&](int64_t c) { body(c * step, std::min(n, (c + 1) * step)); });
 }
 
-// What the copy says of all rows, for one hidden state.
+// Approximate logits and upper bounds of all rows, for one hidden state.
 struct Bounds {
     std::vector<float> approx, upper;  // (tiles * 16,)
     std::vector<float> best, highest;  // (tiles,) their maxima; NaN where one of a tile's values is
@@ -47,7 +48,7 @@ struct Bounds {
         best[size_t(tile)] = highest_of(approx);
         highest[size_t(tile)] = highest_of(upper);
     }
-    // NaN has no place among other values, so nothing can be chosen with one.
+    // False if a value is NaN, which has no place in an order, so that no row can be chosen.
     bool ordered() const {
         return std::none_of(best.begin(), best.end(),
                             [](float value) { return std::isnan(value); });
@@ -55,7 +56,7 @@ struct Bounds {
     void leave_out(int64_t row) { approx[size_t(row)] = upper[size_t(row)] = kNone; }
 };
 
-// Every tile is read once and used for all hidden states.
+// Bounds the logits of all *inputs*. Every tile is read once and used for all of them.
 void bound_all(const ExactHead& m, const std::vector<HeadInput>& inputs, std::vector<Bounds>& out) {
     const int64_t tiles = head_tiles(m.rows), blocks = head_blocks(m.cols) + 1,
                   bytes = head_tile_bytes(m.cols);
@@ -74,8 +75,8 @@ void bound_all(const ExactHead& m, const std::vector<HeadInput>& inputs, std::ve
     });
 }
 
-// Rows that are likely the *count* best: the best of each of the best tiles, or of all rows when
-// there are few tiles.
+// Rows that are likely to be the *count* best: the best row of each of the best tiles, or, if there
+// are few tiles, the best of all rows.
 std::vector<int64_t> likely_best(const Bounds& s, int64_t count) {
     const bool by_tile = count * 4 <= int64_t(s.best.size());
     const std::vector<float>& values = by_tile ? s.best : s.approx;
@@ -96,7 +97,7 @@ std::vector<int64_t> likely_best(const Bounds& s, int64_t count) {
     return order;
 }
 
-// Rows whose upper bound reaches *threshold*, rising.
+// Rows whose upper bound is *threshold* or more, in rising order.
 std::vector<int64_t> rows_from(const Bounds& s, float threshold) {
     std::vector<int64_t> rows;
     for (size_t t = 0; t < s.highest.size(); ++t) {
@@ -107,7 +108,8 @@ std::vector<int64_t> rows_from(const Bounds& s, float threshold) {
     return rows;
 }
 
-// Tightens the upper bounds of *rows*, rising, by their sixth bits, and with *approx* their logits.
+// Tightens the upper bounds of *rows*, in rising order, by their sixth bits, and, if *approx*, adds
+// these to the approximate logits.
 void refine(const ExactHead& m, const HeadInput& x, const std::vector<int64_t>& rows, Bounds& s,
             bool approx) {
     const HeadSixth kernel = kernels().sixth;
@@ -128,8 +130,9 @@ void refine(const ExactHead& m, const HeadInput& x, const std::vector<int64_t>& 
     });
 }
 
-// Sum of exp(upper bound - threshold) over rows below *threshold*, rounded up. Pieces are the same
-// for any number of threads, and added in their order.
+// Sum of exp(upper bound - threshold) over the rows whose upper bound is below *threshold*, rounded
+// up. The rows are cut into the same pieces for any number of threads, whose sums are added in
+// order.
 double tail_below(const Bounds& s, float threshold) {
     constexpr int64_t kPiece = 64;  // tiles
     const auto tiles = int64_t(s.highest.size()), pieces = (tiles + kPiece - 1) / kPiece;
@@ -145,7 +148,7 @@ double tail_below(const Bounds& s, float threshold) {
     return total * (1.0 + 1e-9);
 }
 
-// The result of one query. *s*, what the copy says of its hidden state, is changed.
+// The result of one query. Changes *s*, the bounds for its hidden state.
 HeadResult choose(const ExactHead& m, const HeadQuery& query, const HeadInput& x, Bounds& s) {
     HeadResult out;
     out.usable = true;
@@ -158,8 +161,8 @@ HeadResult choose(const ExactHead& m, const HeadQuery& query, const HeadInput& x
     linear_rows(m, query.x, likely.data(), int64_t(likely.size()), exact.data());
     if (std::any_of(exact.begin(), exact.end(), [](float logit) { return std::isnan(logit); }))
         return {};
-    // As many rows as asked for reach the lowest of these; with fewer rows than that, all are
-    // found.
+    // query.count rows have at least the lowest of these logits, so no row below it is among the
+    // best. If there are fewer rows than that, all are found.
     float threshold = kNone;
     if (int64_t(likely.size()) == query.count)
         threshold = *std::min_element(exact.begin(), exact.end());
@@ -183,17 +186,18 @@ HeadResult choose(const ExactHead& m, const HeadQuery& query, const HeadInput& x
     return out;
 }
 
-// ---- a hidden state as the copy is multiplied with it, with everything its rounding can cost
+// ---- rounding of a hidden state for products with the copy, and a bound on all errors of that
 
-constexpr double kUnit = 0x1p-24;  // rounding of a float operation
+constexpr double kUnit = 0x1p-24;  // largest relative error of a float operation
 constexpr double kTiny = 1e-30;    // steps below it could be subnormal
 
+// The least float that is not below *value*.
 float round_up(double value) {
     const auto f = float(value);
     return double(f) >= value ? f : std::nextafter(f, std::numeric_limits<float>::infinity());
 }
 
-// Rounds one block; the squared error.
+// Rounds block *b*, whose 64 numbers are *x*; returns the squared error.
 double round_block(const double* x, int64_t b, HeadInput& out) {
     double largest = 0.0, error = 0.0;
     for (int64_t i = 0; i < kHeadBlock; ++i) largest = std::max(largest, std::fabs(x[i]));
@@ -213,7 +217,7 @@ double round_block(const double* x, int64_t b, HeadInput& out) {
     return error;
 }
 
-// Block 0 once more, for the second codes of its columns; their residual is counted with block 0.
+// Appends block 0 again, for its second codes. The error of these is counted with block 0.
 void repeat_first_block(int64_t blocks, HeadInput& out) {
     std::copy_n(out.high.begin(), kHeadBlock, out.high.begin() + blocks * kHeadBlock);
     std::copy_n(out.low.begin(), kHeadBlock, out.low.begin() + blocks * kHeadBlock);
@@ -221,7 +225,7 @@ void repeat_first_block(int64_t blocks, HeadInput& out) {
     out.middle[size_t(blocks)] = out.middle[0];
 }
 
-// The digits once more, in the order of the sixth bits.
+// Fills in the digits in the order of the sixth bits.
 void order_by_bits(int64_t cols, HeadInput& out) {
     const int64_t blocks = head_blocks(cols), groups = head_groups(cols),
                   size = kHeadGroup * kHeadBlock;
@@ -255,7 +259,7 @@ bool head_input(const ExactHead& m, const float* x, HeadInput& out) {
     out.step.resize(size_t(blocks + 1));
     out.middle.resize(out.step.size());
     out.norm.assign(size_t(blocks + 8), 0.0f);
-    // Sums of positive floats come out at most this much too low.
+    // Factor that makes up for how much too low the float sums of positive terms can be.
     const double sums = 1.0 + double(blocks + 9) * 4.0 * kUnit;
     double total = 0.0;
     for (int64_t b = 0; b < blocks; ++b) {
@@ -274,10 +278,11 @@ bool head_input(const ExactHead& m, const float* x, HeadInput& out) {
     repeat_first_block(blocks, out);
     order_by_bits(m.cols, out);
     const double norm = std::sqrt(total) * (1.0 + 1e-9), rounded = std::sqrt(error) * (1.0 + 1e-9);
-    const double approximate =
-        double(3 * blocks + 16) * 1.02 * kUnit;  // float sums over the blocks and half blocks
-    const double exact = double(m.cols + 8) * 1.02 * kUnit;  // float sum of the head's own kernel
-    const double residual = 16.0 * kUnit;                    // float arithmetic of the residuals
+    // Float sums over the blocks and half blocks, that of the head's own kernel, and the arithmetic
+    // of the residuals. 1.02 is for the terms of higher order.
+    const double approximate = double(3 * blocks + 16) * 1.02 * kUnit;
+    const double exact = double(m.cols + 8) * 1.02 * kUnit;
+    const double residual = 16.0 * kUnit;
     // Products that underflow: 2^-125 each, per unit of a norm that is at least 1e-17.
     const double underflow = double(m.cols) * 0x1p-125 / 1e-17;
     out.slack = round_up(
@@ -287,7 +292,7 @@ bool head_input(const ExactHead& m, const float* x, HeadInput& out) {
 
 bool build_copy(const ExactHead& m, int64_t begin, int64_t end) {
     const int64_t width = head_blocks(m.cols) * kHeadBlock;
-    std::vector<float> inverse(size_t(m.cols));  // of powers of two, so products with it are exact
+    std::vector<float> inverse(size_t(m.cols));  // powers of two, so products with it are exact
     for (int64_t i = 0; i < m.cols; ++i) inverse[size_t(i)] = 1.0f / m.factors[i];
     std::atomic<bool> fits{true};
     split(end - begin, [&](int64_t t0, int64_t t1) {
@@ -309,7 +314,7 @@ bool build_copy(const ExactHead& m, int64_t begin, int64_t end) {
 std::vector<HeadResult> find_logits(const ExactHead& m, const std::vector<HeadQuery>& queries) {
     std::vector<HeadResult> results(queries.size());
     std::vector<HeadInput> inputs;
-    std::vector<size_t> at;
+    std::vector<size_t> at;  // index of the query of each input
     for (size_t i = 0; i < queries.size(); ++i) {
         HeadInput input;
         if (!head_input(m, queries[i].x, input)) continue;

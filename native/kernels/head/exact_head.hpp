@@ -1,20 +1,21 @@
-// A copy of an output head, five bits a weight and a sixth one apart, and what it proves about the
-// logits of a hidden state.
+// A copy of an output head, with five bits a weight and a sixth one stored apart, and the bounds on
+// the logits of a hidden state that follow from it.
 //
 // Columns are permuted and scaled by powers of two (w' = w / s_j, x' = x * s_j, so that x.w =
 // x'.w') and cut into blocks of 64. Weight (r, j) of the copy is step_r * (code - 15.5), codes 0 ..
-// 31; the columns of block 0 have a second code, 32 times finer, in one more block at the end. Per
-// row and block the norm of what is left, rounded up, is kept in eight bits.
+// 31; the columns of block 0 have a second code, 32 times finer, in one more block at the end. For
+// each row and block, the norm of what the codes leave of the weights is stored in eight bits,
+// rounded up.
 //
-// A block of a tile is two halves of 32 columns, each five lines of 64 bytes; byte b of dword r of
-// a line belongs to row r. Line 0: bit g is the high bit of column 4g + b. Lines 1 .. 4: line 1 + i
-// has the low four bits of column 8i + b, and above them those of column 8i + 4 + b.
+// A block of a tile is two halves of 32 columns, each five lines of 64 bytes. Byte b of dword r of
+// a line belongs to row r: in line 0, its bit g is the high bit of column 4g + b; in line 1 + i,
+// its low four bits are those of column 8i + b, its high four bits those of column 8i + 4 + b.
 //
-// The sixth bit of a weight says in which half of its code's step it lies: it adds or takes a
-// quarter of step_r, in block 0 of the second code's. Sixth bits are stored per row, as only few
-// rows need them: the unit (float) of the norms of what six bits leave, a norm per block in eight
-// bits, and from head_bits on eight bytes per block; bit i of byte b is that of column 8i + b.
-// docs/architecture/exact-head.md has the proof of the bounds.
+// The sixth bit of a weight says in which half of its code's step it lies: it adds or subtracts a
+// quarter of step_r, or, in block 0, of the second code's step. Sixth bits are stored per row,
+// since few rows need them: the unit (float) of the norms of what six bits leave, a norm per block
+// in eight bits, and from head_bits on eight bytes per block, in which bit i of byte b is that of
+// column 8i + b. docs/architecture/exact-head.md has the proof of the bounds.
 #pragma once
 
 #include <cmath>
@@ -35,15 +36,15 @@ constexpr int64_t kHeadColumns = 32768;  // at most
 constexpr int64_t kHeadGroup = 4;        // blocks whose sixth bits are read at once
 constexpr int64_t kHeadGroupBytes = kHeadGroup * kHeadBlock / 8;
 constexpr int64_t kHeadLevels = 32, kHeadMiddle = 16;
-constexpr int64_t kHeadLargest = 127 * 128;  // of a rounded activation
+constexpr int64_t kHeadLargest = 127 * 128;  // largest rounded activation
 // Ranges of the codes, in root mean squares of the row; each row takes the one that leaves least.
 constexpr float kHeadClips[] = {3.0f, 3.5f, 4.0f, 5.0f};
-constexpr double kHeadLimit = 1e15;  // larger norms are refused: nothing may overflow
+constexpr double kHeadLimit = 1e15;  // larger norms are refused, so that nothing can overflow
 
 // Blocks of the columns themselves; the copy has one more.
 constexpr int64_t head_blocks(int64_t cols) { return (cols + kHeadBlock - 1) / kHeadBlock; }
 constexpr int64_t head_tiles(int64_t rows) { return (rows + kHeadRows - 1) / kHeadRows; }
-// A tile begins with its residual norms (blocks, 16); codes begin on a cache line.
+// Offset of the codes in a tile: a multiple of a cache line, behind the norms (blocks, 16).
 constexpr int64_t head_codes(int64_t blocks) { return (blocks * kHeadRows + 63) / 64 * 64; }
 constexpr int64_t head_tile_bytes(int64_t cols) {
     const int64_t blocks = head_blocks(cols) + 1;
@@ -54,7 +55,7 @@ constexpr int64_t head_tile_bytes(int64_t cols) {
 constexpr int64_t head_groups(int64_t cols) {
     return (head_blocks(cols) + kHeadGroup - 1) / kHeadGroup;
 }
-// Where the bits begin in a row of them, behind the unit and the norms.
+// Offset of the bits in a row of sixth bits, behind the unit and the norms.
 constexpr int64_t head_bits(int64_t cols) {
     return (int64_t(sizeof(float)) + head_blocks(cols) + 7) / 8 * 8;
 }
@@ -67,14 +68,14 @@ struct ExactHead {
     Type type = Type::F16;
     const uint8_t* weight = nullptr;  // the head itself, (rows, cols)
     int64_t rows = 0, cols = 0;
-    int file = -1;  // that has these bytes at *file_offset* as well; -1: none
+    int file = -1;  // descriptor of a file that has *weight* at *file_offset*; -1: none
     int64_t file_offset = 0;
     const int32_t* order = nullptr;  // (cols,) column of the head at each place of the copy
     const float* factors = nullptr;  // (cols,) s_j, by place
     uint8_t* tiles = nullptr;
     uint8_t* sixth = nullptr;   // (tiles * 16, head_sixth_bytes)
     float* step = nullptr;      // (tiles * 16,)
-    float* residual = nullptr;  // (tiles * 16,) what one of the eight-bit norms counts
+    float* residual = nullptr;  // (tiles * 16,) unit of the row's norms in its tile
     float* norm = nullptr;  // (tiles * 16,) at least |w'_r| and the norms of all parts of its copy
 };
 
@@ -87,22 +88,24 @@ struct HeadInput {
     // The same digits in the order of the sixth bits: for each group of blocks, those of bit 0 of
     // its 32 bytes, then those of bit 1, ...
     std::vector<int8_t> sixth_high, sixth_low;  // groups * 256
-    // For every four bytes of sixth bits, eight to a group: a quarter of a code's step, per step of
-    // the row, times the step of the activations; and the sum of q.
+    // For every four bytes of sixth bits, eight to a group: a quarter of the step of codes (in
+    // steps of the row) times the step of the activations; and the sum of q.
     std::vector<float> sixth_step;
     std::vector<int32_t> sixth_middle;
-    float slack = 0.0f;  // what an error costs per unit of the row's norm
+    float slack = 0.0f;  // bound on all rounding errors, per unit of the row's norm
 };
 
-// False when *x* is not finite, or so long that products could overflow.
+// Rounds the hidden state *x*, (cols,). False if it is not finite, or so long that products could
+// overflow.
 bool head_input(const ExactHead& m, const float* x, HeadInput& out);
 
-// approx and upper of the 16 rows of one tile.
+// Approximate logits of the 16 rows of a tile, and upper bounds on the logits; *blocks* counts the
+// one of second codes, too.
 using HeadTile = void (*)(const uint8_t* tile, int64_t blocks, const HeadInput& x,
                           const float* step, const float* residual, const float* norm,
                           float* approx, float* upper);
-// *sum*: what the sixth bits of a row add to its logit, per step of the row. *error*: bound on what
-// they leave of it, per unit of the row's norms.
+// *sum*: what the sixth bits of a row add to its logit, in steps of the row. *error*: bound on what
+// six bits leave of the logit, in units of the row's norms.
 using HeadSixth = void (*)(const uint8_t* row, int64_t cols, const HeadInput& x, float* sum,
                            float* error);
 // Fills one tile of the copy, and the sixth bits, from its 16 rows, permuted, scaled and padded to
@@ -122,7 +125,7 @@ struct HeadQuery {
     const float* x = nullptr;     // (cols,)
     int64_t count = 1;            // how many of the best rows outside *listed* must be found
     float margin = -1.0f;         // >= 0: also every row down to this far below the best found
-    std::vector<int64_t> listed;  // rising; these rows are always found and decide nothing else
+    std::vector<int64_t> listed;  // rising; these rows are always found, and count for nothing else
 };
 
 struct HeadResult {
@@ -136,25 +139,26 @@ struct HeadResult {
 
 std::vector<HeadResult> find_logits(const ExactHead& m, const std::vector<HeadQuery>& queries);
 
-// What the copy says of every row, with sixth bits or without, approx and upper (tiles * 16,);
-// false: x cannot be bounded.
+// Approximate logits and upper bounds of every row, (tiles * 16,) each, with or without sixth bits;
+// false if the logits of *x* cannot be bounded.
 bool head_bounds(const ExactHead& m, const float* x, bool sixth, float* approx, float* upper);
 
-// Logits of rows *ids* with the head's own kernel, on all threads (ops/ops.cpp). Rows of a file are
-// read from there: a fault for a page of a mapping takes longer, and keeps it in the memory of the
-// process.
+// Logits of rows *ids* by the head's own kernel, on all threads (ops/ops.cpp). If there is a file,
+// rows are read from it: a page fault of a mapping takes longer, and leaves the page in the memory
+// of the process.
 void linear_rows(const ExactHead& m, const float* x, const int64_t* ids, int64_t count, float* out);
 
 // Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
-// *error* is rounded too low by less than 2^-20 of itself, and so is value + error.
+// Approximate logit and upper bound of a row. *error* may have been rounded down by up to 2^-20 of
+// itself, and so may value + error: the upper bound makes up for both.
 [[maybe_unused]] inline void finish_row(float value, float error, float& approx, float& upper) {
     approx = value;
     upper = value + (error * (1.0f + 0x1p-20f) + std::fabs(value) * 0x1p-20f);
 }
 
-// Into the second level: prefetches into the first can be too few in flight for the memory.
+// Prefetches into the second cache: too few prefetches into the first can be in flight at once.
 [[maybe_unused]] inline void prefetch_bytes(const uint8_t* begin, int64_t count) {
     for ([[maybe_unused]] int64_t line = 0; line < count; line += 64) {
 #if defined(BITNET_X86)
@@ -165,7 +169,7 @@ namespace {
     }
 }
 
-// Twelve blocks ahead.
+// Prefetches the block that is twelve blocks ahead.
 [[maybe_unused]] inline void prefetch_block(const uint8_t* block) {
     prefetch_bytes(block + 12 * kHeadBlockBytes, kHeadBlockBytes);
 }

@@ -1,5 +1,5 @@
-// A tile of the exact head with the vectors of an instruction set, `Vec` of the including file: its
-// 16 rows are lanes.
+// `HeadKernels::tile` by the vectors of an instruction set, `Vec` of the including file. The 16
+// rows of a tile are lanes.
 #pragma once
 
 #include "head/pack.hpp"
@@ -9,7 +9,7 @@ namespace bitnet {
 // Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
-// Sums of products of five-bit codes. 16-bit sums are widened after four groups of columns.
+// Sums of products of five-bit codes. Sums of 16 bits are widened after every four groups.
 struct HeadSum {
     Vec::Int all;
     Vec::Sum<31> part;

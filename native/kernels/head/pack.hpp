@@ -1,4 +1,4 @@
-// Copying rows into a tile of the exact head, for every instruction set in its own file.
+// Packs rows into a tile of the exact head; every instruction set compiles this for itself.
 #pragma once
 
 #include <algorithm>
@@ -10,12 +10,13 @@ namespace bitnet {
 // Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
-// Rounding of the sums of squares below; float sums of n terms are off by n * 2^-24 at most.
+// Norm from a float sum of *n* squares, rounded up: such a sum is off by n * 2^-24 of itself at
+// most, and 1e-17 is more than squares that underflow can add (docs/architecture/exact-head.md).
 inline float norm_up(float squares, int64_t n) {
     return std::sqrt(squares) * (1.0f + float(n + 16) * 0x1p-23f) + 1e-17f;
 }
 
-// Eight sums side by side, which a compiler may keep in one register.
+// Sum of the squares of *n* numbers, in eight sums side by side, which fit in one register.
 inline float sum_of_squares(const float* x, int64_t n) {
     float lanes[8] = {};
     for (int64_t i = 0; i < n; i += 8)
@@ -34,7 +35,8 @@ inline float largest_of(const float* x, int64_t n) {
     return *std::max_element(lanes, lanes + 8);
 }
 
-// Codes of one block of *left* at *step*; what they leave stays in *left*. Sum of squared values.
+// Rounds the block *left* to *codes* at *step*, and subtracts their values from it. Returns the sum
+// of the squares of these values.
 inline float quantize_head(float* __restrict left, float step, uint8_t* __restrict codes) {
     const float inverse = step > 0.0f ? 1.0f / step : 0.0f;
     alignas(64) float values[kHeadBlock];
@@ -48,8 +50,8 @@ inline float quantize_head(float* __restrict left, float step, uint8_t* __restri
     return sum_of_squares(values, kHeadBlock);
 }
 
-// Sixth bits of what one or two codes have left of a block, the last of them at *step*; takes them
-// off.
+// Sixth bits of *left*, what one or two codes, the last of them at *step*, have left of a block.
+// Subtracts the values of the bits from it.
 inline void quantize_sixth(float* __restrict left, float step, uint8_t* __restrict bits) {
     const float quarter = 0.25f * step;
     for (int64_t b = 0; b < 8; ++b) bits[b] = 0;
@@ -61,7 +63,8 @@ inline void quantize_sixth(float* __restrict left, float step, uint8_t* __restri
         }
 }
 
-// Groups of four columns: nibbles of two groups to a word, high bits of eight groups to a word.
+// Writes the codes of *row* to a block: words of the low four bits of two groups of four columns
+// each, and of the high bits of eight groups.
 inline void pack_block(const uint8_t* codes, int64_t row, uint8_t* block) {
     uint32_t bits[2] = {};
     for (int64_t g = 0; g < 16; g += 2) {
@@ -73,13 +76,14 @@ inline void pack_block(const uint8_t* codes, int64_t row, uint8_t* block) {
     for (int64_t p = 0; p < 2; ++p) std::memcpy(block + 320 * p + 4 * row, &bits[p], 4);
 }
 
-// The step of a row for which six bits leave least: the sum of the norms of its blocks.
+// The step of a row for which six bits leave least, by the sum of the norms of its blocks.
+// *largest* and *typical* are the largest magnitude and the root mean square of its weights.
 inline float best_step(const float* w, int64_t blocks, float largest, float typical) {
-    float best = 0.0f, least = std::numeric_limits<float>::infinity(), before = 0.0f;
+    float best = 0.0f, least = std::numeric_limits<float>::infinity(), last_step = 0.0f;
     for (const float clip : kHeadClips) {
         const float step = std::min(largest, clip * typical) / float(kHeadMiddle);
-        if (step == before) break;
-        before = step;
+        if (step == last_step) break;
+        last_step = step;
         float total = 0.0f;
         for (int64_t b = 0; b < blocks; ++b) {
             alignas(64) float left[kHeadBlock];
@@ -95,10 +99,10 @@ inline float best_step(const float* w, int64_t blocks, float largest, float typi
             best = step;
         }
     }
-    return best < 1e-30f ? 0.0f : best;
+    return best < 1e-30f ? 0.0f : best;  // so that inverses are finite
 }
 
-// Norms *left* of the blocks in eight bits, *stride* apart, rounded up; what one of them counts.
+// Writes the norms *left* of blocks in eight bits, *stride* apart, rounded up. Returns their unit.
 inline float pack_norms(const float* left, int64_t blocks, int64_t stride, uint8_t* norms) {
     const float unit = *std::max_element(left, left + blocks) / 255.0f * (1.0f + 0x1p-20f);
     for (int64_t b = 0; b < blocks; ++b)
@@ -107,7 +111,8 @@ inline float pack_norms(const float* left, int64_t blocks, int64_t stride, uint8
     return unit;
 }
 
-// One row of *width* permuted and scaled weights, padded with zeros; overwritten.
+// Packs row *r*, whose permuted and scaled weights, padded with zeros, are *w*, which is
+// overwritten. False as HeadPack.
 inline bool pack_row(const ExactHead& m, int64_t r, float* w, uint8_t* tile) {
     const int64_t blocks = head_blocks(m.cols), width = blocks * kHeadBlock, lane = r % kHeadRows;
     const float squares = sum_of_squares(w, width);
@@ -136,14 +141,14 @@ inline bool pack_row(const ExactHead& m, int64_t r, float* w, uint8_t* tile) {
     tile[blocks * kHeadRows + lane] = 0;
     const float unit = pack_norms(left_by_six, blocks, 1, sixth + sizeof(float));
     std::memcpy(sixth, &unit, sizeof(float));
-    const float quarters =
-        0.0625f * step * step * float(width);  // squares of what the sixth bits add, at most
+    // Sum of the squares of what the sixth bits add, at most.
+    const float quarters = 0.0625f * step * step * float(width);
     const float copy = norm_up(coarse, width) + norm_up(fine, width) + norm_up(quarters, width);
     m.norm[r] = std::max(norm_up(squares, width), copy);
     return m.norm[r] < kHeadLimit;
 }
 
-// The 16 rows of *tile*, permuted, scaled and padded, in *rows*.
+// `HeadKernels::pack`.
 inline bool pack_tile(const ExactHead& m, int64_t tile, float* rows) {
     const int64_t width = head_blocks(m.cols) * kHeadBlock;
     uint8_t* out = m.tiles + tile * head_tile_bytes(m.cols);

@@ -24,7 +24,7 @@ std::atomic<int> fork_count{0};
     pthread_atfork(nullptr, nullptr, [] { fork_count.fetch_add(1); });
 #endif
 
-constexpr int kCallerSpins = 200;  // then the caller yields its core to a worker without one
+constexpr int kCallerSpins = 200;  // then the caller yields its core to a worker that has none
 
 void pause_core() {
 #if defined(__x86_64__) || defined(_M_X64)
@@ -34,6 +34,7 @@ void pause_core() {
 #endif
 }
 
+// One call of run_chunks.
 struct Job {
     ChunkFunction function;
     void* context;
@@ -41,7 +42,7 @@ struct Job {
     std::atomic<int64_t> next{0};
     std::atomic<bool> failed{false};
 
-    // Nothing may be thrown out of here: others still work on the job, and a worker has no caller.
+    // Must not throw: other threads still work on the job, and a worker has no caller to catch it.
     void work() noexcept {
         try {
             for (;;) {
@@ -77,8 +78,8 @@ public:
         for (std::thread& worker : workers_) worker.join();
     }
 
-    // A worker that never gets a core in time has claimed nothing and is not waited for: the job
-    // is over when it is withdrawn and no worker is inside.
+    // The caller works, too. The job is over when it is withdrawn and no worker is inside: a worker
+    // that did not get a core in time has taken no chunk, and is not waited for.
     void run(Job& job) {
         current_.store(&job);
         epoch_.fetch_add(1);
@@ -164,7 +165,7 @@ struct State {
     std::unique_ptr<Pool> pool;
 };
 
-// Leaked on purpose: at exit the workers may still be asleep in it.
+// Never freed: at exit, workers may still sleep in its pool.
 State& state() {
     static auto& of_process = *new PerProcess<State>;
     return of_process.get();
@@ -174,7 +175,7 @@ State& state() {
 Pool& prepared(State& s) {
     const int workers = requested_threads.load() - 1;
     if (!s.pool || s.pool->requested() != workers) {
-        s.pool.reset();  // its threads end before others begin, and no pointer to it is left
+        s.pool.reset();  // first, so that its threads end before others begin
         s.pool = std::make_unique<Pool>(workers);
     }
     return *s.pool;
@@ -223,6 +224,7 @@ namespace {
 
 constexpr size_t kHugePage = size_t(2) << 20, kChunk = size_t(32) << 20;
 
+// A mapping of which allocate_weights hands out pieces.
 struct Chunk {
     uint8_t* memory = nullptr;  // kHugePage-aligned
     size_t size = 0, used = 0;
@@ -259,8 +261,8 @@ struct Arena {
 }  // namespace
 
 std::shared_ptr<uint8_t> allocate_weights(size_t size) {
-    static auto& arenas =
-        *new PerProcess<Arena>;  // leaked: a thread may be here when the process ends
+    // Never freed: a thread may be here when the process ends.
+    static auto& arenas = *new PerProcess<Arena>;
     Arena& arena = arenas.get();
     const std::lock_guard<std::mutex> lock(arena.mutex);
     const size_t needed = (size + 63) / 64 * 64;

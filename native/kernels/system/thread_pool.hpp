@@ -1,6 +1,6 @@
-// Threads that wait for work: a short spin, then sleep. They never assume a core is theirs. How a
-// range of rows is cut into pieces of work, and what a forked child may not take over from its
-// parent: state that another thread was changing.
+// Threads that wait for work: they spin for a short time, then sleep, and never assume that a core
+// is theirs. Also how a range of rows is cut into pieces of work, memory for weights, the
+// floating-point mode, and state that a forked child must not take over from its parent.
 #pragma once
 
 #include <algorithm>
@@ -17,18 +17,18 @@
 
 namespace bitnet {
 
-// Compute threads, the caller's included; takes effect with the next piece of work.
+// Sets the number of compute threads, the caller's included, for the work that begins from now on.
 void set_threads(int count);
 int threads();
 
-// Sleeping threads wake up and wait for the work that follows shortly.
+// Wakes the threads that sleep, so that they spin until the work comes that follows shortly.
 void wake_threads();
 
 using ChunkFunction = void (*)(void* context, int64_t chunk);
 
 // Calls function(context, i) once for every i in [0, chunks), on any thread, in any order, and
-// returns when all are done. Work that arrives while another caller has the threads runs on the
-// caller's own thread.
+// returns when all are done. While another caller has the threads, all calls run on the caller's
+// own thread. An exception in a call of the threads becomes std::bad_alloc, the only one expected.
 void run_chunks(int64_t chunks, ChunkFunction function, void* context);
 
 template <class F>
@@ -38,11 +38,11 @@ void parallel_for(int64_t chunks, F&& body) {
         chunks, [](void* context, int64_t chunk) { (*static_cast<Body*>(context))(chunk); }, &body);
 }
 
-constexpr int64_t kSerialWork =
-    16384;  // elements below which waking a thread costs more than it saves
+// Number of elements below which waking a thread costs more than it saves.
+constexpr int64_t kSerialWork = 16384;
 
-// Ranges of a fixed multiple of rows, several per thread so that a slow core does not hold the
-// rest.
+// Cuts [0, size) into ranges, multiples of *multiple*: one if *small*, otherwise several per
+// thread, so that a slow core does not delay the others.
 struct Split {
     int64_t n, step, chunks;
     Split(int64_t size, int64_t multiple, bool small) : n(size) {
@@ -57,13 +57,13 @@ struct Split {
     }
 };
 
-// How long a thread spins before it sleeps. A spin that took far longer than its turns means that
-// another program ran on the core meanwhile and could have all along: then the thread sleeps at
-// once, and tries again some waits later.
+// How long a thread spins before it sleeps. If a spin took far longer than its turns need, another
+// program ran on the core meanwhile, and could have run instead of the spin: then the thread sleeps
+// at once in its next waits, before it spins again.
 class Patience {
 public:
     static constexpr int kTurns = 2000;  // about 40 microseconds: the gap between two operations
-    static constexpr int kWaitsAsleep = 256;  // before the next try
+    static constexpr int kWaitsAsleep = 256;  // before the next spin
     static constexpr std::chrono::microseconds kPreempted{1000};
 
     // Turns to spin in the wait that begins.
@@ -85,14 +85,14 @@ private:
 // thread.
 uint8_t* thread_scratch(size_t size);
 
-// Memory for repacked weights: *size* bytes, 64-aligned, not initialized, next to others in a large
-// mapping, which has huge pages if the system has them, and is freed with its last piece. Null if
-// there is no memory.
+// Memory for repacked weights: *size* bytes, 64-aligned, not initialized. It is a piece of a large
+// mapping, which has huge pages if the system has them, and is freed with the last of its pieces.
+// Null if the memory does not suffice.
 std::shared_ptr<uint8_t> allocate_weights(size_t size);
 
 // Sets the floating-point mode that the kernels are written for: rounding to nearest, subnormal
-// numbers kept. Callers may have another mode in their thread (torch.set_flush_denormal sets it),
-// which is restored at the end.
+// numbers kept. Restores the mode of the calling thread at the end, which may be another one, for
+// example after torch.set_flush_denormal.
 class FloatMode {
 public:
     FloatMode() : before_(read()) {
@@ -126,11 +126,11 @@ private:
     const Bits before_;
 };
 
-// Forks between the process that loaded this module and this one.
+// Number of forks between the process that loaded this module and this one.
 int forks();
 
-// A T for this process. A child of fork gets one of its own when it first asks: threads of the
-// parent, which the child does not have, may have held locks of the parent's T and left it half
+// A T for this process. A forked child gets one of its own when it first calls get(): threads of
+// the parent, which the child does not have, may have held locks of the parent's T and left it half
 // changed. The child leaves that one in memory as it is.
 template <class T>
 class PerProcess {
