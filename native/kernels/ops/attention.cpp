@@ -1,6 +1,6 @@
 // How attention is divided among threads. Keys are read in splits that begin at fixed positions,
-// and their partial results are merged in order, whether one thread computes them all or each
-// another: a long context keeps every thread busy, and the bits do not change.
+// and the partial results of splits are merged in order, whether one thread computes all of them or
+// several threads do. So a long context keeps every thread busy, and the bits do not change.
 
 #include "ops/ops.hpp"
 #include "ops/partial_attention.hpp"
@@ -11,24 +11,26 @@ using detail::active;
 
 namespace {
 
-// Rows of a unit, which share a page in the first caches; at least those of kQueryBlock tokens.
+// Rows of a unit, which share a page in the caches of a core: at most so many, unless kQueryBlock
+// tokens have more.
 constexpr int64_t kQueryRows = 128;
-// Units grow only if each thread has at least so many: a slow core does not delay the others.
+// Units are larger than kQueryBlock tokens only if each thread has at least so many of them, so
+// that a slow core does not delay the others.
 constexpr int64_t kUnitsPerThread = 4;
 constexpr int64_t kSplitKeys = int64_t(kSplitPages) * kKeyBlock;
 
-// Queries [t0, t1) of one segment and key head over splits [first, last).
+// Attention of queries [t0, t1) of one segment and key head over splits [first, last).
 struct Unit {
     const AttentionArgs* args;
     int64_t kv_head, t0, t1, first, last;
-    int64_t partials;  // where its partial results begin in shared memory; -1: it has none
+    int64_t partials;  // offset of the results of its splits in shared memory; -1: it is one piece
 
     int64_t rows() const { return (t1 - t0) * (args->heads / args->kv_heads); }
     int64_t floats() const { return PartialAttention::floats(rows(), args->head_dim); }
 };
 
-// Factor on a sum of values whose weights have the sum *sum*, with one more key of the score *sink*
-// and the value 0.
+// Factor that makes the result from a sum of weighted values. Relative to the score *top*, the sum
+// of the weights is *sum*; one more key has the score *sink* and the value 0.
 float with_sink(float sink, float top, float sum) {
     const float sink_score = sink * kLog2E;
     const float most = sink_score > top ? sink_score : top;
@@ -36,7 +38,7 @@ float with_sink(float sink, float top, float sum) {
     return before / (sum * before + power_or_zero(sink_score - most));
 }
 
-// Writes the results of a unit; *spare* has room for a head.
+// Writes the results of a unit, and may change its sums *part*; *spare* has room for a head.
 void write(const Unit& unit, const PartialAttention& part, float* spare) {
     const AttentionArgs& a = *unit.args;
     const int64_t group = a.heads / a.kv_heads, dim = a.head_dim;
@@ -54,7 +56,7 @@ void write(const Unit& unit, const PartialAttention& part, float* spare) {
     }
 }
 
-// Splits [first, last) of a unit.
+// Computes splits [first, last) of a unit.
 void attend(const Unit& unit, int64_t first, int64_t last, float* partial, float* scratch) {
     active().attend(*unit.args, unit.kv_head, unit.t0, unit.t1, first, last, partial, scratch);
 }
@@ -66,7 +68,7 @@ void attention(const std::vector<AttentionArgs>& batch) {
     int64_t blocks = 0;
     for (const AttentionArgs& a : batch)
         blocks += (a.tokens + kQueryBlock - 1) / kQueryBlock * a.kv_heads;
-    // Blocks of a unit that leave each thread enough units.
+    // Blocks that a unit may have if each thread is to get enough units.
     const int64_t most_for_threads = std::max<int64_t>(1, blocks / (kUnitsPerThread * threads()));
     struct Piece {
         size_t unit;
@@ -124,10 +126,10 @@ void attention(const std::vector<AttentionArgs>& batch) {
     for (const Unit& unit : units) {
         if (unit.partials < 0) continue;
         const int64_t rows = unit.rows(), dim = unit.args->head_dim;
-        const PartialAttention seen(partial(unit, unit.first), rows, dim);
+        const PartialAttention total(partial(unit, unit.first), rows, dim);
         for (int64_t split = unit.first + 1; split < unit.last; ++split)
-            merge(seen, PartialAttention(partial(unit, split), rows, dim), rows, dim);
-        write(unit, seen, reinterpret_cast<float*>(thread_scratch(size_t(dim) * sizeof(float))));
+            merge(total, PartialAttention(partial(unit, split), rows, dim), rows, dim);
+        write(unit, total, reinterpret_cast<float*>(thread_scratch(size_t(dim) * sizeof(float))));
     }
 }
 

@@ -11,7 +11,7 @@ namespace bitnet {
 // Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
-// Two lines of the cache that are read soon: a page is too short for the hardware to see it coming.
+// Prefetches two cache lines: a page is too short for the prefetcher of the hardware to detect it.
 inline void fetch(const void* at) {
     [[maybe_unused]] const auto* p = static_cast<const char*>(at);
 #if defined(BITNET_F16C)
@@ -24,8 +24,8 @@ inline void fetch(const void* at) {
 }
 
 // Finishes the scores of one row: softcap, slope, biases by distance, and -infinity for keys that
-// it does not see. *largest* are lanes of the largest. *octave* is log2(e) in units of a score, by
-// which softcapped scores, slopes and biases are still to be multiplied.
+// it does not see. Fills in lanes of the *largest* score. *octave* is log2(e) in units of a score,
+// by which softcapped scores, slopes and biases are multiplied here.
 inline void finish_scores(const AttentionArgs& a, const QueryRow& row, float octave, float* score,
                           Parts& largest) {
     constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth;
@@ -52,7 +52,7 @@ inline void finish_scores(const AttentionArgs& a, const QueryRow& row, float oct
     for (int i = 0; i < kParts; ++i) largest[i] = part[i];
 }
 
-// Calls body(N) for a tile of *n* rows, N in 1 .. kMost.
+// Calls body(N) for a tile of the first N = min(n, kMost) rows; N is a type.
 template <int kMost, class F>
 void with_rows(int64_t n, F&& body) {
     if constexpr (kMost == 1)
@@ -63,24 +63,25 @@ void with_rows(int64_t n, F&& body) {
         with_rows<kMost - 1>(n, body);
 }
 
-// Queries [t0, t1) of the heads that share *kv_head*, in tiles of up to kRows rows (a query of one
-// head each). Sums of a tile and kVectors registers of keys, or elements, are held at once, with a
-// page's codes where they lie.
+// Attention of queries [t0, t1) of the heads that share *kv_head*, in tiles of up to kRows rows (a
+// query of one head each). The sums of a tile and kVectors registers of keys, or of elements, are
+// held at once; the codes of a page are read from the cache page itself. If kFetch, codes that are
+// needed next are prefetched meanwhile.
 template <class Form, int kRows, int kVectors, bool kFetch>
 struct Block {
     using Page = CachePage<Form>;
     using Code = typename Form::Code;
     using Weights = typename Form::Weights;
     static constexpr int kEach = Form::kEach,
-                         kLine = 128 / sizeof(Code);  // codes that are fetched at once
+                         kLine = 128 / sizeof(Code);  // codes that `fetch` fetches
     static constexpr int kWidth = Lanes::kWidth, kStep = kVectors * kWidth;
     const AttentionArgs& a;
     const int64_t kv_head, t0, t1, group, rows, width;
     Code* const q;  // of each tile (width / kEach, N, kEach)
     Form form;
-    float* const step;     // of each row's query, times the scale
-    int32_t* const start;  // where each row's sums of products with keys start
-    float* const rest;     // the scratch memory behind all these
+    float* const step;     // step of each row's query, times the scale
+    int32_t* const start;  // start of each row's sums of products with keys
+    float* const rest;     // the scratch memory behind all of these
 
     Block(const AttentionArgs& args, int64_t head, int64_t from, int64_t to, float* scratch)
         : a(args),
@@ -106,9 +107,10 @@ struct Block {
             });
     }
 
+    // Encodes the queries.
     void take_queries() {
         const int64_t dim = a.head_dim;
-        // Scores are powers of two in the end.
+        // Weights are powers of two, so scores include log2(e), or get it after the softcap.
         const float scale =
             (a.softcap > 0.0f ? a.scale : a.scale * (kLog2E * Form::kUnits)) * Form::factor(dim);
         auto* codes = reinterpret_cast<Code*>(rest + 2 * dim);
@@ -124,7 +126,8 @@ struct Block {
         });
     }
 
-    // Fills *out* with what *count* rows from *r* on see of the page that begins at *base*.
+    // Fills *out* with the keys that *count* rows from *r* on see of the page that begins at
+    // *base*.
     void find_visible_keys(int64_t r, int count, int64_t base, QueryRow* out) const {
         int64_t t = t0 + r / group, end = (r / group + 1) * group;
         for (int n = 0; n < count; ++n) {
@@ -146,9 +149,9 @@ struct Block {
         }
     }
 
-    // Scores of M tiles from row *r* on and of keys [first, last), and maybe some around them: keys
-    // that are in the first cache are multiplied with all tiles. Codes at *soon* are fetched into
-    // the caches meanwhile.
+    // Scores of M tiles from row *r* on and keys [first, last), and maybe of some keys around
+    // these. Keys that are in the first cache are multiplied with all tiles before the next keys.
+    // Codes at *soon* are prefetched meanwhile.
     template <int N, int M>
     void score(int64_t r, Page keys, const Code* soon, int first, int last,
                float (*score)[kKeyBlock]) const {
@@ -173,7 +176,7 @@ struct Block {
         BITNET_UNROLL(8)
         for (int n = 0; n < N; ++n)
             BITNET_UNROLL(8) for (int i = 0; i < kVectors; ++i) sum[n][i].start(start[r + n]);
-        const int64_t width = this->width;  // stores of registers may be to anything, members too
+        const int64_t width = this->width;  // a copy: a store of a register might change a member
         const Code *from = keys.codes + kEach * at, *query = q + r * width;
         const float* by = step + r;
         if constexpr (kAhead) fetch_steps(soon);
@@ -196,8 +199,9 @@ struct Block {
             }
     }
 
-    // The softmax of a tile's rows. Each step is done for all rows before the next, so that rows do
-    // not wait for each other; numbers of which a row has one are computed for all rows at once.
+    // The softmax of a tile's rows. Each step is done for all rows before the next one, so that
+    // rows do not wait for each other, and numbers of which a row has one are computed for all rows
+    // at once.
     template <int N>
     void weigh_rows(QueryRow* seen, Page values, float* top, float* sum, float (*score)[kKeyBlock],
                     Weights* weights) {
@@ -228,7 +232,8 @@ struct Block {
         }
     }
 
-    // acc = acc * before + sum of codes * factor, over keys [first, last).
+    // acc = acc * before + sum * factor, with the sum of weights' codes * values over keys
+    // [first, last).
     template <int N, int M>
     void add(const QueryRow* seen, Page values, const Code* soon, int first, int last,
              const Weights* codes, float* acc) const {
@@ -245,8 +250,7 @@ struct Block {
                                          acc + n * width);
     }
 
-    // The same of kCount registers of elements from *d* on and keys [first, last), whole kEach of
-    // them.
+    // The same for kCount registers of elements from *d* on; kEach divides *first* and *last*.
     template <int N, int kCount, bool kAhead>
     void add_vectors(const QueryRow* seen, const Code* values, const Code* soon, int64_t d,
                      int first, int last, const Weights* codes, float* acc) const {
@@ -259,7 +263,7 @@ struct Block {
         values += first * width + kEach * d;
         if constexpr (kAhead) fetch_steps(soon);
         for (int key = first; key < last; key += kEach, values += kEach * width) {
-            if constexpr (kAhead)  // in order, which these values are not read in
+            if constexpr (kAhead)  // in the order of memory, in which these values are not read
                 for (int i = 0; i < kEach * kCount * kWidth; i += kLine)
                     fetch(soon + d * kKeyBlock + key * kCount * kWidth + i);
             decltype(Sums::load(values)) v[kCount];
@@ -283,8 +287,8 @@ struct Block {
             fetch(soon + kKeyBlock * width + i);
     }
 
-    // M tiles of N rows over the page that begins at *base*. The values, and the keys that are seen
-    // *next*, are fetched while what comes before them is read.
+    // Attention of M tiles of N rows over the page that begins at *base*. While the keys are read,
+    // the values are prefetched, and while these are read, *next*, the keys of the next page.
     template <int N, int M>
     void attend_page(int64_t r, Page keys, Page values, const Code* next, int64_t base,
                      const PartialAttention& part) {
@@ -302,7 +306,7 @@ struct Block {
         add<N, M>(row, values, next, first, last, weights, part.acc + r * width);
     }
 
-    // The pages of one split.
+    // Attention over the pages of one split.
     void attend_split(int64_t split, const PartialAttention& part) {
         std::fill_n(part.acc, rows * width, 0.0f);
         std::fill_n(part.top, rows, -INFINITY);
@@ -330,7 +334,7 @@ struct Block {
     }
 };
 
-// Queries [t0, t1) of the heads that share *kv_head*, over the keys of splits [first, last).
+// Attention of queries [t0, t1) of the heads that share *kv_head*, over splits [first, last).
 template <class Block>
 void attend_with(const AttentionArgs& a, int64_t kv_head, int64_t t0, int64_t t1, int64_t first,
                  int64_t last, float* partial, float* scratch) {
@@ -349,7 +353,7 @@ void attend_with(const AttentionArgs& a, int64_t kv_head, int64_t t0, int64_t t1
 template <class Form>
 void attend_by(const AttentionArgs& a, int64_t kv_head, int64_t t0, int64_t t1, int64_t first,
                int64_t last, float* partial, float* scratch) {
-    // With so few rows a pass waits for the keys and values, which are in memory, not for products.
+    // With so few rows, the time goes into reading keys and values from memory, not into products.
     const bool few = (t1 - t0) * (a.heads / a.kv_heads) <= 2 * Form::kFewRows;
     (few ? attend_with<Block<Form, Form::kFewRows, Form::kFewVectors, true>>
          : attend_with<Block<Form, Form::kManyRows, Form::kManyVectors, false>>)(a, kv_head, t0, t1,
@@ -363,8 +367,8 @@ inline void attend(const AttentionArgs& a, int64_t kv_head, int64_t t0, int64_t 
                                                                           last, partial, scratch);
 }
 
-// One position's keys and values, (kv_heads, dim) each, into place *slot* of a page. kEach codes of
-// a key are neighbouring elements, those of values neighbouring positions.
+// Stores one position's keys and values, (kv_heads, dim) each, in place *slot* of a page. kEach
+// codes in a row are neighbouring elements of a key, but neighbouring positions of values.
 template <class Form>
 void store_as(const float* k, const float* v, int64_t kv_heads, int64_t dim, int64_t slot,
               int16_t* page) {

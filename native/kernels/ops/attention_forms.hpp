@@ -1,5 +1,5 @@
-// Attention's two forms of codes, of 16 and of 8 bits: how vectors become integers, and what a
-// softmax makes of scores.
+// The two forms of codes in attention, 16 and 8 bits: how vectors become integers, and how a
+// softmax makes codes of weights from scores.
 #pragma once
 
 #include <cfloat>
@@ -11,33 +11,34 @@ namespace bitnet {
 // Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
-// What a row (a query of one head) sees of the current page, and how the page changes its sums.
+// The keys [first, last) of the current page that a row (a query of one head) sees, and how the
+// page changes the sums of the row.
 struct QueryRow {
     int first, last;
     int at;                    // position of the query, counted from the first key of the page
     float slope;               // loss of a score per position between query and key
     const float* at_distance;  // biases of scores for keys -reach to reach away; null: none
-    float before, factor;      // factors on the sums so far, and on sums of codes
+    float before, factor;      // factors on the sums so far, and on those of this page's codes
     bool sees() const { return first < last; }
 
-    // Adds a register *sum* of codes to the sums so far.
+    // Adds a register of sums over this page to the sums so far.
     void add(Lanes sum, float* acc) const {
         (Lanes::load(acc) * Lanes::set(before) + sum * Lanes::set(factor)).store(acc);
     }
 };
 
-// How a vector becomes integers. What is not finite has no codes: zeros with a NaN step carry it to
-// the result.
+// How a vector becomes integers. If it is not finite, codes of 0 with a step of NaN make the result
+// NaN.
 struct Coding {
     float scale, step;
 
-    // *size*, the vector's length or largest magnitude, becomes *range*.
+    // Scales *size*, the vector's length or largest magnitude, to *range*.
     Coding(float size, float range) {
         const bool finite = size <= 1e18f, zero = !finite || size < 1e-18f;
         scale = zero ? 0.0f : range / size;
         step = !finite ? NAN : zero ? 0.0f : size / range;
     }
-    // The step has the upper 16 bits of a float32, none less than the largest magnitude over 127.
+    // The step is the least float32 not below *largest* / 127 whose lower 16 bits are 0.
     explicit Coding(float largest) {
         const bool finite = largest <= 1e14f, zero = !finite || largest < 1e-18f;
         step = !finite ? NAN
@@ -56,7 +57,8 @@ struct Coding {
     }
 };
 
-// One layer's page of one head's keys, or values.
+// The codes and steps of one head's keys, or values, in a page of one layer. *head* counts the
+// heads of keys, and then those of values.
 template <class Form>
 struct CachePage {
     const typename Form::Code* codes;
@@ -80,8 +82,9 @@ inline void each_row(const QueryRow* rows, F&& with_keys, G&& without_keys) {
     for (int n = N; n < whole_eights(N); ++n) without_keys(n);
 }
 
-// Codes of 16 bits. Of a tile: rows (queries of one head each) and registers of keys or elements
-// whose sums are held, of many rows, and of few, as in decode. NEON's sums take two registers each.
+// Codes of 16 bits. Tiles have kManyRows rows (queries of one head each), and hold sums for
+// kManyVectors registers of keys, or of elements; with few rows, as in decode, kFewRows and
+// kFewVectors. NEON's sums take two registers each.
 struct PairForm {
     static constexpr KvType kType = KvType::f16;
 #if defined(__AVX512F__)
@@ -93,6 +96,7 @@ struct PairForm {
 #else
     static constexpr int kManyRows = 1, kManyVectors = 2, kFewRows = 1, kFewVectors = 4;
 #endif
+    // Codes that a product takes together, and floats of scratch memory for a page.
     static constexpr int kEach = 2, kPageFloats = 0;
     static constexpr float kUnits = 1.0f;  // units of a score that make a factor of two
     using Code = int16_t;
@@ -104,12 +108,14 @@ struct PairForm {
 
     explicit PairForm(float*) {}
     static Lanes steps(const float* p) { return Lanes::load(p); }
+    // The code in the cache, where sums of products with a query start, and a factor on scores:
+    // only QuadForm needs them.
     static Code stored(Code code, bool) { return code; }
     static int32_t start(const Code*, int64_t) { return 0; }
     static float factor(int64_t) { return 1.0f; }
 
-    // Any part of a query's product with a key is below 2^31, and any sum of values, times codes of
-    // weights.
+    // Writes the codes of *x* and returns their step. The ranges of codes keep every partial sum of
+    // the product of a query and a key, and every sum of values times weights, below 2^31.
     static float encode(const float* x, int64_t dim, bool key, float*, Code* codes) {
         const Coding coding =
             key ? Coding(std::sqrt(sum_over(dim, [&](int64_t i) { return x[i] * x[i]; })),
@@ -122,8 +128,9 @@ struct PairForm {
     // Called for each page, before its products.
     void take_page(Page, Page) {}
 
-    // Codes of the weights times the steps of the values. Their unit is chosen by their sum, or by
-    // the largest if that gives a larger unit, and keeps every sum of values below 2^31.
+    // Makes *codes* of parts, the weights times the steps of the values. Their unit, in *steps*, is
+    // chosen by the sum of the parts, or by the largest one if that makes the unit larger, and
+    // keeps every sum of values below 2^31. *sums* gets the sums of the weights.
     template <int N>
     static void weigh(const QueryRow* rows, const float* of_page, Page values,
                       float (*score)[kKeyBlock], Weights* codes, float* sums, float* steps) {
@@ -189,7 +196,7 @@ private:
     }
 };
 
-// Bytes of rotated vectors.
+// Codes of 8 bits, of rotated vectors; the members are explained at PairForm.
 struct QuadForm {
     static constexpr KvType kType = KvType::q8;
 #if defined(__AVX512F__)
@@ -200,9 +207,8 @@ struct QuadForm {
     static constexpr int kManyRows = 1, kManyVectors = 1, kFewRows = 1, kFewVectors = 1;
 #endif
     static constexpr int kEach = 4, kPageFloats = kKeyBlock / 2;
-    static constexpr float kUnits = 2048.0f, kWhole = 32767.0f;
-    static constexpr float kMost =
-        32640.0f;  // the largest code, 255, with seven bits behind the point
+    static constexpr float kUnits = 2048.0f, kWhole = 32767.0f;  // kWhole: 1 in numbers of 16 bits
+    static constexpr float kMost = 32640.0f;  // the largest code, 255, with seven fractional bits
     using Code = uint8_t;
     using Step = uint16_t;
     using Keys = KeyQuads;
@@ -214,7 +220,8 @@ struct QuadForm {
     static Lanes steps(const uint16_t* p) { return Lanes::upper(p); }
     static Code stored(Code code, bool key) { return Code(key ? code ^ 128 : code); }
     static float factor(int64_t dim) { return 1.0f / float(rotated_block(dim)); }
-    // Keys are stored plus 128, which adds 128 times the sum of the query to every product.
+    // Keys are stored plus 128, which adds 128 times the sum of the query to every product: sums
+    // start below zero by as much.
     static int32_t start(const Code* query, int64_t width) {
         int32_t sum = 0;
         for (int64_t i = 0; i < width; ++i) sum += int8_t(query[i]);
@@ -285,7 +292,7 @@ struct QuadForm {
         }
         for (int n = 0; n < N; ++n) codes[n].set(parts[n], shifts[n], factors[n]);
         if (queries_are_numbers && keys_are_numbers) return;
-        for (int n = 0; n < N; ++n)  // integers lose what is not a number
+        for (int n = 0; n < N; ++n)  // NaN is lost in integers: a score of NaN makes the sum NaN
             for (int i = rows[n].first; i < rows[n].last; ++i) sums[n] += score[n][i] * 0.0f;
     }
 
@@ -294,8 +301,8 @@ private:
     float unit = 0.0f;
     bool queries_are_numbers = true, keys_are_numbers = true;
 
-    // A page's steps of values as ratios of their largest one. Returns the factor on a value's code
-    // for a part (a product of a weight and a ratio) of 1.
+    // Fills in *ratios* of a page's steps of values to the largest one. Returns the factor on codes
+    // of values, by which a part (a product of a weight and a ratio) of 1 counts.
     static float ratios_of(const uint16_t* steps, int16_t* ratios) {
         constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth;
         Lanes wide_steps[kKeyBlock / kWidth], most[kParts], sums[kParts];
@@ -315,8 +322,9 @@ private:
         return largest * (32768.0f / kWhole / kWhole) + nan_or_not;
     }
 
-    // 32,767 times 2^-x, x in 1 / 2,048: a cubic polynomial (1.4e-4), halved as the whole part
-    // says; 0 of the largest x.
+    // 32,767 times 2^-x, for x in units of 1 / 2,048: a cubic polynomial of the fraction (with an
+    // error of 1.4e-4), halved as often as the whole part, (x - 1,024) * 16 / 2^15 rounded, says.
+    // It is 0 for the largest x.
     struct Power {
         Words half = Words::kept(1024), shift = Words::kept(16), whole = Words::kept(32767);
         Words first = Words::kept(22652), second = Words::kept(7545), third = Words::kept(1277);
@@ -326,8 +334,8 @@ private:
         }
     };
 
-    // How much each value counts for one row: *parts*, weights times ratios. Lanes of the sum of
-    // the weights, and of the largest product.
+    // Fills in *parts* of one row, the weights times ratios, by which each value counts; lanes of
+    // the sum of the weights; and lanes of the largest part.
     static void weigh_row(const Power& power, float top, const float* score, const int16_t* ratios,
                           int16_t* parts, Parts& sum, Parts& most) {
         constexpr int kWidth = Lanes::kWidth;

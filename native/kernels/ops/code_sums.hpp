@@ -1,14 +1,15 @@
-// Sums of products of codes: what attention needs of an instruction set.
+// Sums of products of codes, which each instruction set provides for attention.
 //
-// `Pairs` holds two neighbouring codes of 16 bits of each of kWidth sums. The sums are integers, so
-// any order of additions gives the same. They begin with `start`, not with a constructor: GCC 12
-// runs that in a loop, and keeps an array that loops go over in memory.
+// `Pairs` holds two neighbouring codes of 16 bits for each of kWidth sums. The sums are integers,
+// so any order of additions gives the same. They begin with `start`, and not with a constructor:
+// GCC 12 runs a constructor in a loop, and then keeps an array of sums in memory.
 //
-// `Quads` holds four neighbouring bytes of each of kWidth sums. Keys are bytes without a sign,
-// values have one, and codes of weights have none.
+// `Quads` holds four neighbouring bytes for each of kWidth sums. Keys and the codes of weights are
+// unsigned bytes, values signed ones.
 //
-// `Words` are 2 * kWidth numbers of 16 bits, of a row's keys, in whatever order their packing
-// leaves them: `key_at`. A product is round(a b / 2^15), halves up.
+// `Words` are 2 * kWidth numbers of 16 bits, one for each of a row's keys. Packing leaves them in
+// an order of its own: number i is that of key_at(i). A product is round(a b / 2^15), halves up.
+// The AVX-512 form explains the functions.
 #pragma once
 
 #include "ops/lanes.hpp"
@@ -17,7 +18,7 @@ namespace bitnet {
 // Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
-struct PairCodes {  // of a row's weights
+struct PairCodes {  // codes of a row's weights
     alignas(64) int16_t code[kKeyBlock];
     const int16_t* at(int key) const { return code + key; }
 };
@@ -63,7 +64,7 @@ struct PairSums {
     Lanes numbers() const { return {_mm256_cvtepi32_ps(v)}; }
 };
 #elif defined(BITNET_NEON)
-struct PairSums {  // the products of the first and of the second code of a pair apart
+struct PairSums {  // sums of the first and of the second codes of pairs apart
     struct Pairs {
         int16x8_t low, high;
     };
@@ -87,8 +88,9 @@ struct PairSums {  // the products of the first and of the second code of a pair
 #else
 struct PairSums {
     using Pairs = const int16_t*;
-    uint32_t v[8];  // modulo 2^32: sums over keys out of sight, whose codes may be anything, are
-                    // not used
+    // Modulo 2^32. Sums may overflow where keys are hidden, whose codes may be anything, and are
+    // not used then.
+    uint32_t v[8];
     template <class... Any>
     void start(const Any&...) {
         std::fill_n(v, 8, 0u);
@@ -104,7 +106,8 @@ struct PairSums {
 #endif
 
 #if defined(BITNET_F16C)
-// Packing takes four lanes of each of two registers in turn.
+// Number i of packed registers is one of four that belong to neighbouring keys; returns the first
+// of these keys. Packing takes four lanes of each of two registers in turn.
 constexpr int packed(int i) {
     return i / (2 * Lanes::kWidth) * 2 * Lanes::kWidth + i % 8 / 4 * Lanes::kWidth +
            i % (2 * Lanes::kWidth) / 8 * 4;
@@ -118,19 +121,20 @@ struct Words {
     static Words set(int16_t n) { return {_mm512_set1_epi16(n)}; }
     static Words load(const int16_t* p) { return {_mm512_loadu_si512(p)}; }
     void store(int16_t* p) const { _mm512_storeu_si512(p, v); }
-    // Nearest integers, halves to even, at least -32,768, which is also what is not a number.
+    // Nearest integers, halves to even, of numbers up to 32,767; smaller ones than -32,768, and
+    // NaN, become -32,768.
     static Words nearest(Lanes a, Lanes b) {
         return {_mm512_packs_epi32(_mm512_cvtps_epi32(a.v), _mm512_cvtps_epi32(b.v))};
     }
     friend Words operator-(Words a, Words b) { return {_mm512_sub_epi16(a.v, b.v)}; }
     friend Words operator*(Words a, Words b) { return {_mm512_mulhrs_epi16(a.v, b.v)}; }
-    // Of -32,768: 32,767.
+    // -v, and 32,767 for -32,768.
     Words negative() const { return {_mm512_subs_epi16(_mm512_setzero_si512(), v)}; }
-    // The last eleven bits, as those behind the point of a number.
+    // The last eleven bits as a fraction, in units of 2^-15.
     Words fraction() const {
         return {_mm512_and_si512(_mm512_slli_epi16(v, 4), _mm512_set1_epi16(0x7ff0))};
     }
-    // Divided by two as often as *times*, up to 15, says, and rounded down.
+    // Divided by 2^times and rounded down; *times* is up to 15.
     Words halved(Words times) const { return {_mm512_srlv_epi16(v, times.v)}; }
     static Words larger(Words a, Words b) { return {_mm512_max_epi16(a.v, b.v)}; }
     // The larger of two numbers, which are not below 0, in each lane.
@@ -138,19 +142,20 @@ struct Words {
         return {_mm512_cvtepi32_ps(_mm512_max_epi32(
             _mm512_srli_epi32(v, 16), _mm512_and_si512(v, _mm512_set1_epi32(0xffff))))};
     }
-    // Times 2^shift, below 2^16, and *factor* / 2^16, rounded down.
+    // v * 2^shift, which must be below 2^16, times *factor* / 2^16, rounded down.
     Words scaled(int shift, int factor) const {
         return {_mm512_mulhi_epu16(_mm512_sllv_epi16(v, _mm512_set1_epi16(int16_t(shift))),
                                    _mm512_set1_epi16(int16_t(factor)))};
     }
-    static Words kept(int16_t n) {  // in a register: GCC 12 makes it for every row otherwise
+    // *n*, which stays in a register: GCC 12 otherwise makes it again for every row.
+    static Words kept(int16_t n) {
         Words out = set(n);
         pin(out.v);
         return out;
     }
 };
 #elif defined(BITNET_F16C)
-struct Words {  // of four keys the even ones first, as Quads has them
+struct Words {  // of each four keys, the even ones come first, as in Quads
     __m256i v;
     static constexpr int key_at(int i) { return packed(i) + i % 2 * 2 + i % 4 / 2; }
     static Words set(int16_t n) { return {_mm256_set1_epi16(n)}; }
@@ -168,8 +173,8 @@ struct Words {  // of four keys the even ones first, as Quads has them
     Words fraction() const {
         return {_mm256_and_si256(_mm256_slli_epi16(v, 4), _mm256_set1_epi16(0x7ff0))};
     }
-    Words halved(Words times) const {  // the upper half of twice the product with 2^(15 - times),
-                                       // whose two bytes are looked up
+    // The upper half of 2 v * 2^(15 - times), whose two bytes are looked up.
+    Words halved(Words times) const {
         const __m128i first = _mm_setr_epi8(-128, 64, 32, 16, 8, 4, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0);
         const __m256i upper = _mm256_slli_epi16(_mm256_shuffle_epi8(both(first), times.v), 8);
         const __m256i lower = _mm256_shuffle_epi8(both(_mm_slli_si128(first, 8)), times.v);
@@ -288,9 +293,9 @@ struct Words {
 };
 #endif
 
-// What is subtracted from a code with seven bits behind the point before it is rounded. Each of a
-// page's 64 keys has another fraction (ordered dithering): of many weights that are small parts of
-// a code, so many are rounded up that the codes have their sum.
+// Numbers that are subtracted from codes, which have seven fractional bits, before these are
+// rounded. Each of a page's 64 keys has a different one (ordered dithering): of many weights that
+// are small fractions of a code, so many are rounded up that the sum of the codes is right.
 struct Thresholds {
     alignas(64) int16_t at[kKeyBlock] = {};
     constexpr Thresholds() {
@@ -303,8 +308,8 @@ struct Thresholds {
 };
 constexpr Thresholds kThresholds;
 
-// Codes, up to 255, of 2 * kWidth *parts* of a row from *i* on; *shift* and *factor* make that of
-// the row's largest part 255.
+// Codes, up to 255, of 2 * kWidth *parts* of a row from *i* on. *shift* and *factor* are chosen so
+// that the row's largest part becomes 255.
 inline Words codes_at(const int16_t* parts, int shift, int factor, int i) {
     return (Words::load(parts + i).scaled(shift, factor) - Words::load(kThresholds.at + i)) *
            Words::set(256);
@@ -313,7 +318,7 @@ inline Words codes_at(const int16_t* parts, int shift, int factor, int i) {
 #if defined(__AVX512F__)
 using Quads = __m512i;
 inline __m512i four_bytes(const void* p) { return _mm512_set1_epi32(read<int32_t>(p)); }
-struct QuadCodes {  // of a row's weights
+struct QuadCodes {  // codes of a row's weights; `at` undoes the order of packing
     alignas(64) uint8_t code[kKeyBlock];
     void set(const int16_t* parts, int shift, int factor) {
         _mm512_store_si512(code, _mm512_packus_epi16(codes_at(parts, shift, factor, 0).v,

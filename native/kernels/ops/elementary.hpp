@@ -11,9 +11,9 @@ namespace {
 // Nearest integer, halves to even, for |x| < 2^22: the addition shifts the fraction out.
 [[maybe_unused]] inline float round_half_even(float x) { return (x + 12582912.0f) - 12582912.0f; }
 
-// e^x within 2 ulp (Cephes' polynomial), with |x| clamped to 87, where floats are normal; NaN
-// stays. The clamp is on the bits: around a comparison of floats GCC computes the clamped result
-// too, with subnormals.
+// e^x within 2 ulp (Cephes' polynomial), with |x| clamped to 87, so that the result is a normal
+// float; NaN stays. The bits are compared and clamped: around a comparison of floats, GCC computes
+// the results of both sides, one of them with subnormals.
 [[maybe_unused]] inline float exp_fast(float x) {
     const uint32_t bits = float_to_bits(x), magnitude = bits & 0x7fffffff;
     const uint32_t clamped =
@@ -33,12 +33,13 @@ namespace {
     return p * bits_to_float(exponent);
 }
 
-// Share of the normal distribution that is below *x*, (1 + erf(x / sqrt(2))) / 2, within 4e-7 of
-// the smaller of it and of what is above: e^(-x^2 / 2) times a polynomial of 1 / (1 + |x| /
-// sqrt(8)) (minimax; exact to 1e-7 at 0). NaN stays.
+// Coefficients of normal_share (minimax; exact to 1e-7 at 0).
 constexpr float kNormal[] = {-5.906894803e-02f, 2.845748961e-01f,  -4.871997833e-01f,
                              2.780670226e-01f,  -2.662556991e-02f, 2.026868314e-01f,
                              2.431037724e-01f,  2.823753059e-01f,  2.820864320e-01f};
+// Share of the normal distribution below *x*, (1 + erf(x / sqrt(2))) / 2, with an error of at most
+// 4e-7 of the smaller one of this share and the share above. It is e^(-x^2 / 2) times a polynomial
+// of 1 / (1 + |x| / sqrt(8)). NaN stays.
 [[maybe_unused]] inline float normal_share(float x) {
     const float t = 1.0f / (1.0f + 0.353553391f * (x < 0.0f ? -x : x));
     float p = kNormal[0];
@@ -47,14 +48,14 @@ constexpr float kNormal[] = {-5.906894803e-02f, 2.845748961e-01f,  -4.871997833e
     return x < 0.0f ? beyond : 1.0f - beyond;
 }
 
-// 2^r, |r| <= 1/2, within 2e-7 of it: the coefficients of r^5 to 1 (minimax, exact at 0).
+// Coefficients, of r^5 to 1, of 2^r for |r| <= 1/2, within 2e-7 of it (minimax, exact at 0).
 constexpr float kPower[] = {1.326472731e-3f, 9.671512991e-3f, 5.550733581e-2f,
                             2.402224243e-1f, 6.931470037e-1f, 1.0f};
 constexpr float kLeastPower = -100.0f;
 
-// 2^x for the weights of a softmax, x not above 0: exactly 0 below 2^-100. NaN stays, as long as
-// the last nine bits are zero, which a shift puts into the exponent: `NAN` and what operations make
-// of it or of infinities.
+// 2^x for the weights of a softmax, x not above 0: exactly 0 below 2^-100. NaN stays if its last
+// nine bits, which are shifted into the exponent, are 0. They are in `NAN`, and in what operations
+// make of it and of infinities.
 [[maybe_unused]] inline float power_or_zero(float x) {
     const float clamped = x < kLeastPower ? kLeastPower : x, n = clamped + 12582912.0f,
                 r = clamped - (n - 12582912.0f);
@@ -63,8 +64,8 @@ constexpr float kLeastPower = -100.0f;
     return x < kLeastPower ? 0.0f : bits_to_float(float_to_bits(p) + (float_to_bits(n) << 23));
 }
 
-// Within a unit of the last place of a double. Angles are reduced by multiples of pi/2 that are
-// below 2^20; larger ones lose digits of their own.
+// Sine and cosine within a unit of the last place of a double, for angles below 2^20 times pi/2;
+// larger ones lose digits in their reduction.
 [[maybe_unused]] inline void sine_and_cosine(double angle, double& sine, double& cosine) {
     // pi/2 in parts of 33 bits (fdlibm), so that products with a multiple below 2^20 are exact.
     constexpr double kFirst = 1.57079632673412561417e+00, kSecond = 6.07710050630396597660e-11,

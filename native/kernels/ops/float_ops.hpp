@@ -13,13 +13,15 @@ namespace {
 
 constexpr int kLanes = 16;
 
-// Halves the distance each time: the tree of additions is the same at any vector width.
+// Sum of kLanes numbers, which it overwrites. Each step adds numbers at half the distance of the
+// step before, so the tree of additions is the same at any vector width.
 inline float sum_lanes(float* lane) {
     for (int n = kLanes / 2; n > 0; n /= 2)
         for (int i = 0; i < n; ++i) lane[i] += lane[i + n];
     return lane[0];
 }
 
+// Sum of value(i) over i in [0, n).
 template <class F>
 inline float sum_over(int64_t n, F value) {
     float lane[kLanes] = {};
@@ -30,8 +32,9 @@ inline float sum_over(int64_t n, F value) {
     return sum_lanes(lane);
 }
 
+// Largest magnitude of *n* numbers; NaN if one is NaN.
 inline float max_abs(const float* x, int64_t n) {
-    uint32_t lane[kLanes] = {};  // magnitudes of floats order like integers, NaN on top
+    uint32_t lane[kLanes] = {};  // magnitudes of floats are ordered as their bits are, NaN on top
     int64_t i = 0;
     const auto take = [&](int j, float f) {
         const uint32_t m = float_to_bits(f) & 0x7fffffff;
@@ -40,7 +43,7 @@ inline float max_abs(const float* x, int64_t n) {
     for (; i + kLanes <= n; i += kLanes)
         for (int j = 0; j < kLanes; ++j) take(j, x[i + j]);
     for (int j = 0; i < n; ++i, ++j) take(j, x[i]);
-    const auto fold = [&](int n) {  // of a constant: GCC does not unroll a loop over halves
+    const auto fold = [&](int n) {  // not in a loop over n, which GCC does not unroll
         for (int j = 0; j < n; ++j) lane[j] = lane[j] > lane[j + n] ? lane[j] : lane[j + n];
     };
     fold(8);
@@ -114,7 +117,7 @@ inline void rope(const RopeArgs& a, int64_t t0, int64_t t1) {
 void softcap(const float* x, int64_t n, float cap, float* out) {
     for (int64_t i = 0; i < n; ++i) {
         const float e = exp_fast(2.0f * x[i] / cap);
-        out[i] = cap * (1.0f - 2.0f / (e + 1.0f));
+        out[i] = cap * (1.0f - 2.0f / (e + 1.0f));  // tanh(z) = 1 - 2 / (e^(2z) + 1)
     }
 }
 
@@ -124,10 +127,12 @@ inline void map_pairs(const float* __restrict a, const float* __restrict b, int6
     for (int64_t i = 0; i < n; ++i) out[i] = value(a[i], b[i]);
 }
 
+// log(1 + e^x); beyond 40 it is x in float64.
 inline double softplus(double x) { return x > 40 ? x : std::log1p(std::exp(x)); }
 
 inline void gate(Gate kind, const float* gates, const float* ups, int64_t n, float* out) {
     const auto each = [&](auto value) { map_pairs(gates, ups, n, out, value); };
+    // 7 is the limit of the models that clamp (kernels/instructions.py).
     const auto clamped = [&](float slope, float offset) {
         each([=](float g, float u) {
             const float x = g > 7.0f ? 7.0f : g, y = u > 7.0f ? 7.0f : u < -7.0f ? -7.0f : u;
@@ -137,8 +142,8 @@ inline void gate(Gate kind, const float* gates, const float* ups, int64_t n, flo
     switch (kind) {
         case Gate::silu:
             return each([](float g, float u) { return g / (1.0f + exp_fast(-g)) * u; });
-        case Gate::gelu_tanh:  // (1 + tanh(u)) / 2 = 1 / (1 + e^(-2u)), u = sqrt(2 / pi) (g +
-                               // 0.044715 g^3)
+        case Gate::gelu_tanh:
+            // (1 + tanh(z)) / 2 = 1 / (1 + e^(-2z)), with z = sqrt(2 / pi) (g + 0.044715 g^3).
             return each([](float g, float u) {
                 return g / (1.0f + exp_fast(-(1.5957691216f * (g + 0.044715f * g * g * g)))) * u;
             });

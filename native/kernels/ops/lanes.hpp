@@ -1,4 +1,4 @@
-// What attention computes with registers of floats, `Lanes` of the including file.
+// Sums, maxima and powers for attention, with registers of floats, `Lanes` of the including file.
 #pragma once
 
 #include "ops/float_ops.hpp"
@@ -7,7 +7,7 @@ namespace bitnet {
 // Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
-// 16 numbers in kLanes / kWidth registers: their sum, in the order of sum_lanes, and the largest.
+// The sum, in the order of sum_lanes, and the largest of 16 numbers in kLanes / kWidth registers.
 #if defined(BITNET_F16C)
 struct Sixteen {
 #if defined(__AVX512F__)
@@ -37,7 +37,7 @@ struct Sixteen {
         v[0].store(lane);
         v[1].store(lane + 8);
     }
-    float sum() { return sum_lanes(lane); }  // overwrites them
+    float sum() { return sum_lanes(lane); }  // overwrites the numbers
     float largest() const {
         float top = lane[0];
         for (const float f : lane) top = f > top ? f : top;
@@ -54,7 +54,7 @@ inline void zero(Parts& parts) {
 }
 
 #if defined(__AVX512F__)
-// fold_rows of eight rows at once, with a third of the instructions; *f* adds, or is the maximum.
+// fold_rows for eight rows at once, with a third of the instructions; f(a, b) adds or is a maximum.
 //
 // Each step folds the 16 numbers of a row to half as many, in the order of sum_lanes, and puts
 // twice as many rows into a register: two rows of eight numbers, four of four, eight of two, and of

@@ -1,3 +1,4 @@
+// Products with one or several matrices, and the choice and products of experts.
 #include "ops/linear.hpp"
 
 #include <numeric>
@@ -11,6 +12,7 @@ using detail::active;
 
 namespace {
 
+// Makes room for *n* items.
 template <class T>
 void ensure(std::vector<T>& items, int64_t n) {
     if (int64_t(items.size()) < n) items.resize(size_t(n));
@@ -73,6 +75,7 @@ void Activations::Rounded::make_room(int64_t tokens, int64_t steps) {
 }
 
 void Activations::quantize(const float* x, int64_t t) {
+    // The row with zeros up to *cols*.
     const auto padded = [&](int64_t cols) {
         if (cols == inputs_) return x;
         auto* row = reinterpret_cast<float*>(thread_scratch(size_t(cols) * sizeof(float)));
@@ -152,7 +155,7 @@ void linear(const LinearJob& job, const float* x, int64_t tokens) {
     thread_local Activations activations;
     activations.prepare({job.matrix}, tokens);
     if (!is_float(job.matrix.type)) {
-        Activations& rows = activations;  // the threads below fill the caller's
+        Activations& rows = activations;  // every thread must fill that of the caller's thread
         Split(tokens, 1, tokens * job.matrix.cols < kSerialWork).run([&](int64_t t0, int64_t t1) {
             for (int64_t t = t0; t < t1; ++t) rows.quantize(x + t * job.matrix.inputs, t);
         });
@@ -174,7 +177,7 @@ void softmax(float* x, int64_t n) {
     for (int64_t i = 0; i < n; ++i) x[i] /= sum;
 }
 
-// The place of the best of the scores that are *left*, the first of equal ones.
+// Index of the best score among those whose *left* is not 0, the first of equal ones; -1: none.
 int64_t best(const float* scores, const uint8_t* left, int64_t n) {
     int64_t place = -1;
     for (int64_t i = 0; i < n; ++i)
@@ -182,7 +185,8 @@ int64_t best(const float* scores, const uint8_t* left, int64_t n) {
     return place;
 }
 
-// Leaves only the experts of the best groups; the score of a group is the sum of its two best.
+// Clears *left* for the experts outside of the best groups. The score of a group, in *of_group*, is
+// the sum of its two best.
 void keep_groups(const Routing& routing, const float* scores, uint8_t* left, float* of_group,
                  uint8_t* groups_left) {
     const int64_t size = routing.count / routing.groups;
@@ -201,25 +205,27 @@ void keep_groups(const Routing& routing, const float* scores, uint8_t* left, flo
         if (groups_left[g]) std::memset(left + g * size, 0, size_t(size));
 }
 
-// Uses of one expert: *count* of them, from place *first* on in the order of experts.
+// The uses of one expert by tokens: *count* of them, from place *first* on in room.order.
 struct Rows {
     int64_t expert, first, count;
-    bool alone() const { return count == 1; }
+    bool alone() const { return count == 1; }  // so its token need not be gathered
 };
 
+// The product of a job for the uses of one expert.
 struct Part {
     LinearCall product;
     size_t job;
     Rows rows;
 };
 
+// Rows [r0, r1) of the matrix of a part, which one thread multiplies.
 struct Piece {
     size_t part;
     int64_t r0, r1;
 };
 
-// Sorts the uses of experts, numbered token by token, by expert: room.order has their numbers, and
-// room.begins the place where each expert's begin.
+// Sorts the uses of experts, numbered token by token, by expert: fills room.order with their
+// numbers, and room.begins with the place where those of each expert begin.
 std::vector<Rows> sort_by_expert(const ExpertInput& in, ExpertRoom& room) {
     const int64_t uses = in.tokens * in.used;
     room.begins.assign(size_t(in.count) + 1, 0);
@@ -236,8 +242,8 @@ std::vector<Rows> sort_by_expert(const ExpertInput& in, ExpertRoom& room) {
     return all;
 }
 
-// Gathers the inputs of experts with several tokens in room.inputs, in the order of experts, and in
-// room.x if a matrix has floats.
+// Gathers the inputs of experts that several tokens use, in the order of experts: in room.inputs,
+// and, if a matrix has floats, in room.x.
 void gather(const ExpertInput& in, const std::vector<Rows>& all, const Activations& activations,
             const std::vector<Matrix>& forms, ExpertRoom& room) {
     if (std::all_of(all.begin(), all.end(), [](const Rows& rows) { return rows.alone(); })) return;
@@ -277,7 +283,7 @@ Part part_of(const std::vector<ExpertJob>& jobs, size_t j, const Rows& rows, con
     return {product, j, rows};
 }
 
-// Copies rows [r0, r1) of the products of gathered tokens to the results *y* of each token.
+// Copies rows [r0, r1) of the products of gathered tokens to the results *y*, which are by token.
 void scatter(const Part& part, float* y, const ExpertRoom& room, int64_t r0, int64_t r1) {
     const int64_t stride = part.product.args.rows;
     for (int64_t i = 0; !part.rows.alone() && i < part.rows.count; ++i) {
@@ -286,9 +292,9 @@ void scatter(const Part& part, float* y, const ExpertRoom& room, int64_t r0, int
     }
 }
 
-// Softmax of the logit of *expert*, the best of those that are *left*, over itself and those near
-// it: their distance, divided by the larger of the best logit and their own magnitude, is at most
-// routing.nearness.
+// Softmax of the logit of *expert*, the best of those that are *left*, over the logits near it. A
+// logit is near if its distance, divided by the larger of the best logit and its own magnitude, is
+// at most routing.nearness.
 float share_of_near(const Routing& routing, const float* logits, const uint8_t* left,
                     int64_t expert) {
     const float best = logits[expert];

@@ -1,5 +1,5 @@
-// Products of the same input with one or several matrices: the input is rounded once and the
-// threads meet once.
+// Products of the same input with one or several matrices: the input is rounded once, and the
+// threads wait for each other once.
 #pragma once
 
 #include <string_view>
@@ -8,14 +8,14 @@
 
 namespace bitnet {
 
-// A packed matrix; memory belongs to the caller.
+// A packed matrix in memory of the caller.
 struct Matrix {
     Type type = Type::F32;
     const uint8_t* data = nullptr;
     int64_t rows = 0, cols = 0;      // cols: a whole number of blocks
-    int64_t inputs = 0;              // width in the model; the columns behind it are zero weights
+    int64_t inputs = 0;              // columns in the model; those behind them are zero weights
     float scale = 1.0f;              // ternary: of all weights
-    const float* factors = nullptr;  // what outputs are multiplied with, or null
+    const float* factors = nullptr;  // factors on the outputs, or null
     int64_t n_factors = 0;           // 1 or rows
 };
 
@@ -25,8 +25,8 @@ struct LinearJob {
     float* y = nullptr;           // (tokens, rows)
 };
 
-// int8 forms of the rows of an input, as the kernels of block, of ternary and of grouped encodings
-// read them.
+// Rows of an input, rounded to int8 in the forms that the kernels of block, ternary and grouped
+// encodings read.
 class Activations {
 public:
     // Room for *tokens* rows in the forms that *matrices* read.
@@ -41,28 +41,28 @@ public:
 private:
     // Rows with a step per token, or per run of 32 columns.
     struct Rounded {
-        int64_t cols = 0;  // 0: no weight reads that form
+        int64_t cols = 0;  // 0: no matrix reads this form
         std::vector<int8_t> q;
         std::vector<float> step;
         std::vector<int32_t> sums;
         void make_room(int64_t tokens, int64_t steps);
         void take(const Rounded& other, int64_t from, int64_t t, int64_t steps);
     };
-    int64_t block_cols_ = 0;  // 0: no weight reads blocks
+    int64_t block_cols_ = 0;  // 0: no matrix reads blocks
     std::vector<BlockInput> blocks_;
     Rounded tokens_, runs_;
     int64_t inputs_ = 0;
 };
 
-// Whether one product can follow the other in a group: no form of the input is needed in two
-// widths.
+// Whether products with *a* and *b* can share Activations: they do not need the same form of the
+// input in two widths.
 bool share_input(const Matrix& a, const Matrix& b);
 
-// One product, from an input whose rows are quantized already.
+// One product, of an input whose rows are quantized already.
 struct LinearCall {
     LinearCall(const LinearJob& job, const float* x, int64_t tokens,
                const Activations& activations);
-    void run(int64_t r0, int64_t r1) const;  // rows of the result, at args.y
+    void run(int64_t r0, int64_t r1) const;  // writes rows [r0, r1) of the result to args.y
 
     LinearArgs args;
     LinearKernel kernel;
@@ -93,14 +93,15 @@ struct Routing {
     float nearness = 0.0f;
 };
 
-void check(const Routing& routing);  // throws std::invalid_argument if it contradicts itself
+// Throws std::invalid_argument if the numbers of *routing* contradict each other.
+void check(const Routing& routing);
 
-// Weights are divided by their sum, or by this if it is larger, as in llama.cpp.
+// Weights are divided by their sum, but at least by this, 2^-14, as in llama.cpp.
 constexpr float kLeastSum = 6.103515625e-5f;
 
-// Numbers of the experts of one token and their weights, `used` each, best first; of equal scores
-// the lower number is chosen. *bias* (count,), or null, is added to the scores for the choice
-// alone.
+// Writes the numbers of the experts of one token and their weights, `used` each, best first; of
+// equal scores the lower number is chosen. *bias*, (count,) or null, counts only for the choice: it
+// is added to the scores there.
 void route(const Routing& routing, const float* logits, const float* bias, float* experts,
            float* weights);
 
@@ -110,7 +111,7 @@ struct ExpertJob {
     float* y = nullptr;                // (tokens, used, rows)
 };
 
-// Memory of expert_products, which it leaves for the next call.
+// Memory of expert_products, which is kept from one call to the next.
 struct ExpertRoom {
     std::vector<int64_t> begins, order, next;
     Activations inputs;
@@ -127,8 +128,8 @@ struct ExpertInput {
 };
 
 // Products of every token with the matrices of its experts, on all threads at once. Tokens of an
-// expert are gathered, so that its weights are read once; *activations* has the rows of x. *forms*:
-// as Activations::prepare takes them.
+// expert are gathered, so that its weights are read once. *activations* has the rows of x, *forms*
+// the matrices for which they were prepared.
 void expert_products(const std::vector<ExpertJob>& jobs, const ExpertInput& input,
                      const Activations& activations, const std::vector<Matrix>& forms,
                      ExpertRoom& room);

@@ -1,3 +1,4 @@
+// Operations that read rows of any encoding, and products with matrices that are stored row by row.
 #include "ops/ops.hpp"
 
 #if defined(__linux__)
@@ -68,14 +69,14 @@ uint64_t sum_bytes(const uint8_t* bytes, int64_t n) {
     return total;
 }
 
-// ---- matrices whose rows lie one after the other, as in a file: as tiles, and products with them
+// ---- matrices whose rows lie one after the other, as in a file: packing as tiles, and products
 
 namespace {
 
 // The products of *count* rows (at most 16) with all tokens of *a*, y (tokens, count).
 void one_tile(const LinearArgs& a, const uint8_t* const* rows, int64_t count, float* y) {
     thread_local std::vector<uint8_t> room;
-    const uint8_t* all[kTileRows];
+    const uint8_t* all[kTileRows];  // the last row in place of missing ones
     for (int64_t r = 0; r < kTileRows; ++r) all[r] = rows[std::min(r, count - 1)];
     room.resize(size_t(kTileRows * row_bytes(tiled(a.type), a.cols) + 64));
     uint8_t* tile = room.data() + (64 - reinterpret_cast<uintptr_t>(room.data()) % 64) % 64;
@@ -92,7 +93,7 @@ void one_tile(const LinearArgs& a, const uint8_t* const* rows, int64_t count, fl
     kernel(tile_args, 0, count, thread_scratch(scratch_bytes(a.cols)));
 }
 
-// Whether *count* bytes of *file* were read.
+// Reads *count* bytes at *offset* of *file*; false if it could not.
 bool read_file(int file, int64_t offset, int64_t count, uint8_t* out) {
 #if defined(__linux__)
     return file >= 0 && pread(file, out, size_t(count), off_t(offset)) == ssize_t(count);

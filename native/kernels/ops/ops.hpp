@@ -16,7 +16,7 @@ inline void require(bool condition, const char* what) {
     if (!condition) throw std::invalid_argument(what);
 }
 
-// The index of *name* among *names*; the message is *otherwise* if it is not one of them.
+// The index of *name* among *names*; throws with the message *otherwise* if it is not one of them.
 template <class Names>
 int place_of(const Names& names, std::string_view name, const char* otherwise) {
     const auto* found = std::find(std::begin(names), std::end(names), name);
@@ -31,10 +31,10 @@ std::string level();
 bool set_level(const std::string& name);
 // Whether the chosen level has a kernel of its own for *type*.
 bool has_kernel(Type type);
-// Whether it multiplies TernaryDense faster than two bits a weight.
+// Whether the chosen level multiplies TernaryDense faster than two bits a weight.
 bool dense_pays();
-// Kernels of the chosen level that differ from the scalar ones; then the next level is chosen, as
-// often as need be.
+// Compares the kernels of the chosen level with the scalar ones, and returns the names of those
+// that differ. If there are any, chooses the next slower level and compares that, and so on.
 std::vector<std::string> self_test();
 
 // How often each kernel ran, counted where it is called.
@@ -45,13 +45,14 @@ enum class Op : int { decode, prefill, embed, attention, BITNET_ROW_OPS(BITNET_C
 // Counts one call of *op* of the active kernels; *type* only matters for the first three.
 void count_call(Op op, Type type = Type::F32);
 
-// Calls since the process began, by "linear/Q4_1/avx2/decode", "embed/F16/avx2", "attention/avx2".
+// Calls since the process began, by keys such as "linear/Q4_1/avx2/decode", "embed/F16/avx2" and
+// "attention/avx2".
 std::map<std::string, uint64_t> counters();
 
-// Bytes of a weight row, 0 when *cols* is not a whole number of blocks.
+// Bytes of a row, or of its share of a tile; 0 if *cols* is not a whole number of blocks.
 int64_t row_bytes(Type type, int64_t cols);
 
-// Bytes of a matrix, 0 when *cols* is not a whole number of blocks.
+// Bytes of a matrix, with all rows of a last tile; 0 if *cols* is not a whole number of blocks.
 int64_t weight_bytes(Type type, int64_t rows, int64_t cols);
 
 // Row *r* of a matrix as float32.
@@ -60,7 +61,7 @@ void decode_row(Type type, const uint8_t* weight, int64_t rows, int64_t cols, in
 // Rows *ids* of a matrix as float32, out (count, cols).
 void embed(Type type, const uint8_t* weight, int64_t rows, int64_t cols, float scale,
            const int64_t* ids, int64_t count, float* out);
-// The activation of a name in families/network_mixers.py.
+// The activation with this name in families/network_mixers.py.
 Gate gate_of(std::string_view name);
 inline void check_scores(float scale, float softcap) {
     require(std::isfinite(scale) && std::isfinite(softcap) && softcap >= 0.0f,
@@ -70,7 +71,8 @@ inline void check_scores(float scale, float softcap) {
 void attention(const std::vector<AttentionArgs>& batch);
 // Cosine and sine of each angle, times *scale*, as rope takes them.
 void turns(const double* angles, int64_t n, double scale, float* cos, float* sin);
-// ---- rounding rows of floats to blocks, with the bytes that llama-quantize writes on x86-64
+
+// ---- rounding of rows of floats to blocks, with the bytes that llama-quantize writes on x86-64
 // (encodings/quantize.cpp)
 
 // Rounds one row of *cols* floats to *out*. *importance* has a weight for the square of each
@@ -90,7 +92,8 @@ const Quantizer* find_quantizer(int ggml_id);
 void quantize_rows(const Quantizer& quantizer, const float* x, const float* importance,
                    int64_t rows, int64_t cols, uint8_t* out);
 
-// Sum of the 64-bit words of *n* bytes: benchmarks measure with it how fast memory is read.
+// Sum of the 64-bit words of *n* bytes, rounded down to a multiple of 64. Benchmarks measure with
+// it how fast memory is read.
 uint64_t sum_bytes(const uint8_t* bytes, int64_t n);
 
 }  // namespace bitnet

@@ -18,8 +18,8 @@ constexpr float kLargestInput = 3.4e38f;   // infinity and NaN are not below it
 constexpr float kSmallestInput = 1e-30f;   // below it, all codes are 0
 constexpr float kSmallestTernary = 1e-5f;  // the W1.58A8 models were trained with this bound
 
-// Step and scale of codes whose largest is 127, for inputs of which *top* is the largest magnitude.
-// NaN and infinity have no int8 form: zeros with a NaN step carry them to the result.
+// Step of codes up to 127, and scale of inputs, whose largest magnitude is *top*. NaN and infinity
+// have no int8 form: codes of 0 with a step of NaN make the result NaN.
 struct Rounding {
     bool finite;
     float step, scale;
@@ -64,9 +64,9 @@ inline void quantize_block(const float* x, int64_t cols, BlockInput* out) {
         round_32(x, {halves[0].scale, halves[1].scale}, out->q, code);
         for (int i = 0; i < 2; ++i) {
             if (!halves[i].finite) std::memset(out->q + 16 * i, 0, 16);
-            // Four sums of 16 bits in a word, of q + 128: bytes without a sign, so that no sum
-            // carries into the next. At the end the lowest one is that of the columns 4i and 4i +
-            // 1, the next that of 4i + 2 and 4i + 3, eight columns each.
+            // A word holds four sums of 16 bits of q + 128, which are unsigned bytes, so that no
+            // sum carries into the next. At the end the lowest one is that of the columns 4i and
+            // 4i + 1, the next that of 4i + 2 and 4i + 3, eight columns each.
             uint64_t words[2], sums = 0;
             std::memcpy(words, out->q + 16 * i, 16);
             for (uint64_t w : words) {
@@ -106,10 +106,10 @@ inline void quantize_ternary(const float* x, int64_t cols, int8_t* q, float* s, 
 
 // ---- layers with a state
 
-constexpr int kStateColumns = 32;      // columns of a state that are computed together
+constexpr int kStateColumns = 32;      // columns of a state that are updated together
 constexpr double kLeastLength = 1e-6;  // added to squared lengths, as in the models' training
 
-// *x*, (n,), scaled to the length *scale*.
+// Scales *x*, (n,), to the length *scale*.
 inline void normalize(const float* x, int64_t n, double scale, float* out) {
     double squares = 0;
     for (int64_t i = 0; i < n; ++i) squares += double(x[i]) * double(x[i]);
@@ -119,7 +119,7 @@ inline void normalize(const float* x, int64_t n, double scale, float* out) {
 
 [[maybe_unused]] void convolve(const ConvolveArgs& a, int64_t c0, int64_t c1) {
     const int64_t before = a.width - 1;  // inputs in the state
-    // Channels of an input, counted from the oldest one in the state.
+    // The channels of input *t*, where inputs are counted from the oldest one in the state.
     const auto input = [&](int64_t t) {
         return t < before ? a.state + t * a.channels : a.x + (t - before) * a.channels;
     };
@@ -141,8 +141,8 @@ inline void normalize(const float* x, int64_t n, double scale, float* out) {
                      size_t(c1 - c0) * sizeof(float));
 }
 
-// Calls f(count, j) for columns [j, j + count) until all *columns* are covered; *count*, which is
-// kStateColumns and 1 for the rest, is a type, so that loops over it are unrolled.
+// Calls f(count, j) for columns [j, j + count) until all *columns* are covered. *count* is
+// kStateColumns, and 1 for the last ones; it is a type, so that loops over it are unrolled.
 template <class F>
 void each_columns(int64_t columns, const F& f) {
     int64_t j = 0;
@@ -151,9 +151,9 @@ void each_columns(int64_t columns, const F& f) {
     for (; j < columns; ++j) f(std::integral_constant<int, 1>(), j);
 }
 
-// One position of the delta rule for N columns of the state of one head, from the one at *state*
-// on: few enough to stay in the nearest cache between the two loops over its rows. Row i is
-// multiplied by decay[i * decay_stride]; *beta* is already strength * sigmoid(beta).
+// One position of the delta rule for N columns, from *state* on, of the state of one head: so few
+// that they stay in the first cache between the two loops over its rows. Row i is multiplied by
+// decay[i * decay_stride]; *beta* is already strength * sigmoid(beta).
 template <int N>
 void delta_columns(float* state, int64_t dk, int64_t dv, const float* q, const float* k,
                    const float* v, const float* decay, int64_t decay_stride, float beta,
@@ -209,19 +209,19 @@ void delta_columns(float* state, int64_t dk, int64_t dv, const float* q, const f
     }
 }
 
-// One position of the scan for N columns of the state of one head, from the one at *state* on. Row
-// i is multiplied by decay[i * decay_stride].
+// One position of the scan for N columns, from *state* on, of the state of one head. Row i is
+// multiplied by decay[i * decay_stride].
 template <int N>
 void scan_columns(float* state, int64_t size, int64_t dim, const float* x, const float* b,
                   const float* c, const float* decay, int64_t decay_stride, float step, float skip,
                   float* out) {
-    float written[N], sum[N] = {};
-    for (int j = 0; j < N; ++j) written[j] = step * x[j];
+    float scaled_x[N], sum[N] = {};
+    for (int j = 0; j < N; ++j) scaled_x[j] = step * x[j];
     for (int64_t i = 0; i < size; ++i) {
         float* __restrict row = state + i * dim;
         const float row_decay = decay[i * decay_stride];
         for (int j = 0; j < N; ++j) {
-            row[j] = row[j] * row_decay + b[i] * written[j];
+            row[j] = row[j] * row_decay + b[i] * scaled_x[j];
             sum[j] += row[j] * c[i];
         }
     }
@@ -248,6 +248,7 @@ void scan_columns(float* state, int64_t size, int64_t dim, const float* x, const
     }
 }
 
+// Fills in all members of *k* that are defined here or in the files included.
 void add_row_ops(Kernels& k) {
     k.quantize_block = quantize_block;
     k.quantize_ternary = quantize_ternary;

@@ -1,10 +1,10 @@
-// Rows as they are in a file, as tiles of 16 (encodings/tiles.hpp, ternary/layout.hpp), as fast as
-// memory is read.
+// Packs rows as they are in a file into tiles of 16 (encodings/tiles.hpp, ternary/layout.hpp), as
+// fast as memory is read.
 //
-// The including file defines `transpose_lines`: 16 bytes of each of 16 rows become four lines of
-// dwords, one of each row. `transpose_halves`: they become eight half lines of words. And `planes`:
-// bytes 0, 1, 2 and 3 of the dwords of a line, 16 each. Everything else is plain loops over the
-// dwords of lines.
+// The including file defines three functions. `transpose_lines` makes four lines of dwords, one of
+// each row, from 16 bytes of each of 16 rows; `transpose_halves` makes eight half lines of words
+// from them; `planes` writes the first bytes of the 16 dwords of a line, then the second, third and
+// fourth ones. All other code is plain loops over the dwords of lines.
 #pragma once
 
 #include "ternary/layout.hpp"
@@ -23,7 +23,7 @@ inline void transpose_halves(RowPointers rows, int64_t at, uint8_t* out) {
 }
 #endif
 
-// Dword *i* of all rows is `at[i]`.
+// kCount dwords of each row, from byte *from* on: `at[i]` is dword i of all rows.
 template <int kCount>
 struct Lines {
     static_assert(kCount % 4 == 0, "16 bytes of a row at once");
@@ -42,8 +42,8 @@ inline void put_line(uint8_t* out, Dword dword) {
     std::memcpy(out, line, sizeof line);
 }
 
-// Four lines of half bytes from the eight dwords *q* of 32 columns, whose codes begin at bit
-// *shift* of each byte.
+// Writes the codes of 32 columns, four bits each, as four lines. They are in the eight dwords *q*
+// of each row, from bit *shift* of each byte on.
 inline void put_halves(uint8_t* codes, const uint32_t (*q)[kTileRows], int shift) {
     for (int i = 0; i < 4; ++i)
         put_line(codes + 64 * i, [&](int r) {
@@ -51,12 +51,14 @@ inline void put_halves(uint8_t* codes, const uint32_t (*q)[kTileRows], int shift
         });
 }
 
+// Writes 16 bits, from bit *shift* on, of the dword of each row.
 inline void put_16_bits(uint8_t* out, const uint32_t* dwords, int shift) {
     uint16_t halves[kTileRows];
     for (int r = 0; r < kTileRows; ++r) halves[r] = uint16_t(dwords[r] >> shift);
     std::memcpy(out, halves, sizeof halves);
 }
 
+// Packs a block of 32 columns, which begins at byte *at* of each row.
 template <Type kType>
 inline void gather_32(RowPointers rows, int64_t at, uint8_t* out) {
     constexpr TileLayout kLayout = tile_layout(kType);
@@ -85,6 +87,7 @@ inline void gather_32(RowPointers rows, int64_t at, uint8_t* out) {
         for (int i = 0; i < kLayout.codes; ++i) out[i] ^= 0x80;
 }
 
+// Packs a block of 256 columns of Q4_K or Q5_K.
 template <Type kType>
 inline void gather_k(RowPointers rows, int64_t at, uint8_t* out) {
     constexpr TileLayout kLayout = tile_layout(kType);
@@ -158,7 +161,7 @@ inline void gather_iq4_xs(RowPointers rows, int64_t at, uint8_t* out) {
         transpose_lines(rows, at + 8 + 16 * j, out + kLayout.header + j * kLayout.unit());
 }
 
-// Columns of floats one after the other.
+// Packs floats column by column.
 template <Type kType>
 inline void gather_floats(RowPointers rows, int64_t cols, uint8_t* tile) {
     constexpr int kSize = encoding(kType).bytes, kAtOnce = 16 / kSize;
@@ -199,8 +202,8 @@ void gather_tile(Type type, RowPointers rows, int64_t cols, uint8_t* tile) {
     });
 }
 
-// Bits of *a* selected by *mask*, and those of *b* moved up beside them; then the other half of
-// both.
+// *a* becomes its bits in *mask* with those of *b* above them; *b* becomes the other bits of both,
+// those of *a* below.
 template <int kShift>
 inline void exchange(uint32_t& a, uint32_t& b, uint32_t mask) {
     const uint32_t low = (a & mask) | (b & mask) << kShift;
@@ -208,8 +211,8 @@ inline void exchange(uint32_t& a, uint32_t& b, uint32_t mask) {
     a = low;
 }
 
-// `Kernels::pack_two_bits`: fields of four words of a row become neighbours in a byte. In I2_S the
-// first 32 columns are in the highest bits.
+// `Kernels::pack_two_bits`: one field of a byte, taken from four words of a row, becomes the four
+// fields of a byte. In I2_S the first 32 columns are in the highest bits.
 bool pack_two_bits(TernarySource source, RowPointers rows, int64_t cols, uint8_t* out) {
     const bool i2_s = source == TernarySource::i2_s;
     uint32_t threes[kTernaryRows] = {};

@@ -1,7 +1,7 @@
 // What a tile of 16 interleaved rows holds, as vectors: the codes, scales and minima of 32 columns.
 //
 // The including file defines `Vec`, the vectors of its instruction set, of which one or two cover a
-// tile.
+// tile. Vec::kSignedCodes: codes of eight bits are multiplied as signed bytes, without an offset.
 #pragma once
 
 #include "isa/kernels.hpp"
@@ -10,12 +10,13 @@ namespace bitnet {
 // Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
-constexpr int kVecs = kTileRows / Lanes::kWidth;  // vectors a tile is wide
+constexpr int kVecs = kTileRows / Lanes::kWidth;  // vectors that the rows of a tile fill
 constexpr int64_t kVecBytes = 4 * Lanes::kWidth;
 constexpr int64_t kInputBytes = 384 << 10;  // activations that stay in the second cache
 
-// Largest code, what is subtracted from codes in integers, and whether codes are s8; whether 16
-// columns have a scale of their own, and whether there is a minimum.
+// Form of codes for products: the largest code, the offset that is subtracted from codes in
+// integers, whether codes are signed bytes, whether each half of 32 columns has a scale of its own,
+// and whether there is a minimum.
 template <int kLargest, int kSubtracted, bool kS8, bool kTwoScales, bool kMinimum>
 struct CodeForm {
     static constexpr int kMax = kLargest, kOffset = kSubtracted;
@@ -26,13 +27,14 @@ constexpr bool kSignedBytes = tile_layout(kType).offset == 128 && Vec::kSignedCo
 constexpr int largest_code(Type type) {
     const TileLayout layout = tile_layout(type);
     if (layout.offset == 128) return Vec::kSignedCodes ? 128 : 255;
+    // 28: the largest code of MXFP4 plus its offset of 16.
     return has_table(type) ? 28 : layout.high == 0 ? 15 : layout.high == 64 ? 31 : 63;
 }
 template <Type kType>
 using Codes = CodeForm<largest_code(kType), kSignedBytes<kType> ? 0 : tile_layout(kType).offset,
                        kSignedBytes<kType>, kType == Type::Q6_K_R16, encoding(kType).minimum>;
 
-// The table of a type with the codes that products take: signed, or plus the offset.
+// The table of a type, with codes as products take them: signed, or plus the offset.
 template <Type kType>
 constexpr CodeTable byte_codes() {
     CodeTable out = code_table(kType);
@@ -45,7 +47,7 @@ constexpr CodeTable byte_codes() {
 template <Type kType>
 constexpr CodeTable kByteCodes = byte_codes<kType>();
 
-// Vector *v* of four neighbouring columns, 4j .. 4j+3, of the rows of a tile.
+// Vector *v* of the codes of four neighbouring columns, 4j .. 4j+3, of the rows of a tile.
 template <Type kType>
 inline Vec::Int tile_codes(const uint8_t* unit, int j, int v) {
     constexpr TileLayout kLayout = tile_layout(kType);
@@ -65,7 +67,8 @@ inline Vec::Int tile_codes(const uint8_t* unit, int j, int v) {
     }
 }
 
-// Scales and minima of a block for one vector of rows; `of` those of its group j.
+// Scales and minima of a block for vector *v* of its rows. The size of the header tells what it
+// holds, as in unpack_tile_group (encodings/tiles.hpp).
 template <Type kType>
 struct Scales {
     Lanes d, dmin;
@@ -111,8 +114,8 @@ struct PackedGroup {
     Lanes min(int v) const { return scales[v].min(j); }
 };
 
-// The same of a whole tile, computed once for many tokens: 8 x 64 codes, scales as floats (of each
-// half where they differ), minima as floats.
+// The same for a whole tile, unpacked once for many tokens: 8 x 64 codes, scales as floats (for
+// each half if they differ), and minima as floats.
 template <class C>
 struct UnpackedGroup {
     static constexpr int kScales = C::kHalves ? 2 : 1;
@@ -131,7 +134,7 @@ struct AsTheyAre {
     Vec::Int operator()(Vec::Int codes) const { return codes; }
 };
 
-// All groups of a tile, their codes as *change* makes them.
+// Unpacks all groups of the tile that begins at *block* to UnpackedGroups, with change(codes).
 template <Type kType, class Change = AsTheyAre>
 void unpack_tile(const uint8_t* block, int64_t cols, uint8_t* out, Change change = {}) {
     using Unpacked = UnpackedGroup<Codes<kType>>;
@@ -154,7 +157,8 @@ void unpack_tile(const uint8_t* block, int64_t cols, uint8_t* out, Change change
     }
 }
 
-// *rows* floats of a tile's vector *v* to their places.
+// Writes vector *v* of a tile's results to *y*, at which those of the tile begin; only the first
+// *rows* rows of the tile are written.
 inline void store_rows(float* y, int v, int rows, Lanes value) {
     const int begin = Lanes::kWidth * v;
     if (rows >= begin + Lanes::kWidth) return value.store(y + begin);
@@ -163,7 +167,8 @@ inline void store_rows(float* y, int v, int rows, Lanes value) {
     for (int i = begin; i < rows; ++i) y[i] = all[i - begin];
 }
 
-// Tokens that are multiplied with all tiles before the next: as many as fit, in even shares.
+// Number of tokens of a pass over all tiles, a multiple of *multiple*: passes are equal, and their
+// inputs fit in *bytes*.
 constexpr int64_t tokens_per_pass(int64_t tokens, int64_t token_bytes, int64_t multiple,
                                   int64_t bytes = kInputBytes) {
     const int64_t whole = bytes / token_bytes / multiple * multiple,

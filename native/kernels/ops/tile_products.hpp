@@ -1,8 +1,11 @@
-// Products with tiles of 16 interleaved rows. One template over the number of tokens does decode
-// and prefill, so the order of additions of a row and a token is the same in both.
+// Products with tiles of 16 interleaved rows. One template over the number of tokens is used for
+// both decode and prefill, so the additions for a row and a token have the same order in both.
 //
-// The including file defines `Vec`, the vectors of its instruction set, of which one or two cover a
-// tile, and `prefetch_line`.
+// The including file defines `prefetch_line` and `Vec`, the vectors of its instruction set, of
+// which one or two cover a tile, with numbers that suit its registers:
+//   kTokens, kFloatTokens  tokens multiplied at once, at most, with block encodings and with floats
+//   kWholeTokens           most tokens for which the sums of a whole tile fit
+//   kUnpackFrom            tokens from which on tiles are unpacked first; 0: never
 #pragma once
 
 #include "ops/tile_groups.hpp"
@@ -11,15 +14,16 @@ namespace bitnet {
 // Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
-constexpr int64_t kAhead = 4096;  // bytes; the hardware prefetcher stops at page ends
+constexpr int64_t kAhead = 4096;  // bytes; the prefetcher of the hardware stops at page ends
 
+// Prefetches the lines that are kAhead bytes behind those of [p, p + bytes).
 inline void prefetch_lines(const uint8_t* p, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) prefetch_line(p + kAhead + i);
 }
 
 // Adds the products of 32 columns of V vectors of rows with N tokens to *sum*. C is the CodeForm of
-// the weights, *group* what they are read from, packed or unpacked (ops/tile_groups.hpp); *stride*
-// is from the inputs of one token to the next.
+// the weights; *group* holds them, packed or unpacked (ops/tile_groups.hpp). *stride* is the
+// distance from the inputs of one token to those of the next.
 template <class C, int V, int N, class Group>
 inline void add_group(const Group& group, const BlockInput* x, int64_t stride, Lanes (*sum)[N]) {
     Lanes scaled[V][N];
@@ -69,7 +73,8 @@ inline void store_tile(const LinearArgs& a, int64_t r, int first, int64_t t,
             store_rows(a.y + (t + n) * a.rows + r, first + v, rows, sum[v][n]);
 }
 
-// Vectors first .. first+V-1 of a tile in a block encoding, at row r, times tokens t .. t+N-1.
+// Multiplies vectors first .. first+V-1 of the tile at row r, in a block encoding, with tokens t ..
+// t+N-1.
 template <Type kType, int V, int N>
 void block_tile(const LinearArgs& a, int64_t r, int first, int64_t t) {
     constexpr TileLayout kLayout = tile_layout(kType);
@@ -94,8 +99,8 @@ void block_tile(const LinearArgs& a, int64_t r, int first, int64_t t) {
     store_tile(a, r, first, t, sum);
 }
 
-// The whole tile at row r times tokens t .. t+N-1, a vector at a time where the sums of all do not
-// fit into registers.
+// Multiplies the whole tile at row r with tokens t .. t+N-1, one vector at a time if the sums of
+// all vectors do not fit in the registers.
 template <Type kType, int N>
 inline void block_tokens(const LinearArgs& a, int64_t r, int64_t t) {
     if constexpr (N > Vec::kWholeTokens) {
@@ -105,7 +110,8 @@ inline void block_tokens(const LinearArgs& a, int64_t r, int64_t t) {
     }
 }
 
-// The tile at row r, unpacked to *tile*, times tokens t .. t+N-1; types with one CodeForm share it.
+// Multiplies the tile at row r, unpacked to *tile*, with tokens t .. t+N-1. Types that have the
+// same CodeForm share this function.
 template <class C, int N>
 void unpacked_tile(const LinearArgs& a, const uint8_t* tile, int64_t r, int64_t t) {
     const int64_t stride = block_inputs(a.cols);
@@ -128,7 +134,7 @@ void linear_block(const LinearArgs& a, int64_t r0, int64_t r1, [[maybe_unused]] 
         const int64_t t1 = t0 + step < a.tokens ? t0 + step : a.tokens;
         for (int64_t r = r0; r < r1; r += kTileRows) {
             int64_t t = t0;
-            // Unpacked once, where so many tokens repay it (docs/architecture/kernels.md).
+            // Unpacked once, if there are enough tokens for that (docs/architecture/kernels.md).
             if constexpr (Vec::kUnpackFrom > 0) {
                 if (t1 - t0 >= Vec::kUnpackFrom) {
                     unpack_tile<kType>(a.weight + r * a.row_bytes, a.cols, scratch);
@@ -160,7 +166,8 @@ inline Lanes tile_column(const uint8_t* column, int v) {
         return Lanes::upper(column + 2 * Lanes::kWidth * v);
 }
 
-// Adds the products of one column of V vectors of rows with N tokens to one of the two chains.
+// Adds the products of one column of V vectors of rows with N tokens to *sum*, one of the two
+// chains of kernels.hpp.
 template <Type kType, int V, int N>
 inline void add_column(const uint8_t* column, int first, const float* x, int64_t stride,
                        Lanes (*sum)[N]) {
@@ -171,7 +178,7 @@ inline void add_column(const uint8_t* column, int first, const float* x, int64_t
     }
 }
 
-// Vectors first .. first+V-1 of a tile of floats, at row r, times tokens t .. t+N-1.
+// Multiplies vectors first .. first+V-1 of the tile of floats at row r with tokens t .. t+N-1.
 template <Type kType, int V, int N>
 void float_tile(const LinearArgs& a, int64_t r, int first, int64_t t) {
     constexpr int64_t kColumn = kTileRows * encoding(kType).bytes;
