@@ -174,8 +174,13 @@ private:
             row += rows;
         }
     }
+    // Adds *function* to the stage of rows that is open, or to one that it begins; *before* runs
+    // once per pass, before the rows of that stage.
     void add_row(RowFunction function, PassFunction before = nullptr);
+    // Adds a stage that runs *function* once for all rows.
     void add_whole(PassFunction function);
+    // Adds products of *x* with matrices that can share its rounding; `products` does so for
+    // experts.
     void product(int x, const std::vector<int>& outs, const std::vector<Matrix>& matrices,
                  const std::vector<const float*>& biases);
     void gate_groups(int out, int g, int up, Gate kind);
@@ -186,6 +191,7 @@ private:
     void add_recurrence(Op op, const Args& same, int64_t offset,
                         void (*Kernels::*kernel)(const Args&, int64_t), Fill fill);
     void check(const std::vector<Segment>& segments) const;
+    // Makes room in *pass* for the rows of all segments.
     void start(Pass& pass, const int64_t* tokens, const std::vector<Segment>& segments) const;
     void run_rows(Pass& pass, const Stage& stage) const;
 

@@ -95,6 +95,7 @@ struct DenseDigits {
     }
     static __m256i total(const Vec::Sum<> (&sums)[kSums]) { return sums[0].total(); }
 };
+// The digits of dense lines, as FieldCode in ternary/products.hpp has those of fields.
 struct Dense {
     template <int>
     using Digits = DenseDigits;

@@ -72,6 +72,7 @@ struct DenseDigits {
         }
     }
 };
+// The digits of dense lines, as FieldCode in ternary/products.hpp has those of fields.
 struct Dense {
     template <int N>
     using Digits = DenseDigits<(N <= 2)>;

@@ -116,16 +116,16 @@ struct Lanes {
                 vbslq_f32(vcgtq_f32(a.high, b.high), a.high, b.high)};
     }
     Lanes unless_below(Lanes x, float least) const {
-        const auto cut = [&](float32x4_t of, float32x4_t by) {
+        const auto cut = [&](float32x4_t values, float32x4_t compared) {
             return vreinterpretq_f32_u32(
-                vbicq_u32(vreinterpretq_u32_f32(of), vcltq_f32(by, vdupq_n_f32(least))));
+                vbicq_u32(vreinterpretq_u32_f32(values), vcltq_f32(compared, vdupq_n_f32(least))));
         };
         return {cut(low, x.low), cut(high, x.high)};
     }
     Lanes times_power(Lanes power) const {
-        const auto scaled = [](float32x4_t of, float32x4_t by) {
-            const uint32x4_t n = vshlq_n_u32(vreinterpretq_u32_f32(by), 23);
-            return vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(of), n));
+        const auto scaled = [](float32x4_t values, float32x4_t powers) {
+            const uint32x4_t n = vshlq_n_u32(vreinterpretq_u32_f32(powers), 23);
+            return vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(values), n));
         };
         return {scaled(low, power.low), scaled(high, power.high)};
     }
@@ -149,6 +149,7 @@ struct Neon {
     struct Double {
         float64x2_t part[4];
     };
+    // f of both registers.
     template <class F>
     static Int both(Int a, F f) {
         return {f(a.low), f(a.high)};

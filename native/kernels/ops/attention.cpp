@@ -70,9 +70,10 @@ void attention(const std::vector<AttentionArgs>& batch) {
         blocks += (a.tokens + kQueryBlock - 1) / kQueryBlock * a.kv_heads;
     // Blocks that a unit may have if each thread is to get enough units.
     const int64_t most_for_threads = std::max<int64_t>(1, blocks / (kUnitsPerThread * threads()));
+    // What one thread computes at a time: a split of a unit.
     struct Piece {
         size_t unit;
-        int64_t split;  // -1: all of them
+        int64_t split;  // -1: all splits
     };
     std::vector<Piece> pieces;
     int64_t shared = 0, work = 0;

@@ -178,7 +178,7 @@ struct Block {
             BITNET_UNROLL(8) for (int i = 0; i < kVectors; ++i) sum[n][i].start(start[r + n]);
         const int64_t width = this->width;  // a copy: a store of a register might change a member
         const Code *from = keys.codes + kEach * at, *query = q + r * width;
-        const float* by = step + r;
+        const float* query_steps = step + r;
         if constexpr (kAhead) fetch_steps(soon);
         for (int64_t d = 0; d < width; d += kEach, from += kEach * kKeyBlock, query += kEach * N) {
             if constexpr (kAhead) {
@@ -195,7 +195,8 @@ struct Block {
         BITNET_UNROLL(8)
         for (int n = 0; n < N; ++n) BITNET_UNROLL(8) for (int i = 0; i < kVectors; ++i) {
                 const Lanes steps = Form::steps(keys.steps + at + i * kWidth);
-                (sum[n][i].numbers() * Lanes::set(by[n]) * steps).store(score[n] + at + i * kWidth);
+                (sum[n][i].numbers() * Lanes::set(query_steps[n]) * steps)
+                    .store(score[n] + at + i * kWidth);
             }
     }
 
@@ -281,6 +282,7 @@ struct Block {
         }
     }
 
+    // Prefetches the steps behind the codes at *soon*.
     void fetch_steps(const Code* soon) const {
         for (int64_t i = 0; i < kKeyBlock * int64_t(sizeof(typename Form::Step) / sizeof(Code));
              i += kLine)
@@ -322,6 +324,7 @@ struct Block {
             const Code* next =
                 end ? keys.codes : Page(a.pages[p + 1] + a.layer_offset, kv_head, a.head_dim).codes;
             form.take_page(keys, values);
+            // Tiles of rows that go through a page together.
             constexpr int kTogether = kFetch ? 1 : 4;
             int64_t r = 0;
             if constexpr (kTogether > 1)

@@ -358,6 +358,7 @@ struct QuadCodes {
 };
 struct QuadSums {
     __m256i v;
+    // Signed bytes, widened.
     static Quads with_sign(__m256i v) {
         return {_mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8), _mm256_srai_epi16(v, 8)};
     }

@@ -111,6 +111,7 @@ private:
         wake_.notify_all();
     }
 
+    // The life of a worker.
     void loop() {
         const FloatMode mode;
         Patience patience;
@@ -125,6 +126,7 @@ private:
         }
     }
 
+    // Returns when epoch_ is not *seen*.
     void wait(uint64_t seen, Patience& patience) {
         if (const int turns = patience.turns()) {
             const auto start = std::chrono::steady_clock::now();
@@ -150,11 +152,11 @@ private:
     std::vector<std::thread> workers_;
     std::mutex sleep_;
     std::condition_variable wake_;
-    alignas(64) std::atomic<uint64_t> epoch_{0};
-    std::atomic<int> sleepers_{0};
+    alignas(64) std::atomic<uint64_t> epoch_{0};  // grows with each job, and to wake the workers
+    std::atomic<int> sleepers_{0};                // workers that sleep
     std::atomic<bool> stop_{false};
-    alignas(64) std::atomic<Job*> current_{nullptr};
-    alignas(64) std::atomic<int> inside_{0};
+    alignas(64) std::atomic<Job*> current_{nullptr};  // null when it is withdrawn
+    alignas(64) std::atomic<int> inside_{0};          // workers that may have a pointer to the job
 };
 
 std::atomic<int> requested_threads{int(std::max(1u, std::thread::hardware_concurrency()))};
