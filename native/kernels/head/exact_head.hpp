@@ -79,7 +79,7 @@ struct ExactHead {
     float* norm = nullptr;  // (tiles * 16,) at least |w'_r| and the norms of all parts of its copy
 };
 
-// One hidden state, rounded to 15 bits per block: x' = 2 * step * (128 * high + low) + error.
+// One hidden state, rounded to 15 bits per block: x' = 2 * step * q + error, q = 128 * high + low.
 struct HeadInput {
     std::vector<int8_t> high, low;  // (blocks + 1) * 64
     std::vector<float> step;        // (blocks + 1,) half the step of the activations
@@ -117,6 +117,7 @@ struct HeadKernels {
     HeadSixth sixth;
     HeadPack pack;
 };
+
 // Fills tiles t0 .. t1 - 1 and their sixth bits, step, residual and norm; false when the head has
 // weights that cannot be bounded.
 bool build_copy(const ExactHead& m, int64_t t0, int64_t t1);

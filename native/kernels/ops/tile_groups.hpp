@@ -22,8 +22,10 @@ struct CodeForm {
     static constexpr int kMax = kLargest, kOffset = kSubtracted;
     static constexpr bool kSigned = kS8, kHalves = kTwoScales, kMin = kMinimum;
 };
+// Whether products take the codes of eight bits of a type as signed bytes.
 template <Type kType>
 constexpr bool kSignedBytes = tile_layout(kType).offset == 128 && Vec::kSignedCodes;
+// The largest code of a type, as products take it.
 constexpr int largest_code(Type type) {
     const TileLayout layout = tile_layout(type);
     if (layout.offset == 128) return Vec::kSignedCodes ? 128 : 255;
