@@ -1,5 +1,5 @@
-// Guards mapped files against being truncated: a read past the new end, for which the system sends
-// SIGBUS, returns zeros, and the mapping is marked as torn.
+// Makes reads of mapped files safe if the files are truncated meanwhile: a read past the new end,
+// for which the system sends SIGBUS, returns zeros, and the mapping is marked as torn.
 #include "bind/module.hpp"
 
 #if !defined(_WIN32)

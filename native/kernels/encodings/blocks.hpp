@@ -232,6 +232,8 @@ namespace {
     const uint32_t magnitude = uint32_t(h & 0x7fff) << 13;
     if (magnitude < (0x0400u << 13))  // zero or subnormal: let the float unit normalise it
         return bits_to_float(sign | float_to_bits(float(h & 0x3ff) * 0x1p-24f));
+    // The bias grows by 112, from 15 to 127; the exponent of infinity and NaN by 224, from 31 to
+    // 255.
     const uint32_t exponent_shift = magnitude >= (0x7c00u << 13) ? 224u << 23 : 112u << 23;
     return bits_to_float(sign | (magnitude + exponent_shift));
 }
@@ -248,7 +250,7 @@ namespace {
     const uint32_t sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
     if (magnitude > 0x7f800000) return uint16_t(sign | 0x7e00);
     if (magnitude >= 0x477ff000) return uint16_t(sign | 0x7c00);  // 65,520 rounds to infinity
-    if (magnitude < 0x38800000)  // subnormal half: one addition rounds at its last bit
+    if (magnitude < 0x38800000)  // 2^-14, subnormal half: adding 0.5 rounds at its last bit
         return uint16_t(sign | (float_to_bits(bits_to_float(magnitude) + 0.5f) - 0x3f000000));
     return uint16_t(sign | ((magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13));
 }

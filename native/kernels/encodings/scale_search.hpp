@@ -21,6 +21,7 @@ constexpr int kSuper = 256;         // weights of a block of the K types
 constexpr float kNothing = 1e-15f;  // a group whose largest magnitude is below it becomes zeros
 
 // Nearest integer, ties to even; beyond 2^22 the wrong number that ggml's nearest_int gives, too.
+// 12582912 is 1.5 * 2^23: adding it shifts the fraction out.
 inline int nearest(float v) { return int(float_to_bits(v + 12582912.0f) & 0x7fffff) - 0x400000; }
 
 inline int clamp_code(int code, int low, int high) { return std::max(low, std::min(high, code)); }

@@ -58,7 +58,8 @@ public:
     float real(const char* field) const { return float(number(field)); }
 };
 
-// *count*, a width or a number of things, which must be so small that products do not overflow.
+// *count*, a width or a number of heads or layers. Throws if it is not above 0, or so large that a
+// product of counts might overflow.
 inline int64_t checked(int64_t count) {
     require(count > 0 && count <= 1 << 24,
             "a width or a number of heads or layers is out of range");
@@ -88,7 +89,7 @@ public:
         std::vector<double> of_pair;
         double scale;
     };
-    // Adds frequencies, one set for each rotation, and returns the number of all these.
+    // Adds a context, which has frequencies for each rotation, and returns its number.
     int64_t add_context(std::vector<Frequencies> rotations);
     int add_rotation(int64_t pairs, bool half);  // before all instructions
     void set_state(int64_t size);                // floats of the state of a sequence

@@ -10,7 +10,7 @@ using detail::active;
 
 namespace {
 
-// One matrix of each type and width among *matrices*, for which an input must be rounded.
+// One matrix of each type and width among *matrices*: an input is rounded once for each of these.
 std::vector<Matrix> input_forms(const std::vector<std::vector<Matrix>>& matrices) {
     std::vector<Matrix> forms;
     for (const auto& experts : matrices) {

@@ -164,6 +164,7 @@ void linear_block(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch)
     if (a.tokens < kTokens) return without_tiles(a, r0, r1, scratch);
     static constexpr TileShapes kShapes = block_shapes();
     const Tiles tiles(kShapes);
+    // A BlockInput has 64 bytes.
     const int64_t step = tokens_per_pass(a.tokens, 64 * block_inputs(a.cols), kTokens);
     for (int64_t t0 = 0; t0 < a.tokens; t0 += step) {
         const int64_t t1 = t0 + step < a.tokens ? t0 + step : a.tokens;

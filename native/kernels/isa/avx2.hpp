@@ -27,7 +27,7 @@ struct Lanes {
     static Lanes signed_bytes(const uint8_t* p) {
         return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load64(p)))};
     }
-    static Lanes half_powers(const uint8_t* p) {
+    static Lanes half_powers(const uint8_t* p) {  // half_power of encodings/blocks.hpp
         const __m256i power = _mm256_cvtepu8_epi32(load64(p)), one = _mm256_set1_epi32(1);
         const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(power, one), 23);
         return {_mm256_castsi256_ps(

@@ -76,7 +76,7 @@ struct Lanes {
         const int16x8_t wide = vmovl_s8(vreinterpret_s8_u8(vld1_u8(p)));
         return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide))), vcvtq_f32_s32(vmovl_high_s16(wide))};
     }
-    static Lanes half_powers(const uint8_t* p) {
+    static Lanes half_powers(const uint8_t* p) {  // half_power of encodings/blocks.hpp
         const uint16x8_t wide = vmovl_u8(vld1_u8(p));
         const auto four = [](uint16x4_t powers) {
             const int32x4_t power = vreinterpretq_s32_u32(vmovl_u16(powers)), one = vdupq_n_s32(1);

@@ -187,6 +187,7 @@ void remaining(const LinearArgs& a, int64_t r, int64_t t, uint8_t* scratch) {
 
 template <Type kType>
 void linear_block(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch) {
+    // A BlockInput has 64 bytes.
     const int64_t whole = a.tokens / kTokens * kTokens,
                   step = tokens_per_pass(a.tokens, 64 * block_inputs(a.cols), kTokens);
     for (int64_t t0 = 0; t0 < whole; t0 += step) {

@@ -8,7 +8,7 @@ namespace bitnet {
 // Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
-// Nearest integer, halves to even, for |x| < 2^22: the addition shifts the fraction out.
+// Nearest integer, halves to even, for |x| < 2^22: adding 1.5 * 2^23 shifts the fraction out.
 [[maybe_unused]] inline float round_half_even(float x) { return (x + 12582912.0f) - 12582912.0f; }
 
 // e^x within 2 ulp (Cephes' polynomial), with |x| clamped to 87, so that the result is a normal

@@ -21,7 +21,7 @@ namespace bitnet {
 void set_threads(int count);
 int threads();
 
-// Wakes the threads that sleep, so that they spin until the work comes that follows shortly.
+// Wakes the threads that sleep; they then spin for the work that is about to follow.
 void wake_threads();
 
 using ChunkFunction = void (*)(void* context, int64_t chunk);
@@ -91,8 +91,8 @@ uint8_t* thread_scratch(size_t size);
 std::shared_ptr<uint8_t> allocate_weights(size_t size);
 
 // Sets the floating-point mode that the kernels are written for: rounding to nearest, subnormal
-// numbers kept. Restores the mode of the calling thread at the end, which may be another one, for
-// example after torch.set_flush_denormal.
+// numbers kept. A caller's thread may have another mode, for example from torch.set_flush_denormal;
+// that mode is restored at the end.
 class FloatMode {
 public:
     FloatMode() : before_(read()) {

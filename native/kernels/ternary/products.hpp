@@ -35,8 +35,8 @@ template <int kBits, int kPlaces>
 struct Fields {
     static constexpr int kDigits = 8 / kBits, kSums = kPlaces,
                          kTogether = Vec::kRunsTogether ? kDigits : 1;
-    // A single bit stands for a code of 0 or 2, one place higher; from place 7 it would leave a
-    // byte.
+    // A single bit is moved one place higher, because its code is 0 or 2; in place 7 that would
+    // leave the byte, so 6 is the last place.
     static constexpr int place(int f) {
         return kBits == 2 ? f % kPlaces * 2 : f % kPlaces < 6 ? f % kPlaces : 6;
     }
