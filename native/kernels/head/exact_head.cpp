@@ -87,7 +87,7 @@ std::vector<int64_t> likely_best(const Bounds& s, int64_t count) {
                      [&](int64_t a, int64_t b) { return values[size_t(a)] > values[size_t(b)]; });
     order.resize(size_t(count));
     if (by_tile)
-        for (int64_t& tile : order) {
+        for (int64_t& tile : order) {  // becomes the number of a row
             const auto first = s.approx.begin() + tile * kHeadRows;
             tile = std::max_element(first, first + kHeadRows) - s.approx.begin();
         }
@@ -131,7 +131,7 @@ void refine(const ExactHead& m, const HeadInput& x, const std::vector<int64_t>& 
 }
 
 // Sum of exp(upper bound - threshold) over the rows whose upper bound is below *threshold*, rounded
-// up. The rows are cut into the same pieces for any number of threads, whose sums are added in
+// up. For any number of threads, the rows are cut into the same pieces, whose sums are added in
 // order.
 double tail_below(const Bounds& s, float threshold) {
     constexpr int64_t kPiece = 64;  // tiles
@@ -161,8 +161,8 @@ HeadResult choose(const ExactHead& m, const HeadQuery& query, const HeadInput& x
     linear_rows(m, query.x, likely.data(), int64_t(likely.size()), exact.data());
     if (std::any_of(exact.begin(), exact.end(), [](float logit) { return std::isnan(logit); }))
         return {};
-    // query.count rows have at least the lowest of these logits, so no row below it is among the
-    // best. If there are fewer rows than that, all are found.
+    // At least query.count rows reach the lowest of these logits, so no row below it is among the
+    // best. If there are not that many rows, all are found.
     float threshold = kNone;
     if (int64_t(likely.size()) == query.count)
         threshold = *std::min_element(exact.begin(), exact.end());

@@ -25,6 +25,7 @@ inline float sum_of_squares(const float* x, int64_t n) {
            ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
 }
 
+// Largest magnitude of *n* numbers.
 inline float largest_of(const float* x, int64_t n) {
     float lanes[8] = {};
     for (int64_t i = 0; i < n; i += 8)

@@ -207,7 +207,7 @@ struct QuadForm {
     static constexpr int kManyRows = 1, kManyVectors = 1, kFewRows = 1, kFewVectors = 1;
 #endif
     static constexpr int kEach = 4, kPageFloats = kKeyBlock / 2;
-    static constexpr float kUnits = 2048.0f, kWhole = 32767.0f;  // kWhole: 1 in numbers of 16 bits
+    static constexpr float kUnits = 2048.0f, kWhole = 32767.0f;  // kWhole: int16 that stands for 1
     static constexpr float kMost = 32640.0f;  // the largest code, 255, with seven fractional bits
     using Code = uint8_t;
     using Step = uint16_t;
