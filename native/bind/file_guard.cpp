@@ -55,7 +55,7 @@ bool put_zeros(uintptr_t address) {
 }
 
 // Lets the system's default action end the process.
-void hand_to_system(int number) {
+void run_default_action(int number) {
     signal(number, SIG_DFL);
     raise(number);
 }
@@ -69,14 +69,14 @@ void on_fault(int number, siginfo_t* info, void* context) {
     }
     const int last = handler_count.load() - 1 - asked.fetch_add(1);
     if (last < 0) {
-        hand_to_system(number);
+        run_default_action(number);
     } else if (const struct sigaction& next = handlers[last]; next.sa_flags & SA_SIGINFO) {
         next.sa_sigaction(number, info, context);
     } else if (next.sa_handler != SIG_DFL && next.sa_handler != SIG_IGN) {
         next.sa_handler(number);
     } else if (by_access || next.sa_handler == SIG_DFL) {
         // As without on_fault, a faulting access ends the process even if the signal is ignored.
-        hand_to_system(number);
+        run_default_action(number);
     }
     asked.fetch_sub(1);
 }

@@ -23,7 +23,7 @@ A unconverted(nb::handle source, const char* refusal) {
     if (!nb::try_cast(source, array, false)) throw nb::type_error(refusal);
     return array;
 }
-constexpr char kNotFloats[] = "an array is not one of float32, row by row";
+constexpr char kNotFloats[] = "an array must be float32 and C-contiguous";
 
 // The fields of one instruction, which Graph.add takes as keyword arguments.
 class Keywords : public Operands {
@@ -100,7 +100,7 @@ class PyGraph : public Graph {
 public:
     void add(const std::string& instruction, const nb::kwargs& fields) {
         Graph::add(instruction, Keywords(fields));
-        kept_.push_back(fields);
+        owners_.push_back(fields);
     }
 
     int64_t add_table(int64_t layers, int64_t kv_heads, int64_t head_dim, int64_t window, bool q8) {
@@ -124,7 +124,7 @@ public:
         for (nb::handle item : segments) {
             const auto parts = nb::cast<nb::tuple>(item);
             require(parts.size() == 7 || parts.size() == 8,
-                    "a segment is not a tuple of seven or eight parts");
+                    "a segment must be a tuple of seven or eight parts");
             Segment& s = all.emplace_back();
             s.count = nb::cast<int64_t>(parts[0]);
             s.start = nb::cast<int64_t>(parts[1]);
@@ -149,7 +149,7 @@ public:
     }
 
 private:
-    std::vector<nb::object> kept_;  // owners of the arrays that the graph points into
+    std::vector<nb::object> owners_;  // of the arrays that the graph points into
 };
 
 }  // namespace

@@ -75,7 +75,7 @@ nb::list bind_find(const BoundHead& self, const Floats& x, int64_t count,
     const int64_t tokens = int64_t(x.size()) / self.head.cols;
     require(int64_t(x.size()) == tokens * self.head.cols, "x must be (tokens, cols)");
     require(int64_t(margins.size()) == tokens && int64_t(listed.size()) == tokens && count > 0,
-            "margins and listed must have an entry for each token, count be positive");
+            "margins and listed must have an entry for each token, count must be positive");
     std::vector<HeadQuery> queries(static_cast<size_t>(tokens));
     for (size_t i = 0; i < queries.size(); ++i) {
         HeadQuery& query = queries[i];
@@ -105,7 +105,7 @@ bool bind_bounds(const BoundHead& self, const Floats& x, bool sixth, const OutFl
     require(int64_t(x.size()) == self.head.cols &&
                 int64_t(approx.size()) == head_tiles(self.head.rows) * kHeadRows &&
                 upper.size() == approx.size(),
-            "x must be (cols,), approx and upper whole tiles of rows");
+            "x must be (cols,), approx and upper must have whole tiles of rows");
     const Computing computing;
     return head_bounds(self.head, x.data(), sixth, approx.data(), upper.data());
 }
@@ -114,7 +114,7 @@ bool bind_bounds(const BoundHead& self, const Floats& x, bool sixth, const OutFl
 void bind_rows(const BoundHead& self, const Floats& x, const Array<const int64_t>& ids,
                const OutFloats& out) {
     require(int64_t(x.size()) == self.head.cols && ids.size() == out.size(),
-            "x must be (cols,), out like ids");
+            "x must be (cols,), out must have the size of ids");
     for (size_t i = 0; i < ids.size(); ++i)
         require(ids.data()[i] >= 0 && ids.data()[i] < self.head.rows,
                 "a row number is out of range");

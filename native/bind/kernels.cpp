@@ -28,7 +28,7 @@ nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> bind_allocate(size_t size) {
 }
 
 // *type*, which must be an encoding in rows that `tiled` has a form for.
-Type known_row_type(int type) {
+Type checked_row_type(int type) {
     require(can_tile(known_type(type)), "the encoding has no form with interleaved rows");
     return Type(type);
 }
@@ -36,7 +36,7 @@ Type known_row_type(int type) {
 void bind_pack_rows(int type, const Bytes& weight, int64_t rows, int64_t cols,
                     const OutBytes& out) {
     const Type checked = checked_type(type, rows, cols, weight);
-    known_row_type(type);
+    checked_row_type(type);
     require(int64_t(out.size()) == weight_bytes(tiled(checked), rows, tiled_cols(checked, cols)),
             "out has the wrong size");
     const Computing computing;
@@ -243,7 +243,7 @@ void bind_kernels(nb::module_& m) {
           "inputs"_a, "type"_a, "cols"_a, "out"_a.noconvert());
     m.def(
         "tiled_columns",
-        [](int type, int64_t cols) { return tiled_cols(known_row_type(type), cols); }, "type"_a,
+        [](int type, int64_t cols) { return tiled_cols(checked_row_type(type), cols); }, "type"_a,
         "cols"_a);
     m.def("quantize_rows", &bind_quantize_rows, "ggml_id"_a, "x"_a.noconvert(),
           "importance"_a.none(), "out"_a.noconvert());

@@ -209,7 +209,8 @@ nb::bytes pack_steps(nb::handle normalizers, nb::handle pre_tokenizers, bool spe
         for (const nb::handle step : normalizers) steps.push_back(normalizer(Entry(step)));
         for (const nb::handle step : pre_tokenizers) pre_tokenizer(Entry(step), spelled, steps);
     } catch (const nb::cast_error&) {
-        throw std::invalid_argument("a step with something else than a text");
+        throw std::invalid_argument(
+            "a step with a type or an option that must be a text and is not");
     }
     std::string out;
     append(out, {uint32_t(steps.size())});
@@ -339,7 +340,7 @@ nb::object spell(nb::list texts, nb::bytes kinds, nb::list added,
                  const std::vector<uint32_t>& outside, bool byte_level, bool byte_fallback,
                  bool sentencepiece) {
     const auto count = size_t(PyList_GET_SIZE(texts.ptr()));
-    if (kinds.size() != count) throw nb::value_error("not a type for each token");
+    if (kinds.size() != count) throw nb::value_error("kinds must have one type for each token");
     const auto kind = [&](size_t id) { return uint8_t(kinds.c_str()[id]); };
     const auto check_id = [&](size_t id) {
         if (id >= count) throw nb::index_error("an id outside of the vocabulary");
@@ -392,7 +393,7 @@ nb::object spell(nb::list texts, nb::bytes kinds, nb::list added,
                 flags[id] |= kByteToken;
             }
         }
-        if (out.size() > kNoId) throw nb::value_error("tokens of 4 GiB");
+        if (out.size() > kNoId) throw nb::value_error("the tokens have 4 GiB or more");
         offsets.push_back(uint32_t(out.size()));
     }
     for (const uint32_t id : outside) {

@@ -35,14 +35,14 @@ public:
     Numbers(const Numbers&) = delete;
     Numbers& operator=(const Numbers&) = delete;
     ~Numbers() {
-        for (PyObject* number : made_) Py_XDECREF(number);
+        for (PyObject* number : ints_) Py_XDECREF(number);
     }
 
     // A Python list to which ids are added; it is allocated for *expected* ids.
     class List {
     public:
         List(Numbers& numbers, uint32_t n_tokens, size_t expected) : numbers_(numbers) {
-            if (numbers.made_.size() < n_tokens) numbers.made_.resize(n_tokens, nullptr);
+            if (numbers.ints_.size() < n_tokens) numbers.ints_.resize(n_tokens, nullptr);
             list_ = nb::steal(PyList_New(Py_ssize_t(expected)));
             if (!list_.is_valid()) throw nb::python_error();
         }
@@ -72,17 +72,17 @@ public:
 
 private:
     PyObject* number(uint32_t id) {
-        PyObject* object = id < made_.size() ? made_[id] : nullptr;
+        PyObject* object = id < ints_.size() ? ints_[id] : nullptr;
         if (object == nullptr) {
             object = PyLong_FromUnsignedLong(id);
             if (object == nullptr) throw nb::python_error();
-            if (id >= made_.size()) return object;
-            made_[id] = object;
+            if (id >= ints_.size()) return object;
+            ints_[id] = object;
         }
         Py_INCREF(object);
         return object;
     }
-    std::vector<PyObject*> made_;  // by id; null: not made yet
+    std::vector<PyObject*> ints_;  // by id; null: not made yet
 };
 
 // TokenizerEngine with the buffer of the compiled tokenizer, which the engine points into.

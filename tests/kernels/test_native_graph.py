@@ -323,7 +323,7 @@ def test_what_does_not_fit_is_refused_when_it_is_built():
         graph.add("Add", out=0, x=0)
     with pytest.raises(ValueError, match="an operand is missing"):
         graph.add("Add", out=0, x=0, y=None)
-    with pytest.raises(TypeError, match="not one of float32"):
+    with pytest.raises(TypeError, match="must be float32"):
         graph.add("Scale", out=0, x=0, weight=np.ones(8))
     with pytest.raises(ValueError, match="no such rotation"):
         graph.add("Rotate", out=0, x=0, rotation=0, head_dim=4)

@@ -270,7 +270,7 @@ void round_k(const float* x, const float* importance, float, Block& block) {
 // ---- 256 weights with a signed scale per group of 16: Q3_K, Q6_K
 
 // The scale with the largest magnitude, of 16.
-float of_largest_size(const float* scales) { return extreme(scales, 16); }
+float largest_scale(const float* scales) { return extreme(scales, 16); }
 
 // Codes of the weights, codes plus 32 of the scales of their 16 groups, and *d*, the step of the
 // scales, as float16.
@@ -293,7 +293,7 @@ void scales_of_q3_k(const float* x, const float* importance, int8_t* codes, int8
         d = float_to_half(fit_symmetric(scales, weights, 16, 32, scale_codes));
         return;
     }
-    const float largest = of_largest_size(scales), inverse = -32.0f / largest;
+    const float largest = largest_scale(scales), inverse = -32.0f / largest;
     for (int g = 0; g < 16; ++g)
         scale_codes[g] =
             largest != 0.0f ? int8_t(clamp_code(int8_t(nearest(inverse * scales[g])), -32, 31) + 32)
@@ -327,8 +327,8 @@ void round_q6_k(const float* x, const float* importance, float, BlockQ6_K& block
         scales[g] =
             fit_symmetric(x + 16 * g, importance ? importance + 16 * g : w, 16, 32, codes + 16 * g);
     }
-    const float largest = of_largest_size(scales);
-    if (std::fabs(largest) < kNothing) return;
+    const float largest = largest_scale(scales);
+    if (std::fabs(largest) < kGroupEpsilon) return;
     const float inverse = -128.0f / largest;
     block.d = float_to_half(1.0f / inverse);
     for (int g = 0; g < 16; ++g) {
@@ -360,7 +360,7 @@ int nearest_uneven(float v) {
 // Scale of 32 weights; their codes follow from it (round_uneven).
 float fit_uneven(const float* x, const float* importance, float mean_square) {
     const float largest = extreme(x, 32);
-    if (std::fabs(largest) < kNothing) return 0.0f;
+    if (std::fabs(largest) < kGroupEpsilon) return 0.0f;
     float w[32];
     if (importance)
         weigh(x, importance, 32, mean_square, w);

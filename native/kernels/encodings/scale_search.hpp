@@ -17,8 +17,9 @@ namespace bitnet {
 // Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
-constexpr int kSuper = 256;         // weights of a block of the K types
-constexpr float kNothing = 1e-15f;  // a group whose largest magnitude is below it becomes zeros
+constexpr int kSuper = 256;  // weights of a block of the K types
+// A group whose largest magnitude is below it becomes zeros.
+constexpr float kGroupEpsilon = 1e-15f;
 
 // Nearest integer, ties to even; beyond 2^22 the wrong number that ggml's nearest_int gives, too.
 // 12582912 is 1.5 * 2^23: adding it shifts the fraction out.
@@ -58,7 +59,7 @@ struct Fit {
 // Finds *codes* from -half to half - 1, which are stored plus *half*, and returns their scale.
 inline float fit_symmetric(const float* x, const float* w, int n, int half, int8_t* codes) {
     const float largest = extreme(x, n);
-    if (std::fabs(largest) < kNothing) {
+    if (std::fabs(largest) < kGroupEpsilon) {
         std::fill(codes, codes + n, int8_t(0));
         return 0.0f;
     }
@@ -89,16 +90,16 @@ inline float fit_symmetric(const float* x, const float* w, int n, int half, int8
 }
 
 // Changes single codes, within *low* .. *high*, in at most five rounds, as long as that makes the
-// gain of *fit* larger. If *rest_needed*, a code is not changed if the others alone have no scale.
+// gain of *fit* larger. If *others_need_scale*, it skips a code if the others alone have no scale.
 template <class Code>
 inline void improve_codes(const float* x, const float* w, int n, int low, int high,
-                          bool rest_needed, Code* codes, Fit& fit) {
+                          bool others_need_scale, Code* codes, Fit& fit) {
     bool changed = true;
     for (int round = 0; round < 5 && changed; ++round) {
         changed = false;
         for (int i = 0; i < n; ++i) {
             Fit other = fit.without(x[i], w[i], float(codes[i]));
-            if (!(other.xc > 0.0f) || (rest_needed && !(other.cc > 0.0f))) continue;
+            if (!(other.xc > 0.0f) || (others_need_scale && !(other.cc > 0.0f))) continue;
             const int code = clamp_code(nearest(x[i] * other.cc / other.xc), low, high);
             if (code == codes[i]) continue;
             other.add(x[i], w[i], float(code));
@@ -115,7 +116,7 @@ inline void improve_codes(const float* x, const float* w, int n, int low, int hi
 inline float fit_symmetric_stepwise(const float* x, const float* w, int n, int half,
                                     int8_t* codes) {
     const float largest = extreme(x, n);
-    if (std::fabs(largest) < kNothing) {
+    if (std::fabs(largest) < kGroupEpsilon) {
         std::fill(codes, codes + n, int8_t(0));
         return 0.0f;
     }
@@ -134,7 +135,7 @@ inline float fit_symmetric_stepwise(const float* x, const float* w, int n, int h
 inline float fit_positive(const float* x, const float* w, int n, int top, uint8_t* codes) {
     float largest = 0.0f;
     for (int i = 0; i < n; ++i) largest = largest > x[i] ? largest : x[i];
-    if (largest < kNothing) {
+    if (largest < kGroupEpsilon) {
         std::fill(codes, codes + n, uint8_t(0));
         return 0.0f;
     }

@@ -121,7 +121,7 @@ std::vector<const float*> Graph::biases(const Operands& operands,
 // or the last ones of its layer.
 int64_t Graph::state_offset(const Operands& operands, int64_t size, bool first) const {
     const int64_t start = operands.integer("start"), stop = operands.integer("stop");
-    require(!selected_, "a state behind the outputs alone");
+    require(!selected_, "an instruction with a state follows Select");
     require(start >= 0 && start <= stop && stop <= state_size_ && size <= stop - start,
             "the state ends before");
     return first ? start : stop - size;
@@ -215,14 +215,15 @@ void Graph::run(const int64_t* tokens, int64_t count, const std::vector<Segment>
         rows += segment.count;
         outputs += segment.outputs;
     }
-    require(count == rows, "another number of tokens than the segments have");
+    require(count == rows, "the number of tokens is not that of the segments");
     // A program that takes rows and looks nothing up does not read the tokens.
     const bool reads_tokens = taken_ == 0 || vocabulary_ > 0;
     for (int64_t i = 0; i < count && reads_tokens; ++i)
         require(tokens[i] >= 0 && tokens[i] < vocabulary_, "a token is outside of the vocabulary");
-    require(selected_ || outputs == count, "nothing selects the rows of the outputs, so all are");
+    require(selected_ || outputs == count,
+            "nothing selects the rows of the outputs, so all rows must be outputs");
     require(size == outputs * width(checked_register(result)),
-            "out has another size than the output rows");
+            "out does not have the size of the output rows");
     wake_threads();
     start(pass, tokens, segments);
     for (const Stage& stage : stages_) {

@@ -57,7 +57,8 @@ void Graph::lookup(const Operands& operands) {
     const Matrix stored = operands.matrices("table").at(0).at(0);
     const Matrix table = shaped(stored, width(out), stored.rows);
     const bool by_position = operands.text("by") == "position";
-    require(by_position || operands.text("by") == "text", "rows of a table by something unknown");
+    require(by_position || operands.text("by") == "text",
+            "a table is looked up neither by position nor by text");
     if (by_position) positions_ = std::min(positions_, table.rows);
     add_row(
         [=](Pass& pass, int64_t row) {
@@ -72,7 +73,7 @@ void Graph::lookup(const Operands& operands) {
 void Graph::take(const Operands& operands) {
     const int out = reg(operands, "out");
     const int64_t offset = taken_;
-    require(!selected_, "rows are taken for all tokens");
+    require(!selected_, "Take follows Select");
     taken_ += width(out);
     add_row([=](Pass& pass, int64_t row) {
         const Row& input = pass.of_row[size_t(row)];
@@ -253,7 +254,7 @@ void Graph::rotate(const Operands& operands) {
     require(rotation >= 0 && rotation < int64_t(rotations_.size()), "no such rotation");
     const Rotation r = rotations_[size_t(rotation)];
     require(head_dim >= 2 * r.pairs && width(x) % head_dim == 0,
-            "more rotated elements than a head has, or another width");
+            "more rotated elements than a head has, or the width is not whole heads");
     require(width(out) == width(x), "widths differ");
     add_row(
         [=](Pass& pass, int64_t row) {
@@ -278,7 +279,7 @@ void Graph::temper(const Operands& operands) {
     const int64_t length = operands.integer("length");
     const double scale = operands.number("scale");
     require(std::isfinite(scale) && length > 0,
-            "the temperature is not finite, or grows after no positions");
+            "the scale is not finite, or the length is not above 0");
     require(width(out) == width(x), "widths differ");
     add_row([=](Pass& pass, int64_t row) {
         const int64_t times = pass.of_row[size_t(row)].position / length;
@@ -308,7 +309,7 @@ void Graph::attend(const Operands& operands) {
     require(k.size() == v.size() && fits(k) && fits(v), "keys and values are those of other heads");
     require(width(q) % keys == 0 && width(out) == width(q),
             "queries or results are those of other heads");
-    require(k.empty() || !selected_, "keys and values of the outputs alone");
+    require(k.empty() || !selected_, "keys and values are stored after Select");
     AttentionArgs same;
     same.layer_offset = offset;
     same.kv_type = table.type;

@@ -208,7 +208,7 @@ void Graph::expert_linear(const Operands& operands) {
         require(int64_t(matrices[i].size()) == count, "each expert must have one matrix");
         for (const Matrix& m : matrices[i])
             require(share_input(shaped(m, width(x) / parts, rows), matrices[i][0]),
-                    "the experts of a layer need inputs of several forms");
+                    "the experts of a layer do not share a form of their input");
         sizes.push_back(count * rows);
     }
     products(x, experts, outs, matrices, biases(operands, sizes), apart);

@@ -321,7 +321,7 @@ void check(const Routing& routing) {
             "the experts are not whole groups, or more groups are chosen than there are");
     require(
         routing.used > 0 && routing.used <= routing.count / routing.groups * routing.groups_used,
-        "fewer experts than are to be chosen");
+        "more experts are chosen than the groups in use have");
 }
 
 void route(const Routing& routing, const float* logits, const float* bias, float* experts,

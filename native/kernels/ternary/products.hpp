@@ -262,11 +262,11 @@ struct TernaryProduct {
 template <int N>
 struct GroupSums {
     Lanes part[N][kVecs], y[N][kVecs];
-    const uint8_t* scales;  // of the current group
-    int64_t shared, last;   // runs that share a scale, and the last run of a row
+    const uint8_t* scales;         // of the current group
+    int64_t runs_per_group, last;  // runs that share a scale, and the last run of a row
     void start(const LinearArgs& a, int64_t r) {
         scales = a.weight + r * a.row_bytes;
-        shared = group_runs(a.type);
+        runs_per_group = group_runs(a.type);
         last = a.cols / kRun - 1;
         for (int n = 0; n < N; ++n)
             for (int v = 0; v < kVecs; ++v) part[n][v] = y[n][v] = Lanes::set(0.0f);
@@ -280,8 +280,8 @@ struct GroupSums {
                 part[n][v] = Lanes::fma(Vec::to_float(Vec::minus(products[n][v], a.sums[at])),
                                         Lanes::set(a.step[at]), part[n][v]);
         }
-        // *shared* is a power of two.
-        if ((run & (shared - 1)) != shared - 1 && run != last) return;
+        // *runs_per_group* is a power of two.
+        if ((run & (runs_per_group - 1)) != runs_per_group - 1 && run != last) return;
         BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) {
             const Lanes scale = Lanes::halves(scales + kVecBytes / 2 * v);
             BITNET_UNROLL(8) for (int n = 0; n < N; ++n) {
