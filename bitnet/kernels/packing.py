@@ -46,7 +46,8 @@ _LINE = 64  # bytes of a line, which has some columns of all rows of a tile
 # Columns of a line, by layout.
 COLUMNS = {"TERNARY": 16, "TERNARY_BLOCKS": 16, "TERNARY_DENSE": 20}
 _SCALED_COLUMNS = 256  # columns of a scale in TERNARY_BLOCKS; kTernaryBlock in ternary/layout.hpp
-_MOST_DENSE = 1 << 17  # columns of a dense matrix; kDenseCols in native/kernels/ternary/layout.hpp
+# The most columns of a matrix, by layout: most_ternary_cols in native/kernels/ternary/layout.hpp.
+_MOST_COLUMNS = {"TERNARY": 1 << 19, "TERNARY_DENSE": 1 << 17}
 # Encodings that are packed from the bytes of the file, if the width is a multiple of so many
 # columns; other ternary weights are unpacked to int8 codes first.
 _IN_PLACE = {"I2_S": 128, "TQ1_0": 256, "TQ2_0": 256, "PACKED_U8": 1, "IQ2_BN": 64}
@@ -206,13 +207,14 @@ def _pack_ternary(native: ModuleType, weight: Weight, *, dense: bool) -> Matrix:
     groups = scales.shape[1]
     if groups > 1 and groups * _SCALED_COLUMNS != inputs:
         raise _not_packed(weight, f"a scale for each {inputs // groups} columns")
-    dense = dense and _whole_lines("TERNARY_DENSE", inputs) <= _MOST_DENSE
     layout = "TERNARY"
     if groups > 1:
         layout = "TERNARY_BLOCKS"
-    elif dense:
+    elif dense and _whole_lines("TERNARY_DENSE", inputs) <= _MOST_COLUMNS["TERNARY_DENSE"]:
         layout = "TERNARY_DENSE"
     columns = _whole_lines(layout, inputs)
+    if columns > _MOST_COLUMNS.get(layout, columns):
+        raise _not_packed(weight, f"rows of {inputs:,} weights")
     code_bytes = tiles * columns // COLUMNS[layout] * _LINE
     scale_bytes = tiles * _TILE_ROWS * groups * 4 if groups > 1 else 0
     data: NDArray[np.uint8] = native.allocate_weights(code_bytes + scale_bytes)

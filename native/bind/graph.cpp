@@ -112,6 +112,7 @@ public:
         std::vector<Frequencies> all;
         for (const auto& [frequencies, scale] : rotations)
             all.push_back({{frequencies.data(), frequencies.data() + frequencies.size()}, scale});
+        const Released released;  // it waits for the pass that runs
         return Graph::add_context(std::move(all));
     }
 

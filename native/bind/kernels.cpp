@@ -76,7 +76,7 @@ bool bind_pack_ternary(const std::string& source, const Bytes& weight, int64_t r
     require(cols >= inputs && cols % ternary_step(packed) == 0 &&
                 int64_t(out.size()) >= ternary_code_bytes(packed, rows, cols),
             "out must hold whole tiles of cols columns");
-    require(packed != Type::TernaryDense || cols <= kDenseCols, "too many columns for dense tiles");
+    require(cols <= most_ternary_cols(packed), "too many columns for ternary tiles");
     const Computing computing;
     return pack_ternary(kind, weight.data(), rows, inputs, packed, cols, out.data());
 }

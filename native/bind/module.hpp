@@ -12,6 +12,7 @@
 
 #include "ops/ops.hpp"
 #include "system/thread_pool.hpp"
+#include "ternary/layout.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -108,6 +109,7 @@ inline Type checked_type(int type, int64_t rows, int64_t cols, const Bytes& weig
     require(row_bytes(known_type(type), cols) > 0, "cols is not a whole number of blocks");
     require(int64_t(weight.size()) >= weight_bytes(Type(type), rows, cols),
             "weight has too few bytes");
+    require(cols <= most_ternary_cols(Type(type)), "too many columns for ternary tiles");
     return Type(type);
 }
 

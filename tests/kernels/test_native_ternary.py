@@ -305,10 +305,33 @@ def test_what_cannot_be_packed_is_refused():
     ):
         with pytest.raises(ValueError, match="whole tiles"):
             NATIVE.pack_ternary("CODES", codes, 2, 250, kind, columns, room)
-    wide = np.zeros(140_000, dtype=np.uint8)
-    tile = np.zeros(64 * 7000, dtype=np.uint8)
+    for kind, columns in ((dense, 140_000), (two_bit, 2**19 + 16)):
+        wide = np.zeros(columns, dtype=np.uint8)
+        tile = np.zeros(4 * columns, dtype=np.uint8)
+        with pytest.raises(ValueError, match="too many columns"):
+            NATIVE.pack_ternary("CODES", wide, 1, columns, kind, columns, tile)
+    x = np.zeros(2**19 + 16, dtype=np.float32)
     with pytest.raises(ValueError, match="too many columns"):
-        NATIVE.pack_ternary("CODES", wide, 1, 140_000, dense, 140_000, tile)
+        NATIVE.linear(two_bit, tile, 1, 2**19 + 16, 1.0, x, np.zeros(1, dtype=np.float32))
+
+
+def test_the_widest_rows_have_the_same_sums_on_every_level(level):
+    """All weights +1 and all inputs the largest code: the largest sums that 32 bits must hold."""
+    columns = 2**19
+    codes = np.ones(columns, dtype=np.uint8)
+    kind = NATIVE.kernel_types().index("TERNARY")
+    tile = np.zeros(4 * columns, dtype=np.uint8)
+    assert NATIVE.pack_ternary("CODES", codes, 1, columns, kind, columns, tile)
+    for rows_of_inputs in (1, 2, 5):
+        x = np.ones((rows_of_inputs, columns), dtype=np.float32)
+        out = np.empty((rows_of_inputs, 1), dtype=np.float32)
+        NATIVE.linear(kind, tile, 1, columns, 1.0, x, out)
+        assert (out == columns).all()
+
+
+def test_a_matrix_with_rows_that_no_kernel_sums_is_refused(ops):
+    with pytest.raises(Unsupported, match="rows of 524,416 weights"):
+        ops.prepare(i2_s(np.ones((1, 2**19 + 128), dtype=np.int8)))
 
 
 @pytest.mark.parametrize(

@@ -25,11 +25,18 @@ constexpr int kTernaryStep = 16;  // columns in a line of 64 bytes: two bits per
 constexpr int kDenseStep = 20;    // columns in a line of TernaryDense
 constexpr int kDensePlaces[] = {1, 3, 9, 28, 84};
 constexpr int64_t kDenseCols = 1 << 17;  // sums of 84 times a code fit 32 bits
-constexpr int kTernaryBlock = 256;       // columns that share a scale in TernaryBlocks
+// Sums of 64 times a code of up to 2, over a quarter of the columns, fit 32 bits.
+constexpr int64_t kTernaryCols = 1 << 19;
+constexpr int kTernaryBlock = 256;  // columns that share a scale in TernaryBlocks
 
 constexpr int64_t ternary_tiles(int64_t rows) { return (rows + kTernaryRows - 1) / kTernaryRows; }
 constexpr int ternary_step(Type type) {
     return type == Type::TernaryDense ? kDenseStep : kTernaryStep;
+}
+// The most columns of a matrix; those of TernaryBlocks are summed 256 at a time.
+constexpr int64_t most_ternary_cols(Type type) {
+    if (type == Type::TernaryDense) return kDenseCols;
+    return type == Type::Ternary ? kTernaryCols : INT64_MAX;
 }
 constexpr int64_t ternary_tile_bytes(Type type, int64_t cols) {
     return cols / ternary_step(type) * 64;
