@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _CHANNEL = "<|channel|>analysis<|message|>"
 #: A text by which a template is recognized, and the opening and closing mark of its reasoning.
+#: No mark has white space around it: a prompt is compared without that at its end.
 _MARKS = (
     ("</think>", "<think>", "</think>"),
     ("[/THINK]", "[THINK]", "[/THINK]"),
@@ -38,12 +39,12 @@ _MARKS = (
     ("</mm:think>", "<mm:think>", "</mm:think>"),  # MiniMax M3
     ("<think{}>", "<think:opensource>", "</think:opensource>"),  # Hunyuan 3
     ("open_tag('think')", "<|open|>think<|sep|>", "<|close|>think<|sep|>"),  # Kimi K3
-    ("<|channel>thought", "<|channel>thought\n", "<channel|>"),  # Gemma 4
+    ("<|channel>thought", "<|channel>thought", "<channel|>"),  # Gemma 4
     ("assistant<|think|>", "<|think|>", "<|end|>"),  # Solar
     ("assistant to=self<|message|>", "to=self<|message|>", "<|eom|>"),  # Muse Glimmer
     ("<|END_THINKING|>", "<|START_THINKING|>", "<|END_THINKING|>"),  # Command R7B and A
     ("<|inner_suffix|>", "<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
-    ("[BEGIN FINAL RESPONSE]", "Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]"),
+    ("[BEGIN FINAL RESPONSE]", "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
 )
 
 

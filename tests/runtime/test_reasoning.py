@@ -1,6 +1,7 @@
 """The reasoning part of answers: found in any pieces, and ended by its budget."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,13 @@ import bitnet
 from bitnet import load
 from bitnet.base.errors import UsageError
 from bitnet.runtime.answer import Answer
-from bitnet.runtime.conversation import ReasoningReader
+from bitnet.runtime.conversation import (
+    _CHANNEL,
+    _MARKS,
+    ReasoningReader,
+    reasoning_rules,
+    render_beginning,
+)
 from bitnet.runtime.piece import Piece
 from bitnet.runtime.reasoning_budget import BudgetRules, ReasoningBudget
 from bitnet.runtime.request import ReasoningRules, Request
@@ -69,6 +76,36 @@ CHANNEL = "<|channel|>analysis<|message|>"
 @given(cuts=st.lists(st.integers(0, 99), max_size=6))
 def test_parts_of_the_reasoning_in_channels_are_apart(text, expected, cuts):
     assert read(text, cuts, marks=(CHANNEL, "<|end|>")) == expected
+
+
+def with_template(text):
+    """A tokenizer whose chat template is *text*, without tokens of its marks."""
+    return SimpleNamespace(chat_template=text, special_ids=(), encode=lambda *_, **__: [])
+
+
+@pytest.mark.parametrize("after", ["", "\n", " \n\n"])
+@pytest.mark.parametrize(("sign", "opening", "closing"), _MARKS)
+def test_a_prompt_that_ends_with_an_opening_mark_begins_the_reasoning(
+    sign, opening, closing, after
+):
+    rules = reasoning_rules(with_template(sign), f"user. assistant {opening.rstrip()}{after}")
+    assert rules.begun
+    reader = ReasoningReader(rules)
+    assert reader.read(f"I think.\n{closing}\nHello", final=True) == ("I think.", "Hello")
+    begun_and_ended = f"user. assistant {opening}\nI think.\n{closing}\n"
+    assert not reasoning_rules(with_template(sign), begun_and_ended).begun
+
+
+@pytest.mark.parametrize(
+    ("sign", "opening", "closing"), [marks for marks in _MARKS if marks[1] != _CHANNEL]
+)
+def test_an_answer_that_is_continued_has_the_marks_that_the_prompt_lacks(sign, opening, closing):
+    message = {"content": "Hello", "reasoning_content": "I think."}
+    rest = f"I think.\n{closing}\n\nHello"
+    mark = opening.rstrip()
+    tokenizer = with_template(sign)
+    assert render_beginning(tokenizer, f"assistant {mark}\n", message) == rest
+    assert render_beginning(tokenizer, "assistant ", message) == f"{mark}\n{rest}"
 
 
 @given(st.text("<think/>ab \n", max_size=40), st.lists(st.integers(0, 40), max_size=6))
