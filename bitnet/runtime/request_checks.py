@@ -119,7 +119,8 @@ def check_schema(name: str, value: Any) -> None:
         members, pattern, target = (part.get(key) for key in ("properties", "pattern", "$ref"))
         if isinstance(members, Mapping):
             properties += len(members)
-        references.add(target if isinstance(target, str) else None)
+        if isinstance(target, str):
+            references.add(target)
         by_pattern = part.get("patternProperties")
         for text in (pattern, *(by_pattern if isinstance(by_pattern, Mapping) else ())):
             if isinstance(text, str):

@@ -78,7 +78,7 @@ def test_no_schema_within_the_bounds_ends_the_process():
     schemas = {
         **{f"{wrap} x 40": chain(wrap, links=500, levels=40) for wrap in WRAPS},
         **{wrap: chain(wrap, links=request_checks.MAX_REFERENCES - 1) for wrap in WRAPS},
-        "circle": circle(request_checks.MAX_REFERENCES - 1),
+        "circle": circle(request_checks.MAX_REFERENCES),
         "3,000 references": chain("sibling", links=3000),
         "3,000 wrapped references": chain("anyOf", links=3000),
         "1,000 objects that refer back": circle(1000),
@@ -93,6 +93,14 @@ def test_no_schema_within_the_bounds_ends_the_process():
         [sys.executable, "-c", COMPILE], input=lines, capture_output=True, text=True
     )
     assert (ended.returncode, ended.stdout.splitlines()) == (0, [*schemas]), ended.stderr
+
+
+@pytest.mark.parametrize("of_references", [lambda count: chain("anyOf", links=count - 1), circle])
+def test_a_schema_may_refer_to_as_many_definitions_as_the_bound_says(of_references):
+    most = request_checks.MAX_REFERENCES
+    request_checks.check_schema("json_schema", of_references(most))
+    with pytest.raises(UsageError, match="512 definitions referred to"):
+        request_checks.check_schema("json_schema", of_references(most + 1))
 
 
 @pytest.mark.parametrize(
