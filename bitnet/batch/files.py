@@ -35,7 +35,7 @@ class BatchFiles:
         With *retry_errors*, rows whose answer is an error count as unanswered.
         """
         try:
-            self._rows = list(_rows(source))
+            self._rows = _read_rows(source)
             self._answered, self.errors = _read_answers(target, retry_errors=retry_errors)
             self._check(source, target)
             self._file = target.open("ab")
@@ -83,12 +83,18 @@ class BatchFiles:
                 )
 
 
-def _rows(source: Path) -> Iterator[BatchRow]:
+def _read_rows(source: Path) -> list[BatchRow]:
+    """The rows of *source*; the line number of one is not the id that another one states."""
     raw = sys.stdin.buffer.read() if str(source) == STDIN else read_bytes(source)
     # Not splitlines: texts may contain U+2028 and similar characters.
-    for number, line in enumerate(raw.decode("utf-8-sig").split("\n"), 1):
-        if line.strip():
-            yield BatchRow.parse(line.removesuffix("\r"), number)
+    lines = raw.decode("utf-8-sig").split("\n")
+    rows = [
+        BatchRow.parse(line.removesuffix("\r"), number)
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    ]
+    stated_ids = {row.id for row in rows if row.states_id}
+    return [row.with_id_besides(stated_ids) for row in rows]
 
 
 def _read_answers(target: Path, *, retry_errors: bool) -> tuple[dict[str, str], dict[str, str]]:
@@ -110,11 +116,11 @@ def _read_answers(target: Path, *, retry_errors: bool) -> tuple[dict[str, str], 
     errors: dict[str, str] = {}
     for line in complete_lines.splitlines(keepends=True):
         try:
-            facts = json.loads(line)
+            facts = _load(line)
             row_id = facts.get("custom_id", facts["id"])
             digest = facts["row"]
             error = facts.get("error")
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise _not_answers(target) from None
         if not isinstance(row_id, str):
             raise _not_answers(target)
@@ -153,7 +159,14 @@ def _is_incomplete_answer(content: bytes) -> bool:
     if not (content.startswith(_BEGINNING) or _BEGINNING.startswith(content)):
         return False
     try:
-        json.loads(content)
+        _load(content)
+    except RecursionError:
+        return False  # an answer is not nested so deep
     except ValueError:
         return True
     return False  # a whole document of another program, without a newline at its end
+
+
+def _load(content: bytes) -> Any:
+    """The JSON value *content*, which is UTF-8 and not another encoding that JSON may have."""
+    return json.loads(content.decode())

@@ -53,33 +53,45 @@ URLS["/v1/completions"] = replace(
 class BatchRow:
     """A prompt with its options."""
 
-    id: str  # its line number if it has no ``id``
+    id: str  # its line number if it states none, see with_id_besides
     digest: str  # of its content; an answer belongs to exactly this row
     facts: dict[str, Any] = field(default_factory=dict)  # the row as it was read
     problem: str = ""  # reason why it cannot be answered
+    states_id: bool = True
 
     @classmethod
     def parse(cls, line: str, number: int) -> BatchRow:
         """The row on line *number*; an error in it becomes its problem."""
         digest = hashlib.sha256(line.encode()).hexdigest()[:16]
+        without_id = cls(str(number), digest, states_id=False)
         try:
             facts = read_json(line)
         except UsageError as error:
             problem = error.message.replace("the body", f"line {number}")
-            return cls(str(number), digest, problem=problem)
+            return replace(without_id, problem=problem)
         if not isinstance(facts, dict):
-            return cls(str(number), digest, problem=f"line {number} is not a JSON object")
+            return replace(without_id, problem=f"line {number} is not a JSON object")
         name = "custom_id" if "custom_id" in facts else "id"
-        row_id = facts.get(name, number)
-        if isinstance(row_id, bool) or not isinstance(row_id, str | int):
-            problem = f"{name} is neither text nor a whole number"
-            return cls(str(number), digest, facts, problem)
-        row = cls(str(row_id), digest, facts)
+        row = replace(without_id, facts=facts)
+        if name in facts:
+            row_id = facts[name]
+            if isinstance(row_id, bool) or not isinstance(row_id, str | int):
+                return replace(row, problem=f"{name} is neither text nor a whole number")
+            row = cls(str(row_id), digest, facts)
         try:
             row.requests(Request())
         except UsageError as error:
-            return cls(row.id, digest, facts, error.message)
+            return replace(row, problem=error.message)
         return row
+
+    def with_id_besides(self, stated_ids: abc.Set[str]) -> BatchRow:
+        """This row; if it states no id, with one that is not among *stated_ids*."""
+        if self.states_id:
+            return self
+        row_id = self.id
+        while row_id in stated_ids:
+            row_id = f"line {row_id}"
+        return replace(self, id=row_id)
 
     @property
     def is_openai_line(self) -> bool:

@@ -197,6 +197,45 @@ def test_answers_to_other_rows_are_not_mixed_with_these(tmp_path):
     assert target.read_bytes() == kept
 
 
+@pytest.mark.parametrize(
+    "first",
+    ["not json", "[]", '{"id": [1], "prompt": "a"}', '{"prompt": ""}', '{"prompt": "a"}'],
+)
+def test_a_line_without_an_id_leaves_every_id_to_the_row_that_states_it(first, tmp_path):
+    source = tmp_path / "in.jsonl"
+    target = tmp_path / "out.jsonl"
+    stated = [{"id": 1, "prompt": "x"}, {"id": "line 1", "prompt": "y"}]
+    source.write_text("\n".join([first, *map(json.dumps, stated)]))
+    with BatchFiles(source, target) as files:
+        rows = list(files.remaining_rows())
+        assert [row.id for row in rows] == ["line line 1", "1", "line 1"]
+        assert [row.problem for row in rows[1:]] == ["", ""]
+        for row in rows:
+            files.write(row, {"error": row.problem} if row.problem else {"text": "z"})
+    with BatchFiles(source, target) as files:
+        assert files.done == 3
+
+
+NOT_ANSWERS = {
+    "nested": b'{"id": "a", "row": ' + b"[" * 200_000 + b"]" * 200_000 + b"}\n",
+    "nested, unfinished": b'{"id": "a", "row": ' + b"[" * 200_000,
+    "digits": b'{"id": "a", "row": "b", "tokens": 1' + b"0" * 5000 + b"}\n",
+    "half a surrogate pair": '{"id": "\ud800", "row": "b"}\n'.encode(errors="surrogatepass"),
+    "a list": b'{"id": "a", "row": "b"}\n[]\n',
+}
+
+
+@pytest.mark.parametrize("content", NOT_ANSWERS.values(), ids=NOT_ANSWERS)
+def test_a_file_of_something_other_than_answers_is_refused_and_kept(content, tmp_path):
+    source = tmp_path / "in.jsonl"
+    target = tmp_path / "out.jsonl"
+    source.write_text('{"id": "a", "prompt": "a"}\n')
+    target.write_bytes(content)
+    with pytest.raises(UsageError, match="contains something other than answers"):
+        BatchFiles(source, target)
+    assert target.read_bytes() == content
+
+
 def test_a_killed_run_goes_on(model_path, tmp_path):
     source = tmp_path / "in.jsonl"
     target = tmp_path / "out.jsonl"
