@@ -26,6 +26,7 @@ MOST_DEPTH = 100  # levels of nested elements or braces
 _MOST_PYTHON_CHARS = 100_000  # of a value in Python's notation
 _JSON = json.JSONDecoder()
 _BARE = re.compile(r"[^,\[\]{}:]+")
+_SPACE = re.compile(r"\s*")
 _CDATA = re.compile(r"<!\[CDATA\[(.*)\]\]>", re.DOTALL)
 _KEYWORD = re.compile(r"\s*([^\W\d]\w*)\s*=\s*")
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
@@ -232,32 +233,63 @@ def _read_braces(notation: Notation, text: str, at: int, _schema: Schema) -> tup
 
 
 def _read_brace_value(quote: str, text: str, at: int, depth: int) -> tuple[Any, int]:
-    """The value in braces, quotes or neither at index *at*, and its end."""
+    """The value in braces, brackets, quotes or none of them at index *at*, and its end."""
     if depth > MOST_DEPTH:
         raise ValueError("nested too deep")
+    at = _skip_space(text, at)
     if text.startswith(quote, at):
         end = text.index(quote, at + len(quote))
         return text[at + len(quote) : end], end + len(quote)
-    if text[at] not in "{[":
-        bare = _BARE.match(text, at)
-        if bare is None:
-            raise ValueError("a value is missing")
-        return value_of(bare[0].strip(), None), bare.end()
-    is_object = text[at] == "{"
+    if text[at] == "{":
+        return _read_brace_object(quote, text, at + 1, depth)
+    if text[at] == "[":
+        return _read_brace_list(quote, text, at + 1, depth)
+    bare = _BARE.match(text, at)
+    if bare is None:
+        raise ValueError("a value is missing")
+    if quote in bare[0]:  # the marks of a text are never a part of it
+        raise ValueError("a text does not begin with its mark")
+    return value_of(bare[0].strip(), None), bare.end()
+
+
+def _read_brace_object(quote: str, text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
+    """The object whose pairs begin at index *at*, and its end."""
     values: dict[str, Any] = {}
+    at = _skip_space(text, at)
+    while text[at] != "}":
+        end = text.index(":", at)
+        key = text[at:end].strip().replace(quote, "")
+        values[key], at = _read_brace_value(quote, text, end + 1, depth + 1)
+        at = _skip_comma(text, at, "}")
+    return values, at + 1
+
+
+def _read_brace_list(quote: str, text: str, at: int, depth: int) -> tuple[list[Any], int]:
+    """The list whose items begin at index *at*, and its end."""
     items: list[Any] = []
-    at += 1
-    while text[at] not in "}]":
-        if is_object:
-            end = text.index(":", at)
-            key = text[at:end].strip().replace(quote, "")
-            values[key], at = _read_brace_value(quote, text, end + 1, depth + 1)
-        else:
-            item, at = _read_brace_value(quote, text, at, depth + 1)
-            items.append(item)
-        if text[at] == ",":
-            at += 1
-    return (values if is_object else items), at + 1
+    at = _skip_space(text, at)
+    while text[at] != "]":
+        item, at = _read_brace_value(quote, text, at, depth + 1)
+        items.append(item)
+        at = _skip_comma(text, at, "]")
+    return items, at + 1
+
+
+def _skip_comma(text: str, at: int, closing: str) -> int:
+    """Index of what follows a value that ends at *at*: the next one, or the *closing* bracket."""
+    at = _skip_space(text, at)
+    if text[at] == ",":
+        return _skip_space(text, at + 1)
+    if text[at] != closing:
+        raise ValueError("a comma is missing")
+    return at
+
+
+def _skip_space(text: str, at: int) -> int:
+    """Index of the first character of *text* from *at* on that is not white space."""
+    space = _SPACE.match(text, at)
+    assert space is not None, "it may be empty"
+    return space.end()
 
 
 def _read_keywords(_notation: Notation, text: str, at: int, schema: Schema) -> tuple[str, int]:

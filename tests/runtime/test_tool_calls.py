@@ -176,6 +176,27 @@ def test_calls_are_found_however_the_text_is_cut(family, text, said, calls, data
     assert read(CallRules(form(family), NAMES), text, cuts) == (said, calls)
 
 
+SPACED = "clock~{~a~:~<escape> x <escape>~,~b~:~[~<escape>y<escape>~,~1~]~,~c~:~{~d~:~true~}~}~"
+
+
+@pytest.mark.parametrize("space", ["", " ", "\n", " \t\n  "])
+def test_white_space_around_the_parts_of_braces_has_no_meaning(space):
+    said, ((name, arguments),) = read(
+        CallRules(form("functiongemma"), NAMES), gemma(SPACED.replace("~", space))
+    )
+    assert (said, name) == ("", "clock")
+    assert json.loads(arguments) == {"a": " x ", "b": ["y", 1], "c": {"d": True}}
+
+
+@pytest.mark.parametrize(
+    "braces",
+    ["{a:x<escape>y<escape>}", "{a:<escape>x<escape>b:1}", "{a:[1}", "{a:[1}]", "{a:1]", "{a: }"],
+)
+def test_braces_that_are_not_arguments_are_the_text_of_the_answer(braces):
+    text = gemma(f"clock{braces}")
+    assert read(CallRules(form("functiongemma"), NAMES), text) == (text, [])
+
+
 _WORDS = st.text(st.characters(codec="utf-8", categories=("L", "N", "P")), max_size=8)
 _TEXTS = _WORDS.filter(lambda text: not set(text) & set("<>'\"|[]\\"))
 _VALUES = _TEXTS | st.booleans() | st.integers(-99, 99) | st.sampled_from([0.5, -2.25])
