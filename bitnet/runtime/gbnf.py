@@ -242,17 +242,19 @@ class _Parser:
         match = _TIMES.match(self.text, self.at)
         if match is None:
             raise self.error("expected a number of times, such as {2} or {1,3}")
-        low, comma, high = match.groups()
-        most = int(high or 0) if comma else int(low)
-        if max(int(low), most) > MAX_TIMES:
+        low_digits, comma, high_digits = match.groups()
+        low = _count_of(low_digits)
+        high = _count_of(high_digits)
+        most = high if comma else low
+        if max(low, most) > MAX_TIMES:
             raise self.error(f"a repetition has at most {MAX_TIMES:,} times")
-        if comma and high and most < int(low):
+        if comma and high_digits and high < low:
             raise self.error(f"{low} times at least are more than {high} at most")
         self.at = match.end()
-        times = max(int(low), most)
-        if comma and not high:  # without an upper limit
-            times = max(times, 1)
-        return "{" + low + comma + high + "}", times
+        times = max(low, most)
+        if comma and not high_digits:  # without an upper limit
+            return f"{{{low},}}", max(times, 1)
+        return f"{{{low}{comma}{high if comma else ''}}}", times
 
     def terminal(self, ranges: Ranges) -> str:
         """Name of the terminal for a character in one of *ranges*."""
@@ -291,6 +293,14 @@ def _rule(name: str) -> str:
     return "r_" + "".join(
         char if char.islower() or char.isdigit() else f"_{ord(char):x}_" for char in name
     )
+
+
+def _count_of(digits: str) -> int:
+    """The number that *digits* spell, 0 if there are none; any above MAX_TIMES is one more."""
+    digits = digits.lstrip("0")
+    if len(digits) > len(str(MAX_TIMES)):  # Python refuses to read thousands of digits
+        return MAX_TIMES + 1
+    return int(digits or "0")
 
 
 def _negate(ranges: list[tuple[int, int]]) -> Ranges:

@@ -58,6 +58,10 @@ WRONG = [
     ('root ::= "a"{x}', "expected a number of times"),
     ('root ::= "a"{3,2}', "3 times at least"),
     ('root ::= "a"{5000}', "at most 2,000 times"),
+    # More digits than Python reads as a number.
+    ('root ::= "a"{' + "1" * 5000 + "}", "at most 2,000 times"),
+    ('root ::= "a"{1,' + "1" * 5000 + "}", "at most 2,000 times"),
+    ('root ::= "a"{' + "1" * 5000 + ",}", "at most 2,000 times"),
     ('root ::= (("a"{1000}){1000}){1000}', "at most 10,000 items"),
     (r'root ::= "\q"', "no such escape"),
     (r'root ::= "\x4"', "no such escape"),
@@ -138,6 +142,15 @@ def test_a_wrong_grammar_is_refused_with_its_place(tokenizer, text, reason):
         to_lark(text, lambda _: None, tokenizer.stop_ids)
     assert reason in refused.value.message
     assert refused.value.field == "grammar"
+
+
+@pytest.mark.parametrize("times", ["{%s2}", "{%s2,}", "{%s1,%s3}"])
+def test_zeros_before_a_number_of_times_change_nothing(times):
+    zeros, plain = (
+        to_lark(f'root ::= "a"{times.replace("%s", before)}', lambda _: None)
+        for before in ("0" * 5000, "")
+    )
+    assert zeros == plain
 
 
 @pytest.mark.parametrize("negation", ["", "!"])
