@@ -298,6 +298,9 @@ def bind(
         for name, weight in (bound or {}).items()
         if not name.endswith(FACTORS) and name not in checkpoint.replaced
     }
+    if bound is not None and "output.weight" not in bound:
+        # A tied head keeps the embedding's old values if an adapter changes the embedding.
+        shared["output.weight"] = bound["token_embd.weight"]
     prepared: dict[str, Prepared] = {}
     for name, weight in checkpoint.weights.items():
         if _is_read_elsewhere(name, expected):

@@ -30,6 +30,7 @@ from bitnet.quants import registry, types
 compiled = pytest.mark.skipif(native.module() is None, reason="the native module is not installed")
 IDS = [5, 9, 33, 2, 61, 17, 8, 40]
 EMBEDDING = "token_embd.weight"
+HEAD = "output.weight"
 ADAPTED = ("attn_q", "attn_v", "attn_output", "ffn_up", "ffn_down")
 HF = {
     "attn_q": "self_attn.q_proj",
@@ -340,6 +341,30 @@ def test_what_is_added_must_fit_a_float32(tmp_path):
     folder = peft_folder(tmp_path / "peft", {}, outer, lora_alpha=3e38)
     with pytest.raises(InvalidFormat, match=f"{EMBEDDING} to numbers that a float32"):
         with_adapters(model, [(folder, 1.0)])
+
+
+@pytest.mark.parametrize("ops", [ReferenceOps, pytest.param(NativeOps, marks=compiled)])
+@pytest.mark.parametrize("head", [EMBEDDING, HEAD])
+def test_a_changed_embedding_leaves_the_head_that_the_models_share(head, ops, tmp_path):
+    tied = tiny("llama")
+    own_head = replace(tied.weights[EMBEDDING], name=HEAD)
+    checkpoint = (
+        tied if head == EMBEDDING else replace(tied, weights=tied.weights | {HEAD: own_head})
+    )
+    a, b = factors(*checkpoint.weights[EMBEDDING].shape)
+    name = "base_model.model.model.embed_tokens.lora_embedding_"
+    pair = {f"{name}A": np.ascontiguousarray(b.T), f"{name}B": np.ascontiguousarray(a.T)}
+    adapted = with_adapters(checkpoint, [(peft_folder(tmp_path / "peft", {}, pair), 1.0)])
+    model = load_model(checkpoint, ops=ops())
+    named = load_model(adapted, base=model)
+    assert named.weight(HEAD) is model.weight(head)
+    assert named.weight(EMBEDDING) is not model.weight(EMBEDDING)
+    alone = load_model(adapted, ops=ops())
+    expected, found = (
+        runner.forward(IDS, KVCache(runner.config, 16), all_positions=True)
+        for runner in (alone, named)
+    )
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_hints_quote_the_path_of_an_adapter(tmp_path):
