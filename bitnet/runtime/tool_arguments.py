@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from bitnet.runtime.tool_formats import KEY, TYPE
+from bitnet.runtime.tool_formats import KEY, TYPE, fill
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -358,7 +358,7 @@ _READERS: dict[str, Callable[[Notation, str, int, Schema], tuple[str, int]]] = {
 def _write_element(notation: Notation, key: str, value: Any) -> str:
     is_text = isinstance(value, str)
     kind = str(is_text).lower() if notation.types == "flag" else type_name(value)
-    begin = notation.begin.replace(KEY, key).replace(TYPE, kind)
+    begin = fill(notation.begin, {KEY: key, TYPE: kind})
     return f"{begin}{value if is_text else _dump_value(value)}{notation.end}"
 
 

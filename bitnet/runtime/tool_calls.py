@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.runtime.piece import CallDelta
 from bitnet.runtime.tool_arguments import decode, dump, read_arguments, write_arguments
-from bitnet.runtime.tool_formats import ID, INDEX, NAME
+from bitnet.runtime.tool_formats import ID, INDEX, NAME, fill
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -311,8 +311,8 @@ def write_calls(form: CallFormat, calls: Sequence[Any]) -> str:
             arguments = json.loads(arguments)
         if not isinstance(arguments, str):
             arguments = write_arguments(form.notation, arguments)
-        head = form.head.replace(NAME, function["name"])
-        head = head.replace(ID, str(call.get("id") or number)).replace(INDEX, str(number))
+        call_id = str(call.get("id") or number)
+        head = fill(form.head, {NAME: function["name"], ID: call_id, INDEX: str(number)})
         written.append(f"{head}{arguments}{form.tail}")
     if form.listed:
         return f"{form.opening}{form.between.join(written)}{form.closing}"
@@ -440,4 +440,4 @@ def _id_in(form: CallFormat, head: re.Match[str]) -> str:
     written = parts.get("index") or parts.get("id")
     if not form.call_id or not written:
         return ""
-    return form.call_id.replace(NAME, head["name"]).replace(ID, written).replace(INDEX, written)
+    return fill(form.call_id, {NAME: head["name"], ID: written, INDEX: written})

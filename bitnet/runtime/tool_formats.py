@@ -7,6 +7,7 @@ chat templates themselves; those that llama.cpp publishes are read back by a tes
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +20,8 @@ ID = "\1"  # of the call, nine letters and digits
 INDEX = "\2"  # of the call among those of the conversation, from 0
 KEY = "\3"  # of an argument
 TYPE = "\4"  # of an argument's value
+
+_PLACEHOLDER = re.compile(f"[{NAME}{ID}{INDEX}{KEY}{TYPE}]")
 
 _FENCES = ("```json", "```tool_code", "```")
 _PARAMETERS = f'{{"name": "{NAME}", "parameters": '
@@ -112,6 +115,11 @@ class CallRules:
     parallel: bool = True  # several calls are allowed
     shown: Mapping[int, str] = field(default_factory=dict)  # control tokens read as text
     begun: str = ""  # the beginning of the answer's first block, which ends the prompt
+
+
+def fill(text: str, values: Mapping[str, str]) -> str:
+    """*text* of a format with *values* for its placeholders, which may contain such characters."""
+    return _PLACEHOLDER.sub(lambda found: values.get(found[0], found[0]), text)
 
 
 def _list(name: str, opening: str, closing: str, **more: Any) -> CallFormat:

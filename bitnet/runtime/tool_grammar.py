@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
 from bitnet.runtime.tool_arguments import types_of
-from bitnet.runtime.tool_formats import ID, INDEX, KEY, NAME, TYPE
+from bitnet.runtime.tool_formats import ID, INDEX, KEY, NAME, TYPE, fill
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,7 @@ def write_grammar(
     heads = []
     rules = []
     for number, (name, arguments) in enumerate(schemas.items()):
-        head = _literal(form.head.replace(NAME, name), tokens)
+        head = _head(form.head, name, tokens)
         heads.append(f"{head} args_{number} {_literal(form.tail, tokens)}")
         rules += _arguments(f"args_{number}", form.notation, arguments, tokens)
     opening = _literal(form.opening, tokens)
@@ -76,17 +76,22 @@ def control_tokens(form: CallFormat, tokenizer: Tokenizer) -> dict[str, int]:
     return {text: spelled[text] for text in sorted(used, key=len, reverse=True)}
 
 
+def _head(text: str, name: str, tokens: Mapping[str, int]) -> str:
+    """*text*, the head of a call of the function *name*; the model chooses an id or index in it."""
+    parts = re.split(f"([{ID}{INDEX}])", text)
+    named = (_CHOSEN.get(part) or _literal(part.replace(NAME, name), tokens) for part in parts)
+    return " ".join(filter(None, named))
+
+
 def _literal(text: str, tokens: Mapping[str, int]) -> str:
     """*text* as literals of the grammar; control tokens are referred to by id."""
-    marks = [*tokens, *_CHOSEN]
-    parts = re.split(f"({'|'.join(map(re.escape, marks))})", text)
+    marks = "|".join(map(re.escape, tokens))
+    parts = re.split(f"({marks})", text) if marks else [text]
     return " ".join(_spell(part, tokens) for part in parts if part)
 
 
 def _spell(part: str, tokens: Mapping[str, int]) -> str:
-    if part in tokens:
-        return f"<[{tokens[part]}]>"
-    return _CHOSEN.get(part) or json.dumps(part)
+    return f"<[{tokens[part]}]>" if part in tokens else json.dumps(part)
 
 
 def _arguments(
@@ -158,10 +163,10 @@ class _Arguments:
 
     def _element(self, key: str, schema: Any) -> str:
         """Rule of one element, whose marks name *key*."""
-        begin = self._notation.begin.replace(KEY, key)
-        end = self._notation.end.replace(KEY, key)
+        end = fill(self._notation.end, {KEY: key})
         text = self._text(schema, end)
-        opening = self._literal(begin.replace(TYPE, self._type(schema, is_text=bool(text))))
+        kind = self._type(schema, is_text=bool(text))
+        opening = self._literal(fill(self._notation.begin, {KEY: key, TYPE: kind}))
         if text:
             return f"{opening} {text}"
         value = self._json(schema)

@@ -1,5 +1,7 @@
 """Schemas of tools whose parts are of wrong types: refused by their field, or of no effect."""
 
+import json
+
 import pytest
 from tool_models import CLOCK, tool_gguf
 
@@ -7,7 +9,7 @@ from bitnet import load
 from bitnet.base.errors import UsageError
 from bitnet.runtime.request import Request
 from bitnet.runtime.tool_calls import call_reader, write_calls
-from bitnet.runtime.tool_formats import FORMATS, CallRules
+from bitnet.runtime.tool_formats import FORMATS, ID, INDEX, KEY, TYPE, CallRules
 from bitnet.runtime.tool_grammar import write_grammar
 
 ASK = [{"role": "user", "content": "a"}]
@@ -123,3 +125,20 @@ def test_a_property_may_be_required_as_in_an_older_draft():
     Request(messages=ASK, tools=[tool_with(schema)]).check()
     for form in dict(FORMATS).values():
         assert write_grammar(form, {"f": schema}, {}, parallel=True)
+
+
+def grammar_and_call_of(form, text):
+    """A grammar and a call in *form* with *text* as choice, key, value and id of the call."""
+    schema = {"type": "object", "properties": {text: {"enum": [text]}}, "required": [text]}
+    call = {"id": text, "function": {"name": "f", "arguments": {text: text}}}
+    return write_grammar(form, {"f": schema}, {}, parallel=True), write_calls(form, [call])
+
+
+@pytest.mark.parametrize("character", [ID, INDEX, KEY, TYPE])
+@pytest.mark.parametrize("form", dict(FORMATS).values(), ids=lambda form: form.name)
+def test_a_text_with_the_character_of_a_placeholder_stays_as_it_is(form, character):
+    escaped = json.dumps(character)[1:-1]
+    plain_grammar, plain_call = grammar_and_call_of(form, "zq")
+    grammar, call = grammar_and_call_of(form, character)
+    assert grammar.replace(escaped, "zq") == plain_grammar
+    assert call.replace(escaped, "zq").replace(character, "zq") == plain_call
