@@ -168,8 +168,12 @@ class PromptCache:
         """Store what *cache* holds, in a thread; it may be changed as soon as this returns."""
         if self._is_closing or cache.reusable(cache.length) < max(cache.length, SHORTEST):
             return
-        copy = new_cache()
-        copy.copy_prefix(cache, cache.length)
+        try:
+            copy = new_cache()
+            copy.copy_prefix(cache, cache.length)
+        except MemoryError:  # the answer ends as it would without a place for its prompt
+            logger.warning("a prompt is not stored: there is not enough memory to copy it")
+            return
         copy.ids = cache.ids[: cache.length]
         copy.reach = cache.reach
         copy.adapter = cache.adapter

@@ -16,6 +16,7 @@ from bitnet.base import native
 from bitnet.cache import prompts
 from bitnet.cache.prompts import PromptFolder, choose_folder
 from bitnet.formats.containers import open_checkpoint
+from bitnet.kernels.kv_cache import KVCache
 from bitnet.runtime import prompt_cache
 from bitnet.runtime.language_model import load_checkpoint
 from bitnet.runtime.prompt_cache import PromptCache
@@ -266,6 +267,22 @@ def test_a_folder_that_cannot_be_made_stores_nothing_and_answers(llama, tmp_path
     (tmp_path / "file").write_text("not a folder")
     assert store(llama, prompt(100), tmp_path / "file" / "prompts") == []
     assert "is not stored" in caplog.text
+
+
+def test_without_memory_for_a_copy_nothing_is_stored_and_the_answer_is_whole(
+    llama, tmp_path, monkeypatch, caplog
+):
+    def copy_prefix(self, source, length):
+        raise MemoryError
+
+    expected, _ = reused_of(llama, prompt(100), None)
+    stored = cache_at(tmp_path)
+    monkeypatch.setattr(KVCache, "copy_prefix", copy_prefix)
+    found, _ = reused_of(llama, prompt(100), stored)
+    stored.close()
+    assert found == expected
+    assert files_in(tmp_path) == []
+    assert "a prompt is not stored: there is not enough memory" in caplog.text
 
 
 @pytest.mark.parametrize(
