@@ -75,7 +75,7 @@ def spec_from_ranks(file: TokenizerFile) -> TokenizerSpec:
     check_rank_class(file)
     ranks = _ranks(file.data, path)
     prefix = side.prefix_of_code(len(ranks), str(path))
-    published = {"pre": _PRE_OF_CODE}
+    published: dict[str, Any] = {"pre": _PRE_OF_CODE}
     if prefix is None:
         published = _read_published().get(_digest_of_ranks(ranks), {})
     name = file.pre or published.get("pre")
