@@ -12,7 +12,7 @@ from bitnet.families.config_values import KINDS
 from bitnet.families.family import families
 
 SLICE = 500
-MOST_S = 10.0  # a model opens in 10 ms; counting to a wrong number takes minutes
+MOST_S = 10.0  # of processor time: a model opens in 10 ms; counting to a wrong number takes minutes
 FOUND = (
     ("llama", ("num_hidden_layers",), None),
     ("llama", ("num_hidden_layers",), 10**12),
@@ -43,13 +43,13 @@ FOUND = (
 
 def opens(name, path, value, folder, monkeypatch):
     """True if the model opens, False if it is refused by an error of ours."""
-    start = time.monotonic()
+    start = time.process_time()
     try:
         open_model(name, changed(name, path, value), folder, monkeypatch)
     except BitnetError:
         return False
     finally:
-        assert time.monotonic() - start < MOST_S, (name, path, value)
+        assert time.process_time() - start < MOST_S, (name, path, value)
     return True
 
 
