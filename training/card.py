@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from tokenizers import Tokenizer
 
 import bitnet
+from bitnet.base.errors import BitnetError
 from bitnet.base.files import digest_of
 from bitnet.formats.containers import open_checkpoint
 from bitnet.quants import registry
-from training.text import BEGIN, prepare, read_texts, split
+from training.text import BEGIN, prepare, read_texts, read_tokenizer, split
+from training.train import read_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,13 +59,19 @@ def card(texts: Path, out: Path, model: Path) -> str:
 
     *texts* is the folder of the training texts, *out* the folder of the training, *model* the GGUF
     file.
+
+    Raises:
+        ValueError: a file of the training is missing or damaged, or it held out no text.
     """
-    state = torch.load(out / "checkpoint.pt", weights_only=True)
-    tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
+    state = read_checkpoint(out)
+    tokenizer = read_tokenizer(out / "tokenizer.json")
     texts_by_file = read_texts(texts)
     parts = [split(text, state["recipe"]["held_out"]) for text in texts_by_file.values()]
     seen = prepare([trained for trained, _ in parts], tokenizer, ends=False)
     unseen = prepare([held_out for _, held_out in parts], tokenizer, ends=True)
+    if not len(unseen.ids):
+        share = state["recipe"]["held_out"]
+        raise ValueError(f"no text in {texts} was held out ({share}), so its loss cannot be stated")
     unseen_bytes = len("".join("\n\n".join(held_out) for _, held_out in parts).encode())
     with bitnet.load(model) as lm:
         loss = _loss(lm, unseen, tokenizer.token_to_id(BEGIN), state["recipe"]["length"])
@@ -174,7 +180,8 @@ def _curve(lines: list[dict[str, Any]]) -> Iterator[str]:
     """Yield about ten rows of the log, and the last one."""
     for line in lines[: -1 : max(1, len(lines) // 10)] + lines[-1:]:
         seen = f"{line['step']:,} | {line['tokens']:,} | {line['seconds']:,.0f}"
-        yield f"| {seen} | {line['loss']:.3f} | {line['held_out']:.3f} |"
+        held_out = "" if line["held_out"] is None else f"{line['held_out']:.3f}"
+        yield f"| {seen} | {line['loss']:.3f} | {held_out} |"
 
 
 def _loss(model: LanguageModel, tokens: Tokens, begin: int, length: int) -> float:
@@ -227,7 +234,10 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="folder that training.train wrote")
     parser.add_argument("model", type=Path, help="the GGUF file")
     options = parser.parse_args()
-    print(card(options.texts, options.out, options.model))
+    try:
+        print(card(options.texts, options.out, options.model))
+    except (OSError, ValueError, BitnetError) as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

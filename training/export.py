@@ -18,14 +18,15 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer
 
+from bitnet.base.errors import BitnetError
 from bitnet.convert.convert_options import ConvertOptions
 from bitnet.convert.run import plan_conversion
 from bitnet.formats.gguf_write import encode_value
 from bitnet.quants.ternary import pack_u8
 from training.model import Shape, TinyBitNet, ternary
-from training.text import BEGIN, END
+from training.text import BEGIN, END, read_tokenizer
+from training.train import read_checkpoint
 
 __all__ = ["load", "main", "to_folder", "to_gguf"]
 
@@ -46,18 +47,27 @@ _NORMS = {  # likewise
 
 
 def load(out: Path) -> TinyBitNet:
-    """The model as the last checkpoint in *out* has it."""
-    state = torch.load(out / "checkpoint.pt", weights_only=True)
+    """The model as the last checkpoint in *out* has it.
+
+    Raises:
+        ValueError: there is no checkpoint, or it is damaged.
+    """
+    state = read_checkpoint(out)
     model = TinyBitNet(Shape(**state["shape"]))
     model.load_state_dict(state["model"])
     return model.eval()
 
 
 def to_folder(model: TinyBitNet, tokenizer: Path, folder: Path) -> None:
-    """Write *model* with the tokenizer.json *tokenizer* as a folder with packed ternary weights."""
+    """Write *model* with the tokenizer.json *tokenizer* as a folder with packed ternary weights.
+
+    Raises:
+        ValueError: *tokenizer* is missing or damaged.
+        FileExistsError: *folder* exists.
+    """
+    vocabulary = read_tokenizer(tokenizer)
     folder.mkdir(parents=True)
     save_file(_tensors(model), folder / "model.safetensors", metadata={"format": "pt"})
-    vocabulary = Tokenizer.from_file(str(tokenizer))
     begin = vocabulary.token_to_id(BEGIN)
     end = vocabulary.token_to_id(END)
     shape = model.shape
@@ -140,8 +150,15 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="folder that training.train wrote")
     parser.add_argument("model", type=Path, help="folder to write; MODEL.gguf is written beside it")
     options = parser.parse_args()
-    to_folder(load(options.out), options.out / "tokenizer.json", options.model)
-    to_gguf(options.model, options.model.with_name(f"{options.model.name}.gguf"))
+    gguf = options.model.with_name(f"{options.model.name}.gguf")
+    for path in (options.model, gguf):
+        if path.exists():
+            parser.error(f"{path} exists; remove it, or name another MODEL")
+    try:
+        to_folder(load(options.out), options.out / "tokenizer.json", options.model)
+        to_gguf(options.model, gguf)
+    except (OSError, ValueError, BitnetError) as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

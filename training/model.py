@@ -7,6 +7,7 @@ roundings as if they were not there (straight-through).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +17,17 @@ from torch.nn import functional
 
 __all__ = ["Shape", "TinyBitNet", "ternary"]
 
+MIN_VOCABULARY = 258  # a token for each byte, and those of begin and end
+MAX_VOCABULARY = 65_536  # ids of a text are uint16
+
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model; the names are those of ``config.json``."""
+    """Sizes of a model; the names are those of ``config.json``.
+
+    Raises:
+        ValueError: there is no model of these sizes.
+    """
 
     vocab_size: int = 2048
     hidden_size: int = 256
@@ -30,6 +38,26 @@ class Shape:
     max_position_embeddings: int = 256
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} is {value}; it must be a finite number above 0")
+        if not MIN_VOCABULARY <= self.vocab_size <= MAX_VOCABULARY:
+            raise ValueError(
+                f"vocab_size is {self.vocab_size}; it must be {MIN_VOCABULARY} to {MAX_VOCABULARY}"
+            )
+        heads = self.num_attention_heads
+        if self.hidden_size % (2 * heads):
+            raise ValueError(
+                f"hidden_size is {self.hidden_size}; it must be a multiple of {2 * heads}, so that "
+                f"each of {heads} heads has a whole number of pairs"
+            )
+        if heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_key_value_heads is {self.num_key_value_heads}; it must divide the {heads} "
+                "attention heads"
+            )
 
     @property
     def head_dim(self) -> int:

@@ -15,10 +15,20 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["BEGIN", "END", "Tokens", "prepare", "read_texts", "split", "train_tokenizer"]
+__all__ = [
+    "BEGIN",
+    "END",
+    "Tokens",
+    "prepare",
+    "read_texts",
+    "read_tokenizer",
+    "split",
+    "train_tokenizer",
+]
 
 BEGIN = "<|begin_of_text|>"
 END = "<|end_of_text|>"
+LONGEST_WORD = 100  # characters in which a space must follow, or the writing has none
 
 # How Llama 3, and with it BitNet b1.58 2B-4T, cuts a text before the merges.
 _LLAMA_3 = (
@@ -45,12 +55,11 @@ def read_texts(folder: Path) -> dict[str, list[str]]:
     Lines of a paragraph are joined by single spaces.
 
     Raises:
-        ValueError: there are none, or one is not UTF-8.
+        ValueError: there are none, or one is damaged or not UTF-8.
     """
     texts = {}
     for path in sorted([*folder.glob("*.txt"), *folder.glob("*.txt.xz")]):
-        data = path.read_bytes()
-        text = (lzma.decompress(data) if path.suffix == ".xz" else data).decode("utf-8")
+        text = _text_of(path)
         blocks = re.split(r"\n\s*\n", text.replace("\r\n", "\n").strip())
         texts[path.name] = [" ".join(block.split()) for block in blocks]
     if not texts:
@@ -58,17 +67,62 @@ def read_texts(folder: Path) -> dict[str, list[str]]:
     return texts
 
 
+def _text_of(path: Path) -> str:
+    """The text in the file *path*, which may be compressed.
+
+    Raises:
+        ValueError: it is damaged or not UTF-8.
+    """
+    data = path.read_bytes()
+    try:
+        return (lzma.decompress(data) if path.suffix == ".xz" else data).decode("utf-8")
+    except lzma.LZMAError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: {error}") from error
+
+
 def split(paragraphs: Sequence[str], held_out: float) -> tuple[list[str], list[str]]:
     """Split *paragraphs* into those to train on, and those held out at the end of the text.
 
-    *held_out* is the share of characters to hold out; the paragraph at the border is held out too.
+    *held_out* is the share of characters to hold out. The paragraph at the border is held out too,
+    unless it alone has more characters than that share: such a paragraph is cut between two words.
     """
-    remaining = sum(map(len, paragraphs)) * (1 - held_out)
+    count = sum(map(len, paragraphs))
+    remaining = count * (1 - held_out)  # characters to train on that come from here on
     for n, paragraph in enumerate(paragraphs):
-        remaining -= len(paragraph)
-        if remaining < 0:
+        if remaining >= len(paragraph):
+            remaining -= len(paragraph)
+            continue
+        if len(paragraph) <= count * held_out:
             return list(paragraphs[:n]), list(paragraphs[n:])
+        first, rest = _cut(paragraph, int(remaining))
+        return [*paragraphs[:n], *first], [*rest, *paragraphs[n + 1 :]]
     return list(paragraphs), []
+
+
+def _cut(paragraph: str, most: int) -> tuple[list[str], list[str]]:
+    """The two parts of *paragraph*, lists of one text each, or empty ones.
+
+    The first part has up to *most* characters, as many as whole words allow. Writing without spaces
+    is cut after *most*.
+    """
+    space = paragraph.rfind(" ", max(0, most - LONGEST_WORD), most + 1)
+    first = paragraph[: space if space > 0 else most]
+    rest = paragraph[len(first) :].lstrip(" ")
+    return [first] if first else [], [rest] if rest else []
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer in the file *path*.
+
+    Raises:
+        ValueError: it is missing or damaged.
+    """
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises this class itself
+        raise ValueError(f"{path} is not a tokenizer that can be read: {error}") from error
 
 
 def train_tokenizer(texts: Sequence[Sequence[str]], size: int) -> Tokenizer:
@@ -103,7 +157,10 @@ def train_tokenizer(texts: Sequence[Sequence[str]], size: int) -> Tokenizer:
 
 
 def prepare(texts: Sequence[Sequence[str]], tokenizer: Tokenizer, *, ends: bool) -> Tokens:
-    """Encode *texts*, lists of paragraphs, one after the other; with *ends* END follows each."""
+    """Encode *texts*, lists of paragraphs, one after the other.
+
+    With *ends*, END follows each text that has paragraphs.
+    """
     ids: list[int] = []
     starts: list[int] = []
     for paragraphs in texts:
@@ -111,6 +168,6 @@ def prepare(texts: Sequence[Sequence[str]], tokenizer: Tokenizer, *, ends: bool)
             starts.append(len(ids))
             gap = "\n\n" if n + 1 < len(paragraphs) else ""
             ids += tokenizer.encode(paragraph + gap, add_special_tokens=False).ids
-        if ends:
+        if ends and paragraphs:
             ids.append(tokenizer.token_to_id(END))
     return Tokens(np.array(ids, dtype=np.uint16), np.array(starts, dtype=np.int64))

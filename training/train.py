@@ -10,20 +10,31 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import pickle
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from training.model import Shape, TinyBitNet
-from training.text import BEGIN, Tokens, prepare, read_texts, split, train_tokenizer
+from training.text import (
+    BEGIN,
+    Tokens,
+    prepare,
+    read_texts,
+    read_tokenizer,
+    split,
+    train_tokenizer,
+)
 
-__all__ = ["Recipe", "Trainer", "held_out_loss", "main"]
+__all__ = ["Recipe", "Trainer", "held_out_loss", "main", "read_checkpoint"]
+
+MAX_SEED = 2**32 - 1  # its multiple in train_step fits into the 64 bits that PyTorch takes
 
 
 @dataclass(frozen=True)
@@ -39,10 +50,13 @@ class Recipe:
         other_rate: learning rate of Adam, for the embedding and the norms.
         weight_decay: of the ternary matrices.
         dropout: of what a block adds, and of the embedding.
-        decay: last share of the run, in which the rates fall to zero.
-        warmup: first steps, in which they rise.
+        decay: last share of the run, in which the rates fall to zero; 0: they stay.
+        warmup: first steps, in which they rise; 0: they begin at their highest.
         held_out: share of each text, its end, that is not trained on.
         seed: of everything.
+
+    Raises:
+        ValueError: a value is outside of its range.
     """
 
     steps: int = 0
@@ -58,10 +72,30 @@ class Recipe:
     held_out: float = 0.03
     seed: int = 1
 
+    def __post_init__(self) -> None:
+        ranges = (
+            ("1 or more", self.batch >= 1, "batch"),
+            ("1 or more", self.length >= 1, "length"),
+            ("0 or more", self.steps >= 0, "steps"),
+            ("above 0 if steps is 0", self.steps or self.minutes > 0, "minutes"),
+            ("0 or more", self.warmup >= 0, "warmup"),
+            ("a finite number, 0 or more", 0 <= self.matrix_rate < math.inf, "matrix_rate"),
+            ("a finite number, 0 or more", 0 <= self.other_rate < math.inf, "other_rate"),
+            ("a finite number, 0 or more", 0 <= self.weight_decay < math.inf, "weight_decay"),
+            ("0 or more, below 1", 0 <= self.dropout < 1, "dropout"),
+            ("0 or more, below 1", 0 <= self.held_out < 1, "held_out"),
+            ("0 to 1", 0 <= self.decay <= 1, "decay"),
+            (f"0 to {MAX_SEED}", 0 <= self.seed <= MAX_SEED, "seed"),
+        )
+        for expected, is_right, name in ranges:
+            if not is_right:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be {expected}")
+
     def rate(self, progress: float, step: int) -> float:
         """Factor of the learning rates, 0 to 1, at *step*; *progress* is the finished share."""
-        falling = min(1.0, max(0.0, (1 - progress) / self.decay))
-        return falling * min(1.0, (step + 1) / self.warmup)
+        falling = min(1.0, max(0.0, (1 - progress) / self.decay)) if self.decay else 1.0
+        rising = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
+        return falling * rising
 
 
 def batch_of(tokens: Tokens, begin: int, recipe: Recipe, step: int) -> Tensor:
@@ -102,18 +136,52 @@ def held_out_loss(model: TinyBitNet, tokens: Tokens, begin: int, length: int) ->
     return total / len(tokens.ids)
 
 
+def read_checkpoint(out: Path) -> dict[str, Any]:
+    """The state of a training that :meth:`Trainer.save` wrote into *out*.
+
+    Raises:
+        ValueError: there is none, or it is damaged.
+    """
+    path = out / "checkpoint.pt"
+    if not path.is_file():
+        raise ValueError(f"{out} has no checkpoint.pt, which training.train writes")
+    try:
+        state: dict[str, Any] = torch.load(path, weights_only=True)
+    # Which error it is depends on the damage.
+    except (RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    return state
+
+
 class Trainer:
-    """A training in a folder: ``checkpoint.pt``, ``tokenizer.json``, ``log.jsonl``."""
+    """A training in a folder: ``checkpoint.pt``, ``tokenizer.json``, ``log.jsonl``.
+
+    Raises:
+        ValueError: texts, shape and recipe do not fit each other, or the folder has another model.
+    """
 
     def __init__(self, texts: Path, out: Path, shape: Shape, recipe: Recipe) -> None:
+        if recipe.length > shape.max_position_embeddings:
+            raise ValueError(
+                f"length is {recipe.length}; the model has {shape.max_position_embeddings} "
+                "positions (max_position_embeddings)"
+            )
+        parts = [split(text, recipe.held_out) for text in read_texts(texts).values()]
+        if not any(paragraph for seen, _ in parts for paragraph in seen):
+            raise ValueError(f"{texts} has no text to train on beside what is held out")
         out.mkdir(parents=True, exist_ok=True)
         self.out = out
         self.recipe = recipe
-        parts = [split(text, recipe.held_out) for text in read_texts(texts).values()]
         vocabulary = out / "tokenizer.json"
         if not vocabulary.is_file():
             train_tokenizer([seen for seen, _ in parts], shape.vocab_size).save(str(vocabulary))
-        self.tokenizer = Tokenizer.from_file(str(vocabulary))
+        self.tokenizer = read_tokenizer(vocabulary)
+        size = self.tokenizer.get_vocab_size()
+        if size > shape.vocab_size:
+            raise ValueError(
+                f"{vocabulary} has {size} tokens, more than vocab_size ({shape.vocab_size}); "
+                "name another folder"
+            )
         self.begin = self.tokenizer.token_to_id(BEGIN)
         self.seen = prepare([seen for seen, _ in parts], self.tokenizer, ends=False)
         self.unseen = prepare([unseen for _, unseen in parts], self.tokenizer, ends=True)
@@ -145,9 +213,9 @@ class Trainer:
         """Continue from the checkpoint.
 
         Raises:
-            ValueError: its model has another shape.
+            ValueError: it is damaged, or its model has another shape.
         """
-        state = torch.load(self.out / "checkpoint.pt", weights_only=True)
+        state = read_checkpoint(self.out)
         if state["shape"] != asdict(self.model.shape):
             raise ValueError(f"{self.out} holds a model of another shape; name another folder")
         self.model.load_state_dict(state["model"])
@@ -214,14 +282,13 @@ class Trainer:
     def note(self, losses: list[float]) -> None:
         """Save the checkpoint, and append the mean of *losses* and other numbers to the log."""
         self.save()
+        held_out = held_out_loss(self.model, self.unseen, self.begin, self.recipe.length)
         entry = {
             "step": self.step,
             "tokens": self.step * self.recipe.batch * self.recipe.length,
             "seconds": round(self.seconds, 1),
             "loss": round(sum(losses) / len(losses), 4),
-            "held_out": round(
-                held_out_loss(self.model, self.unseen, self.begin, self.recipe.length), 4
-            ),
+            "held_out": None if math.isnan(held_out) else round(held_out, 4),
             "rate": round(self.recipe.rate(self.progress, self.step), 4),
         }
         line = json.dumps(entry)
@@ -246,11 +313,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--float32", action="store_true", help="slower, not bfloat16 products")
     options = vars(parser.parse_args())
+    for name, least in (("every", 1), ("stop", 0), ("threads", 0)):
+        if options[name] < least:
+            parser.error(f"{name} is {options[name]}; it must be {least} or more")
     if options["threads"]:
         torch.set_num_threads(options["threads"])
-    shape = Shape(**{name: options[name] for name in asdict(Shape())})
-    recipe = Recipe(**{name: options[name] for name in asdict(Recipe())})
     try:
+        shape = Shape(**{name: options[name] for name in asdict(Shape())})
+        recipe = Recipe(**{name: options[name] for name in asdict(Recipe())})
         trainer = Trainer(options["texts"], options["out"], shape, recipe)
     except (OSError, ValueError) as error:
         parser.error(str(error))

@@ -1,6 +1,7 @@
 """The recipe of ``bitnet-tiny`` on a tiny text: it learns, resumes, and exports what it trained."""
 
 import json
+import lzma
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer
 from bitnet import load as open_model
 from bitnet.formats.containers import open_checkpoint
 from bitnet.quants import registry
+from training import card, export
 from training.export import load, to_folder, to_gguf
 from training.model import Shape, TinyBitNet, ternary
 from training.text import BEGIN, END, prepare, read_texts, split, train_tokenizer
@@ -84,6 +86,11 @@ def test_the_rates_rise_stay_and_fall_to_zero():
     assert rates[100] == 0
 
 
+def test_the_rates_neither_rise_nor_fall_without_steps_for_it():
+    recipe = Recipe(steps=10, warmup=0, decay=0.0)
+    assert {recipe.rate(step / 10, step) for step in range(11)} == {1.0}
+
+
 def test_minutes_count_over_all_runs(texts, tmp_path):
     trainer = Trainer(texts, tmp_path / "out", SHAPE, Recipe(minutes=2.0))
     trainer.seconds = 90.0
@@ -121,16 +128,141 @@ def test_texts_are_joined_paragraphs_and_their_ends_are_held_out(texts):
         read_texts(texts.parent)
 
 
+@pytest.mark.parametrize("held_out", [0.03, 0.25, 0.9])
+@pytest.mark.parametrize(
+    "paragraphs",
+    [
+        ["a" * 1000],
+        ["x" * 10] * 5 + ["y" * 1000],
+        ["y" * 1000] + ["x" * 10] * 5,
+        ["word " * 200 + "end"],
+        ["a " + "字" * 1000],
+        ["one line"] * 200,
+    ],
+    ids=["one", "last", "first", "words", "no spaces", "lines"],
+)
+def test_about_the_share_is_held_out_of_any_text(paragraphs, held_out):
+    seen, unseen = split(paragraphs, held_out)
+    count = len(" ".join(paragraphs).replace(" ", ""))
+    letters = "".join(seen + unseen).replace(" ", "")
+    assert letters == "".join(paragraphs).replace(" ", "")
+    assert 0.95 * held_out <= len("".join(unseen).replace(" ", "")) / count <= 2 * held_out + 0.01
+
+
+def test_a_long_paragraph_is_cut_between_two_words():
+    assert split(["one two three four"], 0.4) == (["one two"], ["three four"])
+    assert split(["one", "two three four five"], 0.3) == (["one", "two three"], ["four five"])
+
+
+def test_without_a_share_nothing_is_held_out(texts, tmp_path):
+    trainer = Trainer(texts, tmp_path / "out", SHAPE, Recipe(steps=2, length=16, held_out=0.0))
+    assert not len(trainer.unseen.ids)
+    trainer.note([1.0])
+    assert json.loads((tmp_path / "out/log.jsonl").read_text())["held_out"] is None
+    with pytest.raises(ValueError, match="was held out"):
+        card.card(texts, tmp_path / "out", tmp_path / "none.gguf")
+
+
+def refusal_of(program, monkeypatch, capsys, *words):
+    """What *program* writes to stderr when it refuses *words*."""
+    monkeypatch.setattr("sys.argv", ["program", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        program()
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("--batch", "0", "batch is 0; it must be 1 or more"),
+        ("--length", "0", "length is 0"),
+        ("--length", "512", "the model has 256 positions"),
+        ("--steps", "-1", "steps is -1"),
+        ("--minutes", "0", "minutes is 0.0; it must be above 0"),
+        ("--minutes", "nan", "minutes is nan"),
+        ("--warmup", "-1", "warmup is -1"),
+        ("--decay", "1.5", "decay is 1.5; it must be 0 to 1"),
+        ("--matrix-rate", "nan", "matrix_rate is nan"),
+        ("--other-rate", "inf", "other_rate is inf"),
+        ("--weight-decay", "-1", "weight_decay is -1.0"),
+        ("--dropout", "1", "dropout is 1.0"),
+        ("--held-out", "1", "held_out is 1.0"),
+        ("--seed", "-1", "seed is -1"),
+        ("--vocab-size", "70000", "vocab_size is 70000; it must be 258 to 65536"),
+        ("--vocab-size", "100", "vocab_size is 100"),
+        ("--num-hidden-layers", "0", "num_hidden_layers is 0"),
+        ("--num-attention-heads", "3", "hidden_size is 256; it must be a multiple of 6"),
+        ("--num-key-value-heads", "3", "num_key_value_heads is 3; it must divide the 4"),
+        ("--every", "0", "every is 0; it must be 1 or more"),
+        ("--stop", "-1", "stop is -1"),
+        ("--threads", "-1", "threads is -1"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_its_name(
+    texts, tmp_path, monkeypatch, capsys, option, value, expected
+):
+    words = (texts, tmp_path / "out", option, value)
+    assert expected in refusal_of(main, monkeypatch, capsys, *words)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("texts/two.txt.xz", lzma.compress(b"a" * 100)[:-8], "two.txt.xz is damaged"),
+        ("texts/two.txt", b"\xff\xfe", "two.txt is not UTF-8"),
+        ("texts/one.txt", b"", "no text to train on"),
+        ("out/tokenizer.json", b"{", "tokenizer.json is not a tokenizer"),
+        ("out/checkpoint.pt", b"PK", "checkpoint.pt is damaged"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_by_its_name(
+    texts, tmp_path, monkeypatch, capsys, name, content, expected
+):
+    (tmp_path / "out").mkdir()
+    (tmp_path / name).write_bytes(content)
+    words = (texts, tmp_path / "out", "--hidden-size", 16, "--intermediate-size", 16)
+    assert expected in refusal_of(main, monkeypatch, capsys, *words)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(texts, tmp_path):
+    (tmp_path / "out").mkdir()
+    train_tokenizer([[TEXT]], 301).save(str(tmp_path / "out/tokenizer.json"))
+    with pytest.raises(ValueError, match=r"has 301 tokens, more than vocab_size \(300\)"):
+        Trainer(texts, tmp_path / "out", SHAPE, RECIPE)
+
+
+@pytest.mark.parametrize("program", [export.main, card.main], ids=["export", "card"])
+@pytest.mark.parametrize("damaged", ["", "checkpoint.pt", "tokenizer.json"])
+def test_a_training_that_is_not_there_is_refused(
+    texts, tmp_path, monkeypatch, capsys, program, damaged
+):
+    out = tmp_path / "out"
+    expected = "has no checkpoint.pt"
+    if damaged:
+        Trainer(texts, out, SHAPE, RECIPE).save()
+        (out / damaged).write_bytes(b"PK")
+        expected = f"{damaged} is "
+    words = (out, tmp_path / "new") if program is export.main else (texts, out, tmp_path / "new")
+    assert expected in refusal_of(program, monkeypatch, capsys, *words)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("name", ["model", "model.gguf"])
+def test_an_export_replaces_nothing(tmp_path, monkeypatch, capsys, name):
+    (tmp_path / name).write_bytes(b"another")
+    words = (tmp_path / "out", tmp_path / "model")
+    assert f"{name} exists" in refusal_of(export.main, monkeypatch, capsys, *words)
+    assert (tmp_path / name).read_bytes() == b"another"
+
+
 @pytest.mark.parametrize("what", ["no texts", "another shape"])
 def test_a_wrong_folder_is_named(texts, tmp_path, monkeypatch, capsys, what):
     out = tmp_path / "out"
     Trainer(texts, out, SHAPE, RECIPE).save()
     folder, expected = (texts, "another shape") if what == "another shape" else (out, "has no .txt")
-    monkeypatch.setattr("sys.argv", ["train", str(folder), str(out)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert expected in capsys.readouterr().err
+    assert expected in refusal_of(main, monkeypatch, capsys, folder, out)
 
 
 def test_the_tokenizer_is_reversible_and_begins_with_its_token():
