@@ -92,11 +92,11 @@ def test_the_rates_neither_rise_nor_fall_without_steps_for_it():
 
 
 def test_minutes_count_over_all_runs(texts, tmp_path):
-    trainer = Trainer(texts, tmp_path / "out", SHAPE, Recipe(minutes=2.0))
+    trainer = Trainer(texts, tmp_path / "out", SHAPE, Recipe(minutes=2.0, length=16))
     trainer.seconds = 90.0
     trainer.save()
-    assert Trainer(texts, tmp_path / "out", SHAPE, Recipe(minutes=2.0)).progress == 0.75
-    assert Trainer(texts, tmp_path / "out", SHAPE, Recipe(steps=10)).progress == 0.0
+    assert Trainer(texts, tmp_path / "out", SHAPE, Recipe(minutes=2.0, length=16)).progress == 0.75
+    assert Trainer(texts, tmp_path / "out", SHAPE, Recipe(steps=10, length=16)).progress == 0.0
 
 
 def test_an_epoch_begins_at_paragraphs_and_sees_every_stretch():
