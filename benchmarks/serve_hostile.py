@@ -1,6 +1,6 @@
 """Gaps in a client's stream while another client sends hostile bodies to every route.
 
-    python benchmarks/serve_hostile.py MODEL [--seed 1] [--count 40]
+    python benchmarks/serve_hostile.py MODEL [--seed 1] [--count 20]
 
 Prints the statuses of the replies to these bodies, and the largest gap between two events of a
 stream meanwhile, and of one alone, in seconds. Run it on an idle machine: other load distorts the
@@ -13,10 +13,11 @@ import argparse
 import json
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -41,7 +42,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=40)
+    parser.add_argument(
+        "--count", type=int, default=20, help="bodies of a route with several wrong fields"
+    )
     options = parser.parse_args()
     port = free_port()
     command = [sys.executable, "-m", "bitnet", "serve", options.model, "--port", str(port)]
@@ -50,12 +53,12 @@ def main() -> None:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
             until(lambda: _is_ready(client), worker)
             alone = max(_gaps(client, lambda: True))
-            statuses = Counter()
-            done = threading.Event()
-            attack = threading.Thread(target=_attack, args=(client, options, statuses, done))
-            attack.start()
-            beside = max(_gaps(client, done.is_set))
-            attack.join()
+            with ThreadPoolExecutor(1) as pool:
+                attack = pool.submit(_attack, client, options)
+                beside = max(_gaps(client, attack.done))
+            statuses = attack.result()
+    except httpx.HTTPError as error:
+        raise SystemExit(f"the server: {type(error).__name__}: {error}") from error
     finally:
         worker.terminate()
         worker.wait()
@@ -78,6 +81,7 @@ def _gaps(client: httpx.Client, is_over) -> list[float]:
     gaps = []
     while True:
         with client.stream("POST", "/v1/completions", json=STREAM) as reply:
+            reply.raise_for_status()
             last = None
             for line in reply.iter_lines():
                 now = time.perf_counter()
@@ -88,20 +92,24 @@ def _gaps(client: httpx.Client, is_over) -> list[float]:
             return gaps
 
 
-def _attack(client, options, statuses, done) -> None:
-    """Send hostile bodies to every route, count the *statuses* of the replies, and set *done*."""
-    page = client.get("/openapi.json").json()
-    model = {"model": client.get("/v1/models").json()["data"][0]["id"]}
-    try:
-        for path, methods in page["paths"].items():
-            content = methods.get("post", {}).get("requestBody", {}).get("content")
-            if content:
-                name = content["application/json"]["schema"]["title"]
-                for body in bodies(FORMS[name], VALID[name] | model, options.seed, options.count):
-                    reply = client.post(path, content=body, headers=JSON)
-                    statuses[reply.status_code] += 1
-    finally:
-        done.set()
+def _attack(client, options) -> Counter[int]:
+    """Send hostile bodies to every route, and count the statuses of the replies."""
+    page = _get(client, "/openapi.json")
+    model = {"model": _get(client, "/v1/models")["data"][0]["id"]}
+    statuses: Counter[int] = Counter()
+    for path, methods in page["paths"].items():
+        content = methods.get("post", {}).get("requestBody", {}).get("content")
+        if content:
+            name = content["application/json"]["schema"]["title"]
+            for body in bodies(FORMS[name], VALID[name] | model, options.seed, options.count):
+                reply = client.post(path, content=body, headers=JSON)
+                statuses[reply.status_code] += 1
+    return statuses
+
+
+def _get(client, path) -> dict[str, Any]:
+    """The JSON object at *path*."""
+    return client.get(path).raise_for_status().json()
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from bitnet.wire.routes import COMPUTED, ROUTES
 
 INNOCENT = {"prompt": "the innocent neighbour", "max_tokens": 20, "stream": True}
 JSON = {"Content-Type": "application/json"}
-EACH = 60  # bodies of a route
+EACH = 20  # bodies of a route with several wrong fields
 SAMPLE = 100  # wrong values of a route that the fast test takes
 FORMS = {form.name: form for form in (*ROUTES.values(), *COMPUTED.values(), SHOW)}
 
@@ -55,6 +55,13 @@ def test_every_form_has_a_body_that_is_answered(worker, routes):
         # This model has no tokens for gaps, and nothing that scores texts.
         expected = 400 if name in ("LlamaInfill", "RerankRequest", "ScoreRequest") else 200
         assert reply.status_code == expected, (path, reply.text)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_field_gets_a_wrong_value_however_few_bodies_there_are(name):
+    form = FORMS[name]
+    every_body = b"".join(bodies(form, VALID[name], seed=1, count=0))
+    assert [field for field in form.fields if f'"{field}": '.encode() not in every_body] == []
 
 
 def test_bodies_of_every_route_end_with_an_answer_or_a_refusal(worker, routes):

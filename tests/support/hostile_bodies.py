@@ -128,24 +128,25 @@ def _replaced(body, place, value):
 
 
 def bodies(form, valid, seed, count):
-    """*count* bodies of the form *form*: each of its fields first, then several together.
+    """Bodies of the form *form*: one for each of its fields, then *count* with up to three fields.
 
     Args:
         form: a :class:`bitnet.wire.forms.Form`.
         valid: a body that is answered.
         seed: of the choices.
-        count: of bodies; at least one for each field.
+        count: of bodies with several fields.
     """
     draw = random.Random(f"{form.name} {seed}")
     schemas = form.fields
     names = [*schemas, "unknown", "\ud800"]
     yield from (raw for raw in RAW if draw.random() < 0.3)
-    for number in range(count):
+    single = [[name] for name in names]
+    several = [draw.sample(names, min(len(names), draw.randint(2, 3))) for _ in range(count)]
+    for chosen in [*single, *several]:
         body = dict(valid)
-        chosen = [names[number]] if number < len(names) else draw.sample(names, draw.randint(1, 3))
         for name in chosen:
             body[name] = draw.choice((*JUNK, *_edges(schemas.get(name, {})), DEEP))
-            if draw.random() < 0.1:
+            if name in valid and draw.random() < 0.1:
                 del body[name]
         yield _written(body, draw.choice(DEPTHS))
 
