@@ -16,6 +16,7 @@ import statistics
 import sys
 from pathlib import Path
 
+from arguments import at_least, tests_with_depths
 from runtime import Engine, in_turns, killed_at_last
 
 
@@ -24,18 +25,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("folders", nargs="+", type=Path)
-    parser.add_argument("--tests", default="pp512,pp4096")
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--tests", type=tests_with_depths, default="pp512,pp4096")
+    parser.add_argument("--turns", type=at_least(1), default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--kv-type", default="f16", choices=("f16", "q8"))
-    parser.add_argument("--tries", type=int, default=2, help="most attempts at a test")
+    parser.add_argument("--tries", type=at_least(1), default=2, help="most attempts at a test")
     options = parser.parse_args()
     print(json.dumps(measure(options), indent=2))
 
 
 def measure(options: argparse.Namespace) -> dict[str, object]:
     """Results as JSON values: medians of each version's rates, and their ratios to the first's."""
-    tests = options.tests.split(",")
+    tests = options.tests
     # Positions of the longest test, with a margin.
     context = max(sum(map(int, test[2:].split("@"))) + 64 for test in tests)
     engines: dict[str, Engine] = {}
@@ -97,9 +98,11 @@ def measure_rates(
     }
     for test, turn in in_turns(tests, options.turns):
         for name, engine in engines.items():
-            seconds = engine.seconds(test, options.tries if turn else 1)
             if turn:
+                seconds = engine.seconds(test, options.tries)
                 rates[name][test].append(int(test[2:].partition("@")[0]) / seconds)
+            else:
+                engine.warm_up(test)
     return rates
 
 

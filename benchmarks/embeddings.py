@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import synthetic
+from arguments import at_least, plain_tests
 from runtime import available_engines
 from ternary import measure
 
@@ -92,13 +93,13 @@ def main():
     parser.add_argument("--vocabulary", type=Path, required=True, help="GGUF file with LLaMA-3's")
     parser.add_argument("--peers", type=Path, help="folder with builds of peers")
     parser.add_argument("--peer-python", default="", help="interpreter with packages of peers")
-    parser.add_argument("--tests", default="pp128,pp512")
+    parser.add_argument("--tests", type=plain_tests, default="pp128,pp512")
     parser.add_argument("--threads", default="1,2")
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=at_least(1), default=5)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
-    tests = options.tests.split(",")
+    tests = options.tests
     threads = [int(count) for count in options.threads.split(",")]
     results = {
         (model, count): measure(contestants(name, options), count, tests, options.turns)

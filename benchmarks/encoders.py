@@ -30,6 +30,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from arguments import at_least
 from idle import MOST_CORES, Others
 from runtime import killed_at_last
 
@@ -408,7 +409,7 @@ def main():
     parser.add_argument("--llama", type=Path)
     parser.add_argument("--onnx", type=Path)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=at_least(1), default=5)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()

@@ -43,11 +43,11 @@ def ratios(rows):
     """Yield the rows of each model and number of threads, and ours over the best peer by test.
 
     A ratio needs a rate of both. Peers that are lossy, such as with a head of four bits, do not
-    count.
+    count. Rows without one of ours have no ratios.
     """
     for model, threads in dict.fromkeys((row["model"], row["threads"]) for row in rows):
         group = [row for row in rows if (row["model"], row["threads"]) == (model, threads)]
-        ours = next(row for row in group if row["engine"] == OURS)
+        ours = next((row for row in group if row["engine"] == OURS), {})
         peers = [row for row in group if row is not ours and not row.get("lossy")]
         best = {
             test: max((row[test] for row in peers if row.get(test)), default=0) for test in TESTS
@@ -93,15 +93,22 @@ def turns_of(row):
 def merge_rows(rows):
     """*rows* with those of the same model, number of threads and engine merged into one.
 
-    A merged row has the smallest number of turns, and the sum of the disturbed measurements.
+    A later row replaces the rates of an earlier one. The merged row has the smallest number of
+    turns, and the sum of the disturbed measurements; it has neither if a rate that stays is of an
+    earlier row without them.
     """
     by_name = {}
     for row in rows:
         name = row["model"], row["threads"], row["engine"]
-        earlier = by_name.get(name, {"turns": row["turns"], "busy": 0})
-        turns = min(earlier["turns"], row["turns"])
-        busy = earlier["busy"] + row["busy"]
-        by_name[name] = earlier | row | {"turns": turns, "busy": busy}
+        earlier = by_name.get(name, {})
+        merged = earlier | row
+        if "turns" in earlier and "turns" in row:
+            merged["turns"] = min(earlier["turns"], row["turns"])
+            merged["busy"] = earlier["busy"] + row["busy"]
+        elif any(earlier.get(test) and test not in row for test in TESTS):
+            merged.pop("turns", None)
+            merged.pop("busy", None)
+        by_name[name] = merged
     return list(by_name.values())
 
 
@@ -131,17 +138,11 @@ def machine_entry(runs, date, builds):
 def complete_entry(new, old):
     """The entry *new*, completed from *old*, the earlier entry of the same machine.
 
-    A row of both has the new rates, the smaller number of turns, and the sum of the measurements
-    that were disturbed.
+    :func:`merge_rows` says what a row of both has.
     """
-    rows = {(row["model"], row["threads"], row["engine"]): row for row in old["rows"]}
-    for row in new["rows"]:
-        name = row["model"], row["threads"], row["engine"]
-        earlier = rows.get(name, {"turns": row["turns"], "busy": 0})
-        turns = min(earlier["turns"], row["turns"])
-        rows[name] = earlier | row | {"turns": turns, "busy": earlier["busy"] + row["busy"]}
-    models = dict.fromkeys(model for model, _, _ in rows)
-    ordered = [row for model in models for row in rows.values() if row["model"] == model]
+    rows = merge_rows([*old["rows"], *new["rows"]])
+    models = dict.fromkeys(row["model"] for row in rows)
+    ordered = [row for model in models for row in rows if row["model"] == model]
     return new | {"builds": old["builds"] | new["builds"], "rows": ordered}
 
 
@@ -156,6 +157,8 @@ def main():
     options = parser.parse_args()
     machines = json.loads(RECORDS.read_text(encoding="utf-8"))
     if options.add:
+        if unnamed := [entry for entry in options.build if "=" not in entry]:
+            parser.error(f"--build is {unnamed[0]}, expected ENGINE=BUILD")
         builds = dict(entry.split("=", 1) for entry in options.build)
         runs = [json.loads(path.read_text(encoding="utf-8")) for path in options.add]
         new = machine_entry(runs, options.date, builds)
@@ -163,12 +166,16 @@ def main():
         if options.keep and old:
             new = complete_entry(new, old)
         machines = [each for each in machines if each["machine"] != new["machine"]] + [new]
+    table = page(machines)
     if options.check:
-        return int(TABLE.read_text(encoding="utf-8") != page(machines))
+        if TABLE.read_text(encoding="utf-8") == table:
+            return 0
+        print("not current: benchmarks/results/machines.md; run: python benchmarks/machines.py")
+        return 1
     # One row on each line.
     text = json.dumps(machines, indent=1).replace("\n    ", " ").replace("\n   }", " }")
     RECORDS.write_text(text + "\n", encoding="utf-8")
-    TABLE.write_text(page(machines), encoding="utf-8")
+    TABLE.write_text(table, encoding="utf-8")
     return 0
 
 

@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from arguments import at_least
 from contexts import with_context
 from idle import Others
 
@@ -38,7 +39,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8000, help="length of the prompt")
     parser.add_argument("--context", type=int, help="positions of the model, if not its own")
     parser.add_argument("--kv-type", default="f16", choices=("f16", "q8"))
-    parser.add_argument("--turns", type=int, default=5, help="of all answers but the cold one")
+    parser.add_argument(
+        "--turns", type=at_least(1), default=5, help="of all answers but the cold one"
+    )
     parser.add_argument("--drop-caches", action="store_true", help="measure the disk, too")
     options = parser.parse_args()
     with (

@@ -36,6 +36,7 @@ from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 
+from arguments import at_least, tests_with_depths
 from contexts import with_context
 from idle import MOST_CORES, Others
 from peers import library
@@ -76,7 +77,7 @@ class Engine:
             kill(self.process)
             raise
         self.process.send_signal(signal.SIGSTOP)
-        self.busy = 0  # measurements that other processes disturbed
+        self.busy = 0  # measurements that other processes disturbed, without those of warm-ups
 
     def reply(self):
         """Next output of the engine."""
@@ -84,6 +85,12 @@ class Engine:
         if not line:
             raise SystemExit(f"an engine died: {' '.join(map(str, self.process.args))}")
         return json.loads(line)
+
+    def warm_up(self, test):
+        """Run *test* once; ``busy`` does not count it."""
+        busy = self.busy
+        self.seconds(test)
+        self.busy = busy
 
     def seconds(self, test, tries=1):
         """Seconds of a *test* such as ``pp128``, measured up to *tries* times if others disturb it.
@@ -200,7 +207,7 @@ def start_engine(name, entry, model, threads, context):
 
 def measure(model, threads, engines, options):
     """Results by engine with one number of threads: rates, load time, peak memory and ``busy``."""
-    tests = options.tests.split(",")
+    tests = options.tests
     # Positions of the longest test, with a margin.
     context = max(1024, *(sum(map(int, test[2:].split("@"))) + 64 for test in tests))
     engine_by_name = {}
@@ -238,8 +245,8 @@ def measure_rates(running, tests, options):
             print(f"stopped before turn {turn} of {test}", file=sys.stderr)
             break
         for name in list(running):
-            seconds = run_or_leave(running, name, test, options.tries if turn else 1)
-            if seconds is not None and turn:
+            seconds = run_or_leave(running, name, test, turn=turn, tries=options.tries)
+            if seconds is not None:
                 rates[name][test].append(int(test[2:].partition("@")[0]) / seconds)
     return rates
 
@@ -251,10 +258,16 @@ def wait_for(path):
         time.sleep(0.2)
 
 
-def run_or_leave(running, name, test, tries):
-    """Seconds of *test* by the engine *name*; a peer that fails is removed: None."""
+def run_or_leave(running, name, test, *, turn, tries):
+    """Seconds of *test* by the engine *name* in up to *tries* attempts; None in *turn* 0.
+
+    A peer that fails is removed: None.
+    """
     try:
-        return running[name].seconds(test, tries)
+        if turn:
+            return running[name].seconds(test, tries)
+        running[name].warm_up(test)
+        return None
     except SystemExit as error:
         if is_ours(name):
             raise
@@ -330,14 +343,14 @@ def main():
     parser.add_argument("--peers", type=Path)
     parser.add_argument("--peer-python", default="")
     parser.add_argument("--threads", default="1,2")
-    parser.add_argument("--tests", default="pp128,pp512,tg128")
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--tests", type=tests_with_depths, default="pp128,pp512,tg128")
+    parser.add_argument("--turns", type=at_least(1), default=5)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--table", type=Path)
     parser.add_argument("--level", default="", help="instruction set of our kernels")
     parser.add_argument("--no-start", action="store_true")
     parser.add_argument("--kv-types", default="", help="of keys and values: f16,q8")
-    parser.add_argument("--tries", type=int, default=4, help="most attempts at a test")
+    parser.add_argument("--tries", type=at_least(1), default=4, help="most attempts at a test")
     parser.add_argument("--context", type=int, help="positions of the models, if not their own")
     parser.add_argument("--states", type=Path, help="folder for llama.cpp's states of prompts")
     parser.add_argument("--minutes", type=float, default=600, help="longest time for a model")
@@ -348,7 +361,10 @@ def main():
         os.environ["BENCHMARK_LEVEL"] = options.level
     engines, absent = available_engines(options.peer_python, options.peers)
     if options.only:
-        engines = {name: engines[name] for name in options.only.split(",")}
+        only = options.only.split(",")
+        if missing := [name for name in only if name not in engines]:
+            parser.error(f"--only: {missing[0]!r} is not here; there are: {', '.join(engines)}")
+        engines = {name: engines[name] for name in only}
     if options.states:
         options.states.mkdir(parents=True, exist_ok=True)
         os.environ["BENCHMARK_STATES"] = str(options.states.absolute())
@@ -366,7 +382,7 @@ def main():
     lines = [f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}; ours: {level}"]
     lines += [f"read {n}: {rate / 1e9:.1f} GB/s" for n, rate in machine["read_bytes_per_s"].items()]
     lines += [f"absent: {name} (package {ENGINES[name]})" for name in absent]
-    lines += ["", table(results, options.tests.split(",")), ""]
+    lines += ["", table(results, options.tests), ""]
     lines += [f"`inv infer`, start to first token, {n}: {s:.2f} s" for n, s in starts.items()]
     text = "\n".join(lines)
     print(text)

@@ -27,9 +27,11 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+import zlib
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from arguments import at_least
 from serve import PROMPTS, Server, events, free_port
 
 from bitnet import load
@@ -110,6 +112,16 @@ async def refuse_other_status(kind, name, status, reader):
         raise Mixed(f"{kind} {name}: status {status}, {body[:200]}")
 
 
+def word_of(name):
+    """A word that only the request with the id *name* has, of letters and hyphens."""
+    return "".join(LETTERS[int(char)] if char.isdigit() else char for char in name)
+
+
+def prompt_of(name, prompts):
+    """One of *prompts* for the request with the id *name*, in every run the same one."""
+    return prompts[zlib.crc32(name.encode()) % len(prompts)]
+
+
 async def request(port, kind, name, expected):
     """Make one request of *kind* with the id *name*.
 
@@ -117,13 +129,13 @@ async def request(port, kind, name, expected):
 
     Raises:
         Mixed: the answer is not the expected one.
+        LookupError, TypeError: it does not have the form of an answer.
     """
-    # The digits of the id as letters, so that most requests have different right answers.
-    word = "".join(LETTERS[int(digit)] for digit in name if digit.isdigit())
+    word = word_of(name)
     completion = {"max_tokens": TOKENS, "temperature": 0}
     chat = {"messages": [{"role": "user", "content": "write it"}], "max_tokens": 4 * TOKENS}
     if kind == "alone":
-        prompt = list(expected)[hash(name) % len(expected)]
+        prompt = prompt_of(name, list(expected))
         body = completion | {"prompt": prompt, "stream": True}
         right_answer = expected[prompt]
         status, reader, writer = await send(port, "/v1/completions", body, name)
@@ -145,6 +157,8 @@ async def request(port, kind, name, expected):
     elif kind == "refused":
         field = f"no_{word}"
         status, facts = await whole(port, "/v1/completions", {"prompt": "a", field: 1}, name)
+        if status != 400:
+            raise Mixed(f"{kind} {name}: status {status}, {facts}")
         actual = facts["error"]["param"]
         right_answer = field
     else:
@@ -175,15 +189,14 @@ async def request(port, kind, name, expected):
             body = chat | fields_by_kind[kind]
             right_answer = f"chat {word}" if kind == "chat" else {"id": word}
         status, facts = await whole(port, path, body, name)
-        if status == 200:
-            first = facts["choices"][0]
-            if kind == "tool":
-                actual = json.loads(first["message"]["tool_calls"][0]["function"]["arguments"])
-            else:
-                actual = first["text"] if kind == "choice" else first["message"]["content"]
-                actual = json.loads(actual) if kind == "schema" else actual
-    if status != (400 if kind == "refused" else 200):
-        raise Mixed(f"{kind} {name}: status {status}, {facts}")
+        if status != 200:
+            raise Mixed(f"{kind} {name}: status {status}, {facts}")
+        first = facts["choices"][0]
+        if kind == "tool":
+            actual = json.loads(first["message"]["tool_calls"][0]["function"]["arguments"])
+        else:
+            actual = first["text"] if kind == "choice" else first["message"]["content"]
+            actual = json.loads(actual) if kind == "schema" else actual
     if actual != right_answer:
         raise Mixed(f"{kind} {name}: {actual!r}, expected {right_answer!r}")
 
@@ -202,7 +215,7 @@ async def load_of(server, clients, requests, expected):
             try:
                 await request(server.port, kind, f"c{number}-r{turn}", expected)
                 counts[kind] += 1
-            except (Mixed, OSError, ValueError, EOFError) as error:
+            except (Mixed, OSError, ValueError, EOFError, LookupError, TypeError) as error:
                 wrong.append(f"{type(error).__name__}: {error}")
             at = next(done)
             if at % max(1, total // SAMPLES) == 0:
@@ -340,9 +353,9 @@ def main():
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", type=Path, nargs="?")
-    parser.add_argument("--clients", type=int, default=50)
-    parser.add_argument("--requests", type=int, default=200, help="of each client")
-    parser.add_argument("--attacks", type=int, default=5, help="of each kind")
+    parser.add_argument("--clients", type=at_least(1), default=50)
+    parser.add_argument("--requests", type=at_least(1), default=200, help="of each client")
+    parser.add_argument("--attacks", type=at_least(1), default=5, help="of each kind")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--growth-mb", type=float, default=8)
     parser.add_argument("--gap-s", type=float, default=0.3)

@@ -21,9 +21,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from arguments import at_least
+
 import bitnet
 from bitnet.runtime.request import Request
 
+LEFT_OUT = 10  # of the passes, the last ones
 PROMPT = [100 + 7 * i % 1000 for i in range(32)]  # ordinary tokens of every vocabulary in use
 
 
@@ -31,8 +34,8 @@ def main() -> None:
     """Print the times as one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--turns", type=int, default=11)
-    parser.add_argument("--passes", type=int, default=300)
+    parser.add_argument("--turns", type=at_least(1), default=11)
+    parser.add_argument("--passes", type=at_least(LEFT_OUT + 1), default=300)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     result = {
@@ -127,7 +130,7 @@ def overhead(path: Path, passes: int) -> dict[str, float]:
         next(pieces)  # the prompt is read
         pass_ms: list[float] = []
         beside_ms: list[float] = []
-        for _ in range(passes - 10):  # ends before the limit of tokens is reached
+        for _ in range(passes - LEFT_OUT):  # ends before the limit of tokens is reached
             inside_s = head.seconds + sum(graph.run.seconds for graph in graphs)
             started = time.perf_counter()
             if next(pieces).finish_reason:  # a small model may end its answer
@@ -137,6 +140,8 @@ def overhead(path: Path, passes: int) -> dict[str, float]:
             pass_ms.append(1e3 * passed_s)
             beside_ms.append(1e3 * (passed_s - inside_s))
         pieces.close()
+    if not pass_ms:
+        raise SystemExit(f"{path.name} ends its answer at once: no pass was measured")
     return {"pass_ms": statistics.median(pass_ms), "beside_ms": statistics.median(beside_ms)}
 
 

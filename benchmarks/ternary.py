@@ -23,6 +23,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from arguments import at_least, plain_tests
 from runtime import Engine, available_engines, killed_at_last
 
 from bitnet.bench import describe_machine
@@ -98,7 +99,7 @@ def measure(entries, threads, tests, turns):
         rates = {label: {test: [] for test in tests} for label in running}
         for engine in running.values():
             for kind in {test[:2] for test in tests}:
-                engine.seconds(WARM_UP[kind])
+                engine.warm_up(WARM_UP[kind])
         for _ in range(turns):
             for test in tests:
                 for label, engine in running.items():
@@ -167,9 +168,9 @@ def main():
     parser.add_argument("--peers", type=Path, help="folder with builds of peers")
     parser.add_argument("--peer-python", default="", help="interpreter with packages of peers")
     parser.add_argument("--work", type=Path, default=Path(), help="folder for conversions")
-    parser.add_argument("--tests", default="pp128,pp512,tg128")
+    parser.add_argument("--tests", type=plain_tests, default="pp128,pp512,tg128")
     parser.add_argument("--threads", default="1,2")
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=at_least(1), default=5)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--table", type=Path)
     parser.add_argument("--only", default="", metavar="REGEX", help="engines to run")
@@ -180,7 +181,7 @@ def main():
         return
     entries = {label: entry for label, entry in entries.items() if re.search(options.only, label)}
     threads = [int(count) for count in options.threads.split(",")]
-    tests = options.tests.split(",")
+    tests = options.tests
     earlier = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
     new = {count: measure(entries, count, tests, options.turns) for count in threads}
     results = add_results(earlier.get("results", {}), new)

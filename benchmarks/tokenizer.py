@@ -26,6 +26,7 @@ import time
 from pathlib import Path
 
 import tokenizer_peers as peers
+from arguments import at_least
 
 from bitnet.base.errors import Unsupported
 
@@ -279,9 +280,9 @@ def main():
     """Print the result as Markdown."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
-    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--runs", type=at_least(2), default=20, help="the first is a warm-up")
     parser.add_argument("--also", action="append", default=[], metavar="NAME=FILE")
-    parser.add_argument("--turns", type=int, default=5, help="measurements of encoding")
+    parser.add_argument("--turns", type=at_least(1), default=5, help="measurements of encoding")
     parser.add_argument("--packages", default="", help="packages to run, separated by commas")
     parser.add_argument("--json", type=Path, help="write the rows of encoding")
     parser.add_argument("--no-loading", action="store_true", help="measure encoding only")

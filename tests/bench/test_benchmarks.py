@@ -61,6 +61,13 @@ def test_no_prompt_of_the_rates_begins_like_one_before(load, requests):
     assert len(set(numbers)) == len(numbers)
 
 
+@pytest.mark.parametrize("count", [1, 2, 4, 19, 100])
+def test_a_percentile_is_not_beyond_the_values(load, count):
+    cuts = load("serve").quantiles([float(value) for value in range(1, count + 1)])
+    assert cuts["p50"] == (1 + count) / 2
+    assert cuts["p50"] <= cuts["p95"] <= count
+
+
 def test_requests_without_an_answer_are_lost(load):
     serve = load("serve")
     lost = []
@@ -73,10 +80,13 @@ def test_requests_without_an_answer_are_lost(load):
 class FullQueue(QuietHandler, BaseHTTPRequestHandler):
     """Refuses every request, as a server whose queue is full."""
 
+    status = 503
+    reply = b'{"error": {"message": "the queue is full", "param": null}}'
+
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
-        body = b'{"error": {"message": "the queue is full", "param": null}}'
-        self.send_response(503)
+        body = self.reply
+        self.send_response(self.status)
         self.send_header("X-Request-ID", self.headers["X-Request-ID"])
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -91,8 +101,88 @@ def test_every_kind_of_request_can_be_refused(load):
     try:
         for kind in mixed.KINDS:
             request = mixed.request(server.server_port, kind, "c1-r2", {"a": "b"})
-            with pytest.raises(mixed.Mixed, match=r"queue is full|None, expected"):
+            with pytest.raises(mixed.Mixed, match="queue is full"):
                 asyncio.run(request)
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("reply", ["{}", '{"choices": []}', '{"choices": null}', "[]", "{"])
+@pytest.mark.parametrize("status", [200, 400])
+def test_a_reply_of_another_form_counts_as_wrong(load, status, reply):
+    mixed = load("serve_mixed")
+    handler = type("Handler", (FullQueue,), {"status": status, "reply": reply.encode()})
+    server = LoopbackServer(handler, None)
+    server.start()
+    try:
+        worker = argparse.Namespace(port=server.server_port, rss_mb=lambda: 1.0)
+        facts = asyncio.run(mixed.load_of(worker, 1, len(mixed.KINDS), {"a": "b"}))
+    finally:
+        server.stop()
+    # A client that leaves reads only the first line.
+    right = facts["counts"].pop("left")
+    assert right == (status == 200)
+    assert not any(facts["counts"].values())
+    assert len(facts["wrong"]) == len(mixed.KINDS) - right
+
+
+def test_every_kind_of_request_gets_its_answer(load, tmp_path):
+    pytest.importorskip("httpx", reason="httpx is not installed")
+    from server_process import listening
+
+    from bitnet import load as open_model
+
+    mixed = load("serve_mixed")
+    path = mixed.tiny_model(tmp_path)
+    with open_model(path) as alone:
+        expected = {text: alone.generate(text, max_tokens=mixed.TOKENS) for text in ("sea", "owl")}
+    with listening(path, max_output_tokens=4 * mixed.TOKENS) as worker:
+        server = argparse.Namespace(port=worker.port, rss_mb=lambda: 1.0)
+        facts = asyncio.run(mixed.load_of(server, 2, len(mixed.KINDS), expected))
+    assert facts["wrong"] == []
+    assert set(facts["counts"].values()) == {2}
+
+
+def test_no_two_requests_have_one_word_and_each_has_its_prompt_in_every_run(load):
+    mixed = load("serve_mixed")
+    names = [f"c{client}-r{turn}" for client in range(50) for turn in range(200)]
+    words = {mixed.word_of(name) for name in names}
+    assert len(words) == len(names)
+    assert set("".join(words)) <= set(mixed.WRITABLE)
+    assert "".join(mixed.prompt_of(name, "abcd") for name in names[:12]) == "PROMPTS"
+
+
+STREAM = b"".join(b"data: {}\n\n" for _ in range(3))
+
+
+class WithoutPage(QuietHandler, BaseHTTPRequestHandler):
+    """A server that is ready and writes streams, but has no ``/openapi.json``."""
+
+    def do_GET(self):
+        self.send_response(200 if self.path == "/health/ready" else 404)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(STREAM)))
+        self.end_headers()
+        self.wfile.write(STREAM)
+
+
+def test_hostile_bodies_end_with_a_server_that_has_no_page(load, monkeypatch):
+    pytest.importorskip("httpx", reason="httpx is not installed")
+    hostile = load("serve_hostile")
+    server = LoopbackServer(WithoutPage, None)
+    server.start()
+    worker = argparse.Namespace(poll=lambda: None, terminate=lambda: None, wait=lambda: None)
+    monkeypatch.setattr(hostile.subprocess, "Popen", lambda *a, **k: worker)
+    monkeypatch.setattr(hostile, "free_port", lambda: server.server_port)
+    monkeypatch.setattr(sys, "argv", ["serve_hostile.py", "none.gguf"])
+    try:
+        with pytest.raises(SystemExit, match=r"404.*openapi\.json"):
+            hostile.main()
     finally:
         server.stop()
 
@@ -147,6 +237,95 @@ def test_an_engine_that_does_not_load_ends(load, engine, monkeypatch, tmp_path):
     with pytest.raises(json.JSONDecodeError):
         engine()
     assert processes[0].returncode is not None
+
+
+@pytest.mark.parametrize("program", ["runtime", "builds"])
+def test_only_measurements_that_count_are_busy(load, engine, monkeypatch, program):
+    runtime = load("runtime")
+    disturbed = argparse.Namespace(share=lambda: 1.0)
+    monkeypatch.setattr(runtime, "Others", lambda pids: disturbed)
+    options = argparse.Namespace(turns=2, tries=1, minutes=1, wait_for=None)
+    engines = {}
+    with runtime.killed_at_last(engines):
+        engines["bitnet"] = engine()
+        rates = load(program).measure_rates(engines, ["pp8", "tg4", "tg4@16"], options)
+        assert rates == {"bitnet": {"pp8": [4.0] * 2, "tg4": [2.0] * 2, "tg4@16": [2.0] * 2}}
+        assert engines["bitnet"].busy == 3 * 2
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "expected"),
+    [
+        ("runtime", ("model.gguf", "--only", "none"), "'none' is not here; there are: bitnet"),
+        ("runtime", ("model.gguf", "--tests", "pp128,pq1"), "'pq1', expected tests such as pp128"),
+        ("runtime", ("model.gguf", "--turns", "0"), "--turns: 0, expected 1 or more"),
+        ("builds", ("model.gguf", "folder", "--tests", "pp"), "'pp', expected tests such as"),
+        ("builds", ("model.gguf", "folder", "--tries", "0"), "--tries: 0, expected 1 or more"),
+        ("ternary", ("model.gguf", "--tests", "pp512@4096"), "expected tests without a depth"),
+        ("embeddings", ("work", "--vocabulary", "v", "--tests", "tg1@2"), "without a depth"),
+        ("start", ("model.gguf", "--passes", "10"), "--passes: 10, expected 11 or more"),
+        ("tokenizer", ("data", "--runs", "1"), "--runs: 1, expected 2 or more"),
+        ("tokenizer", ("data", "--turns", "x"), "--turns: invalid"),
+        ("serve_mixed", ("--clients", "0"), "--clients: 0, expected 1 or more"),
+        ("machines", ("--add", "none.json", "--build", "b1"), "--build is b1, expected ENGINE="),
+    ],
+)
+def test_a_wrong_option_is_refused_before_anything_is_measured(
+    load, monkeypatch, capsys, program, words, expected
+):
+    module = load(program)
+    monkeypatch.setattr(sys, "argv", [f"{program}.py", *words])
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    assert ended.value.code == 2
+    assert expected in capsys.readouterr().err
+
+
+OURS = {"model": "m", "threads": 1, "engine": "bitnet"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ({"turns": 5, "busy": 1, "pp128": 1.0}, {"turns": 3, "busy": 2, "pp512": 2.0},
+         {"turns": 3, "busy": 3, "pp128": 1.0, "pp512": 2.0}),
+        ({"pp128": 1.0}, {"turns": 3, "busy": 2, "pp512": 2.0}, {"pp128": 1.0, "pp512": 2.0}),
+        ({"pp128": 1.0}, {"turns": 3, "busy": 2, "pp128": 2.0},
+         {"turns": 3, "busy": 2, "pp128": 2.0}),
+    ],
+    ids=["both", "old rate of unknown turns", "all rates are new"],
+)  # fmt: skip
+def test_new_rates_complete_the_row_of_a_machine(load, old, new, expected):
+    machines = load("machines")
+    entry = {"machine": "x", "date": "", "builds": {}}
+    rows = {"old": [OURS | old], "new": [OURS | new]}
+    completed = machines.complete_entry(
+        entry | {"rows": rows["new"]}, entry | {"rows": rows["old"]}
+    )
+    assert completed["rows"] == [OURS | expected]
+
+
+def test_every_recorded_machine_can_be_completed(load):
+    machines = load("machines")
+    for old in json.loads(machines.RECORDS.read_text(encoding="utf-8")):
+        row = {name: old["rows"][0][name] for name in OURS}
+        new = old | {"rows": [row | {"turns": 1, "busy": 0, "pp128": 1.0}]}
+        assert len(machines.complete_entry(new, old)["rows"]) == len(old["rows"])
+
+
+def test_peers_alone_have_rows_without_ratios(load):
+    machines = load("machines")
+    rows = [OURS | {"engine": "llama.cpp", "pp128": 1.0}]
+    assert list(machines.ratios(rows)) == [(rows, {})]
+
+
+def test_a_table_that_is_not_current_is_named(load, monkeypatch, tmp_path, capsys):
+    machines = load("machines")
+    (tmp_path / "machines.md").write_text("old")
+    monkeypatch.setattr(machines, "TABLE", tmp_path / "machines.md")
+    monkeypatch.setattr(sys, "argv", ["machines.py", "--check"])
+    assert machines.main() == 1
+    assert "benchmarks/machines.py" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("name", "is_left_out"), [("bitnet", 0), ("bitnet q8", 0), ("llama", 1)])
