@@ -40,6 +40,8 @@ STACK = 256 << 20  # bytes; bitnet.cpp keeps the results of a product there
 BATCH = 512  # of llama.cpp and its forks, their default of n_ubatch
 F16 = 1  # ggml's number of the type
 Q8_0 = 8  # likewise
+SAMPLES = 65  # parts of a model that tell it from another one
+SAMPLE = 1 << 16  # bytes of a part
 SHORTEST_STATE = 8192  # positions; shorter prompts are read again rather than saved
 WORDS = ("time", "people", "way", "day", "man", "thing", "woman", "life", "child", "world")
 
@@ -49,9 +51,32 @@ def prompt(count, turn=0):
     return [FIRST_ID + (7 * i + 13 * turn) % IDS for i in range(count)]
 
 
-def hash_of(text):
-    """Hash of *text* that is the same in every process, unlike :func:`hash`."""
-    return zlib.crc32(text.encode())
+def state_name(library, path, kv_type):
+    """Name of the states of prompts that the build *library* saves for the model at *path*.
+
+    Another model of the same name and another build at the same place have other names.
+    """
+    builds = [
+        f"{file} {file.stat().st_size} {file.stat().st_mtime_ns}"
+        for file in sorted(Path(library).absolute().parent.glob("*.so*"))
+    ]
+    build = zlib.crc32("\n".join(builds).encode())
+    return f"{Path(path).stem}-{hash_of_samples(path):08x}-{build:08x}-{kv_type}"
+
+
+def hash_of_samples(path):
+    """Hash of the size and of SAMPLES parts of the file *path*, the first and the last included.
+
+    It takes milliseconds, since it is part of the time to load a model.
+    """
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        value = zlib.crc32(str(size).encode())
+        last = max(0, size - SAMPLE)
+        for number in range(SAMPLES):
+            file.seek(last * number // (SAMPLES - 1))
+            value = zlib.crc32(file.read(SAMPLE), value)
+    return value
 
 
 class Params(ctypes.Structure):
@@ -99,8 +124,7 @@ class Llama:
         self.held = 0  # leading positions of the prompt that the context holds
         self.position = 0
         states = os.environ.get("BENCHMARK_STATES", "")
-        name = f"{Path(path).stem}-{hash_of(library)}-{kv_type}"
-        self.states = Path(states) / name if states else None
+        self.states = Path(states) / state_name(library, path, kv_type) if states else None
         self.context = ctypes.c_void_p(c.llama_init_from_model(model, params))
         if not self.context:
             raise SystemExit("the engine has no context of this size or type")

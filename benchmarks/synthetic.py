@@ -172,8 +172,8 @@ def entry(key, value):
 def metadata(kind, shape, *, layers, vocabulary):
     """Bytes of the keys other than the vocabulary's arrays, as in the published files."""
     architecture = shape.architecture
-    # Ids of begin and end: LLaMA-3's, or the first two if 128 tokens or more do not include these.
-    ends = (128000, 128001) if not 128 <= vocabulary < 128002 else (0, 1)
+    # Ids of begin and end: LLaMA-3's, or the first two of a vocabulary that ends before these.
+    ends = (128000, 128001) if vocabulary >= 128002 else (0, 1)
     own = {
         "vocab_size": vocabulary,
         "context_length": 4096,

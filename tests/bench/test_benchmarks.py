@@ -6,6 +6,7 @@ import importlib
 import itertools
 import json
 import lzma
+import os
 import sys
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -149,7 +150,7 @@ def test_no_two_requests_have_one_word_and_each_has_its_prompt_in_every_run(load
     words = {mixed.word_of(name) for name in names}
     assert len(words) == len(names)
     assert set("".join(words)) <= set(mixed.WRITABLE)
-    assert "".join(mixed.prompt_of(name, "abcd") for name in names[:12]) == "PROMPTS"
+    assert "".join(mixed.prompt_of(name, "abcd") for name in names[:12]) == "cacadbdbacca"
 
 
 STREAM = b"".join(b"data: {}\n\n" for _ in range(3))
@@ -298,11 +299,9 @@ OURS = {"model": "m", "threads": 1, "engine": "bitnet"}
 def test_new_rates_complete_the_row_of_a_machine(load, old, new, expected):
     machines = load("machines")
     entry = {"machine": "x", "date": "", "builds": {}}
-    rows = {"old": [OURS | old], "new": [OURS | new]}
-    completed = machines.complete_entry(
-        entry | {"rows": rows["new"]}, entry | {"rows": rows["old"]}
-    )
-    assert completed["rows"] == [OURS | expected]
+    old_entry = entry | {"rows": [OURS | old]}
+    new_entry = entry | {"rows": [OURS | new]}
+    assert machines.complete_entry(new_entry, old_entry)["rows"] == [OURS | expected]
 
 
 def test_every_recorded_machine_can_be_completed(load):
@@ -380,6 +379,27 @@ def test_there_are_as_many_texts_of_prose_as_of_code(load, tmp_path):
     texts = dict(trees.beginnings(book))
     assert len(set(texts["prose"])) == len(texts["code"]) == trees.TEXTS
     assert {len(text) for text in texts["prose"]} == {6000}
+
+
+def test_a_saved_state_belongs_to_one_model_and_one_build(load, tmp_path):
+    state_name = load("peer_engine").state_name
+    model = tmp_path / "model.gguf"
+    library = tmp_path / "libllama.so"
+    other_library = tmp_path / "libggml.so"
+    model.write_bytes(bytes(10_000_000))
+    library.write_bytes(b"a")
+    other_library.write_bytes(b"a")
+    names = [state_name(library, model, "f16"), state_name(library, model, "q8")]
+    assert state_name(library, model, "f16") == names[0]
+    content = bytearray(10_000_000)
+    for at in (0, len(content) // 2, len(content) - 1):
+        content[at] = 1
+        model.write_bytes(content)
+        names.append(state_name(library, model, "f16"))
+    for path in (library, other_library):
+        os.utime(path, ns=(1, 1))
+        names.append(state_name(library, model, "f16"))
+    assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize("read_gb_s", [10.0, 400.0])

@@ -57,6 +57,12 @@ def test_the_model_is_complete_and_runs(written, kind):
     assert len(pieces) == 4
 
 
+def test_the_ids_of_begin_and_end_are_in_the_vocabulary(written):
+    metadata = written("I2_S").metadata
+    for name in ("bos", "eos", "padding"):
+        assert metadata[f"tokenizer.ggml.{name}_token_id"] < len(metadata["tokenizer.ggml.tokens"])
+
+
 def test_a_hybrid_model_has_attention_in_every_fourth_layer_and_runs(written):
     model = load_model(written("PTQ1_0", "tiny-hybrid", "--layers", 4), ops=ReferenceOps())
     assert [type(block[0].mixers[0]).__name__ for block in model.config.blocks] == [

@@ -453,3 +453,32 @@ def test_a_cache_is_restored_by_its_name_before_one_that_begins_with_it(tmp_path
     restored = {key: store.restore(key, ["k-", "j-"], []) for key in ("k-1", "k", "j-9", "x", "")}
     assert restored == {"k-1": "k-1", "k": "k-12", "j-9": "k-12", "x": "k-12", "": "k-12"}
     assert store.restore("x", ["y"], []) == ""
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("'Ab' == 'aB'", "true"),
+        ("'1' == 1", "true"),
+        ("1 == ' 1.0 '", "true"),
+        ("'' == 0", "true"),
+        ("'one' == 1", "false"),
+        ("true == '1'", "true"),
+        ("true == 'true'", "false"),
+        ("github.none == ''", "true"),
+        ("github.none == false", "true"),
+        ("github.none == 'null'", "false"),
+        ("github == github", "true"),
+        ("github != ''", "true"),
+        ("1", "1"),
+        ("-2.5", "-2.5"),
+    ],
+)
+def test_values_are_compared_and_shown_as_github_does(tmp_path, expression, expected):
+    project = tmp_path / "project"
+    project.mkdir()
+    steps = [{"run": "echo ${{ " + expression + " }}"}]
+    (project / "w.yml").write_text(yaml.safe_dump({"jobs": {"one": {"steps": steps}}}))
+    runner = Runner(project, None, environment=os.environ, github={"ref": "refs/heads/main"})
+    (step,) = runner.run("w.yml", "one")
+    assert step.output == f"{expected}\n"

@@ -12,6 +12,7 @@ Any other action is an error.
 
 import hashlib
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -273,6 +274,8 @@ def _shown(value):
     """*value* as GitHub writes it into a text."""
     if value is None:
         return ""
+    if isinstance(value, float):
+        return f"{value:.15g}"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -319,8 +322,8 @@ class _Expression:
     def _equal(self):
         left = self._not()
         while (op := self._take("==", "!=")) is not None:
-            same = _loose(left) == _loose(self._not())
-            left = same if op == "==" else not same
+            is_equal = _are_equal(left, self._not())
+            left = is_equal if op == "==" else not is_equal
         return left
 
     def _not(self):
@@ -355,8 +358,21 @@ class _Expression:
         return self.scope.call(token, arguments)
 
 
-def _loose(value):
-    """*value* as GitHub compares it: text without case, null as an empty text."""
-    if value is None:
-        return ""
-    return value.lower() if isinstance(value, str) else value
+def _are_equal(left, right):
+    """True if GitHub takes both values for equal: texts without case, other types as numbers."""
+    if isinstance(left, str) and isinstance(right, str):
+        return left.lower() == right.lower()
+    if isinstance(left, dict | list) or isinstance(right, dict | list):
+        return left is right
+    return _number(left) == _number(right)
+
+
+def _number(value):
+    """*value* as the number that GitHub compares with another type; NaN equals nothing."""
+    if not isinstance(value, str):
+        return float(value or 0)  # null is 0
+    text = value.strip()
+    assert not re.match(r"0[xo]|-?Infinity", text), f"the number {text} is not simulated"
+    if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text):
+        return float(text)
+    return math.nan if text else 0.0
