@@ -164,7 +164,7 @@ def test_without_a_share_nothing_is_held_out(texts, tmp_path):
 
 
 def refusal_of(program, monkeypatch, capsys, *words):
-    """What *program* writes to stderr when it refuses *words*."""
+    """Stderr of *program*, which refuses *words*."""
     monkeypatch.setattr("sys.argv", ["program", *map(str, words)])
     with pytest.raises(SystemExit) as ended:
         program()
