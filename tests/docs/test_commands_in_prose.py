@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from command_lines import understood
+from command_lines import check_command
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("docs/**/*.md")])
@@ -49,4 +49,4 @@ def test_sentences_with_commands_are_found():
 def test_a_command_in_a_sentence_is_one_that_there_is(program, words):
     for written, meant in FILLED.items():
         words = words.replace(written, meant)
-    understood(words, _namespace(program), program)
+    check_command(words, _namespace(program), program)
