@@ -80,7 +80,12 @@ class SamplingDefault:
 
     def text(self) -> str:
         """The value as people write it."""
-        return ";".join(self.value) if isinstance(self.value, tuple) else f"{self.value:g}"
+        return write_value(self.value)
+
+
+def write_value(value: float | tuple[str, ...]) -> str:
+    """The *value* of a :class:`SamplingDefault` as people write it."""
+    return ";".join(value) if isinstance(value, tuple) else f"{value:g}"
 
 
 @dataclass(frozen=True)

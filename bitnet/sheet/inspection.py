@@ -18,7 +18,7 @@ from bitnet.base.tables import brief, quantity, table
 from bitnet.families.blocks import KeysValues
 from bitnet.formats.checkpoint import Checkpoint
 from bitnet.formats.containers import effective_keys
-from bitnet.formats.generation import read_gguf_settings
+from bitnet.formats.generation import read_gguf_settings, write_value
 from bitnet.formats.gguf import GGUF
 from bitnet.formats.gguf_audit import TernaryCounts, audit, code_counts
 from bitnet.formats.gguf_header import Array, printable
@@ -136,7 +136,7 @@ class Inspection:
             yield "  the file recommends no sampling"
         for name, entry in self.generation.items():
             if isinstance(entry, dict):
-                yield f"  {name}: {entry['value']:g} ({entry['from']})"
+                yield f"  {name}: {write_value(entry['value'])} ({entry['from']})"
             else:
                 yield brief(f"  {name}: {_show(entry)}")
 

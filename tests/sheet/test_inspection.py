@@ -166,6 +166,24 @@ def test_the_json_has_no_numbers_json_does_not_know(tmp_path):
     assert facts["metadata"]["b"]["first"] == ["inf", 1.0]
 
 
+def test_every_setting_that_a_file_recommends_has_a_line(tmp_path):
+    keys = {
+        "general.sampling.temp": 0.5,
+        "general.sampling.top_k": 40,
+        "general.sampling.sequence": "top_k;temperature",
+        "tokenizer.ggml.suppress_tokens": Typed(INT32, [3, 5]),
+    }
+    path = write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama"} | keys)
+    lines = list(inspect_gguf(path).lines())
+    for line in (
+        "  temperature: 0.5 (general.sampling.temp)",
+        "  top_k: 40 (general.sampling.top_k)",
+        "  samplers: top_k;temperature (general.sampling.sequence)",
+        "  suppressed: [3, 5]",
+    ):
+        assert line in lines
+
+
 def test_a_split_model_lists_its_files(tmp_path):
     for number in (0, 1):
         write_gguf(
