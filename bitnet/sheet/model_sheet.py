@@ -148,7 +148,7 @@ class ModelSheet:
 
 
 def describe_model(path: Path, machine: Resources) -> ModelSheet:
-    """The page about the GGUF file or folder at *path*, for *machine*."""
+    """The page about the model at *path*, a file or a folder, for *machine*."""
     checkpoint = open_checkpoint(path)
     outcome = search(model_facts(checkpoint))
     findings: list[Finding] = []

@@ -21,7 +21,7 @@ from bitnet.base.machine import OVERHEAD_BYTES, free_memory
 from bitnet.base.quantities import human_size
 from bitnet.families.blocks import KVType
 from bitnet.families.family import architecture_refusal
-from bitnet.formats.containers import open_checkpoint
+from bitnet.formats.containers import container_of, open_checkpoint, open_gguf
 from bitnet.formats.gguf import GGUF
 from bitnet.formats.gguf_header import NeedMoreBytes
 from bitnet.kernels.kv_cache import KVCache
@@ -321,11 +321,11 @@ def _plan(
 
 
 def plan_path(path: Path, machine: Resources, **origin: Any) -> ModelPlan:
-    """Requirements of the model at *path*, a GGUF file or a folder, on *machine*.
+    """Requirements of the model at *path*, which :func:`open_checkpoint` opens, on *machine*.
 
     *origin* has further fields of the plan, as in :func:`plan_model`.
     """
-    if path.is_dir():
+    if container_of(path) is not open_gguf:
         return _plan_folder(open_checkpoint(path), machine, **origin)
     with GGUF.open(path) as gguf:
         facts: dict[str, Any] = {

@@ -14,7 +14,8 @@ from bitnet.base import settings
 from bitnet.base.errors import BitnetError, InvalidFormat, TokenizerNotFound, VocabMismatch
 from bitnet.base.invocation import shell_quote
 from bitnet.formats import mapped_file
-from bitnet.formats.checkpoint import Checkpoint, Inventory
+from bitnet.formats.checkpoint import Checkpoint, Inventory, resolve_unnamed
+from bitnet.formats.containers import container_of, open_gguf
 from bitnet.formats.gguf import GGUF
 from bitnet.sources import TokenizerDownloadInfo, for_model
 from bitnet.store import hugging_face, tree
@@ -104,7 +105,7 @@ class ModelFacts:
 
 
 def model_facts(model: str | Path | Checkpoint) -> ModelFacts:
-    """Facts of a GGUF file or of a folder with ``config.json``, or of either when it is open."""
+    """Facts of a model: a GGUF file, a folder with ``config.json`` or a safetensors file in it."""
     if isinstance(model, Checkpoint):
         path = model.path
         gguf = model.gguf
@@ -115,8 +116,10 @@ def model_facts(model: str | Path | Checkpoint) -> ModelFacts:
         if not path.exists():
             raise mapped_file.missing(path)
         gguf = None
-        files = Inventory(path)
         config = {}
+        if not path.is_dir() and container_of(path) is not open_gguf:
+            path = resolve_unnamed(path.parent)
+        files = Inventory(path)
         if not path.is_dir():
             gguf = GGUF.open(path)
         elif "config.json" not in files:

@@ -37,6 +37,12 @@ def test_a_folder_is_described_with_its_files_and_where_each_value_is_from(folde
     assert not uses["README.md"]
 
 
+def test_a_safetensors_file_has_the_page_of_its_folder(folder):
+    describe_model(folder, MACHINE)  # the tokenizer is compiled now
+    page = list(describe_model(folder / "model.safetensors", MACHINE).lines())
+    assert page == list(describe_model(folder, MACHINE).lines())
+
+
 def test_a_tokenizer_from_the_cache_changes_no_line_about_the_files(folder):
     first = describe_model(folder, MACHINE)
     again = describe_model(folder, MACHINE)

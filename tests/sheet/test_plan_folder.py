@@ -37,6 +37,10 @@ def test_a_folder_is_planned_with_its_weights_its_cache_and_its_tokenizer(folder
     assert "runs here      yes" in text
 
 
+def test_a_safetensors_file_has_the_plan_of_its_folder(folder):
+    assert plan_path(folder / "model.safetensors", ROOMY) == plan_path(folder, ROOMY)
+
+
 def test_a_folder_without_a_tokenizer_does_not_run(folder):
     (folder / "tokenizer.json").unlink()
     found = plan_path(folder, ROOMY)

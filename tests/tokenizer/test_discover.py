@@ -5,6 +5,7 @@ import logging
 
 import pytest
 from builders import Tensor, write_gguf
+from hf_folders import tiny_folder
 from tokenizers import Tokenizer as Library
 from tokenizers.models import BPE
 
@@ -273,6 +274,13 @@ def test_a_safetensors_folder_is_a_model_too(folder):
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 4}))
     found = write_words(folder / "tokenizer.json")
     assert TokenizerDiscovery(folder).discover() == found
+
+
+def test_a_safetensors_file_is_the_model_of_its_folder(folder):
+    tiny_folder(folder, "llama")
+    facts = model_facts(folder / "model.safetensors")
+    assert (facts.path, facts.architecture) == (folder, "llama")
+    assert facts.vocab_size == model_facts(folder).vocab_size
 
 
 def test_a_folder_without_a_model_is_refused(folder):
