@@ -58,6 +58,7 @@ YES_NO = ("yes", "no")  # labels of a model that answers whether a document is r
 INNER = "cls"
 SCORES = "cls.output"
 HEAD_NORM = "cls.norm"  # the norm behind the inner layer
+_RELEVANCE_FUNCTIONS = ("none", "sigmoid")
 # Activations of inner layers by architecture, for files without the key; elsewhere it is tanh.
 _INNER_ACTIVATIONS = {"modern-bert": "gelu"}
 CLASSIFIER_KEYS: dict[str, Rule] = {
@@ -81,7 +82,8 @@ class Classifier:
     layers: tuple[Projection, ...]  # the last one has an output for each label
     labels: tuple[str, ...]
     function: ScoreFunction = "softmax"  # makes the shares of the labels from their scores
-    relevance_function: ScoreFunction = "none"  # makes the relevance of a document from its score
+    # makes a relevance from a score, which for yes and no is the difference of theirs
+    relevance_function: ScoreFunction = "none"
 
     @property
     def ranks(self) -> bool:
@@ -91,7 +93,7 @@ class Classifier:
     def relevance(self, scores: NDArray[np.floating[Any]]) -> float:
         """Relevance of a document with these *scores*, ``(labels,)``."""
         if self.labels == YES_NO:
-            return float(apply_function("softmax", scores)[0])
+            scores = np.subtract(scores[:1], scores[1:], dtype=np.float64)
         return float(apply_function(self.relevance_function, scores)[0])
 
     def shares(self, scores: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
@@ -145,7 +147,8 @@ def classifier(keys: Keys) -> Classifier | None:
         raise contradiction(keys, f"{len(labels)} labels, and scores of {width}")
     usual = "sigmoid" if width == 1 else "softmax"
     function = _one_of(keys, "classifier.function", usual, get_args(ScoreFunction))
-    relevance = _one_of(keys, "classifier.relevance", "none", get_args(ScoreFunction))
+    usual_relevance = "sigmoid" if labels == YES_NO else "none"
+    relevance = _one_of(keys, "classifier.relevance", usual_relevance, _RELEVANCE_FUNCTIONS)
     return Classifier(tuple(layers), labels, function, relevance)
 
 

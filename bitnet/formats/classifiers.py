@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat
-from bitnet.families.heads import INNER, SCORES
+from bitnet.families.heads import INNER, SCORES, YES_NO
 from bitnet.families.keys import COMPARE, refusal, split_ignored
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Inventory
     from bitnet.quants.weight import Weight
 
+_SETTINGS = "config_sentence_transformers.json"
+_FORMER_KEY = "sbert_ce_default_activation_function"  # of sentence-transformers before version 4
 _FUNCTIONS: dict[str, ScoreFunction] = {
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
     "torch.nn.modules.linear.Identity": "none",
@@ -58,10 +60,14 @@ def classifier_keys(
             hint=COMPARE,
         )
     count = shape[0]
+    labels = _labels(config, count, model)
+    relevance = _relevance(files, config, count, ignore)
+    if tuple(labels) == YES_NO:
+        relevance = "sigmoid"  # the share of yes: the library has no single score of two labels
     keys: dict[str, Any] = {
-        "classifier.output_labels": _labels(config, count, model),
+        "classifier.output_labels": labels,
         "classifier.function": _function(config, count, model),
-        "classifier.relevance": _relevance(files, config, count, ignore),
+        "classifier.relevance": relevance,
     }
     for _, gguf, activation in family.classifier:
         if gguf == INNER:
@@ -101,27 +107,58 @@ def _function(config: Config, count: int, model: str) -> ScoreFunction:
     return _OF_PROBLEM[problem]
 
 
+def read_yes_no_keys(files: Inventory, config: Config, ignore: IgnoredKeys) -> dict[str, Any]:
+    """Keys of the model in *files* that scores a document by its logits of two tokens.
+
+    Keys of *config* to *ignore* count as absent.
+    """
+    config, _ignored = split_ignored(config, ignore.names)
+    # Its score is one number, the difference of the two logits.
+    return {
+        "classifier.output_labels": list(YES_NO),
+        "classifier.relevance": _relevance(files, config, 1, ignore),
+    }
+
+
 def _relevance(files: Inventory, config: Config, count: int, ignore: IgnoredKeys) -> ScoreFunction:
     """Function that turns the score of a pair of texts into its relevance.
 
-    Files name it by the path of a torch class; the first of three places that has one counts.
+    Without a name in the files it is a sigmoid of a single score, and none of several.
     """
-    settings = "config_sentence_transformers.json"
-    file_settings = ignore.without(files.json(settings, dict)) if settings in files else {}
-    config_settings = config.get("sentence_transformers") or {}
-    if not isinstance(config_settings, dict):
-        why = "a table is expected"
-        raise refusal("sentence_transformers", config_settings, why, model=files.root.name)
-    former_key = "sbert_ce_default_activation_function"
-    candidates = (
-        ("activation_fn", config_settings.get("activation_fn")),
-        (former_key, config.get(former_key)),
-        ("activation_fn", file_settings.get("activation_fn")),
-    )
-    key, path = next(((key, path) for key, path in candidates if path), ("", None))
+    key, path = _find_activation(files, config, ignore)
     if path is None:
         return "sigmoid" if count == 1 else "none"
     if not isinstance(path, str) or path not in _FUNCTIONS:
         why = "only a sigmoid, or no function, of scores is computed"
         raise refusal(key, path, why, model=files.root.name)
     return _FUNCTIONS[path]
+
+
+def _find_activation(files: Inventory, config: Config, ignore: IgnoredKeys) -> tuple[str, Any]:
+    """The key that names the function of scores, and its value: the path of a torch class.
+
+    The value is None if no file names one. The library's own file comes before ``config.json``,
+    where a null in its table also counts.
+    """
+    key = "activation_fn"
+    path = _own_settings(files, ignore).get(key)
+    if path is not None:
+        return key, path
+    table = config.get("sentence_transformers") or {}
+    if not isinstance(table, dict):
+        why = "a table is expected"
+        raise refusal("sentence_transformers", table, why, model=files.root.name)
+    if key in table:
+        return key, table[key]
+    return _FORMER_KEY, config.get(_FORMER_KEY)
+
+
+def _own_settings(files: Inventory, ignore: IgnoredKeys) -> dict[str, Any]:
+    """Settings of the cross encoder in *files*; empty if the library does not load it as one.
+
+    It only does with a list of modules, and settings that name this kind of model.
+    """
+    if "modules.json" not in files or _SETTINGS not in files:
+        return {}
+    settings = ignore.without(files.json(_SETTINGS, dict))
+    return settings if settings.get("model_type") == "CrossEncoder" else {}

@@ -16,7 +16,7 @@ import numpy as np
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.base.invocation import shell_quote
 from bitnet.families import config_json
-from bitnet.families.heads import RANKS, SCORES, YES_NO
+from bitnet.families.heads import RANKS, SCORES
 from bitnet.families.keys import COMPARE, IgnoredKeys
 from bitnet.families.tensor_names import (
     SCALES,
@@ -31,7 +31,7 @@ from bitnet.families.tensor_names import (
 from bitnet.formats import safetensors, sentence_transformers
 from bitnet.formats.bit_linear import BitLinear
 from bitnet.formats.checkpoint import Checkpoint, Inventory, has_input_norms, resolve_unnamed
-from bitnet.formats.classifiers import classifier_keys
+from bitnet.formats.classifiers import classifier_keys, read_yes_no_keys
 from bitnet.formats.expert_tensors import (
     split_gates,
     split_heads,
@@ -142,7 +142,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         pooling = RANKS
     if modules.answers is not None:
         weights[f"{SCORES}.weight"] = _rows_of_head(weights, modules.answers, folder.name)
-        head_keys = {"classifier.output_labels": list(YES_NO)}
+        head_keys = read_yes_no_keys(files, outer, ignored_elsewhere)
         pooling = RANKS
     if pooling is None and description.headless:
         pooling = 1  # sentence-transformers' default is the mean

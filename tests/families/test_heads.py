@@ -30,6 +30,7 @@ def model():
         ("function", 1),
         ("relevance", ["none"]),
         ("relevance", "spiral"),
+        ("relevance", "softmax"),
         ("activation", ["tanh"]),
         ("activation", "spiral"),
     ],
@@ -44,3 +45,15 @@ def test_labels_are_numbered_if_no_key_names_them(model):
     assert classifier(model).labels == ("LABEL_0", "LABEL_1")
     named = {**model.metadata, "bert.classifier.output_labels": ["no", "yes"]}
     assert classifier(replace(model, metadata=named)).labels == ("no", "yes")
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [({}, 0.880797), ({"relevance": "sigmoid"}, 0.880797), ({"relevance": "none"}, 2.0)],
+)
+def test_a_relevance_is_a_function_of_yes_less_no(model, keys, expected):
+    keys = {"output_labels": ["yes", "no"]} | keys
+    own = {f"bert.classifier.{key}": value for key, value in keys.items()}
+    head = classifier(replace(model, metadata={**model.metadata, **own}))
+    scores = np.array([3.0, 1.0], dtype=np.float32)
+    assert head.relevance(scores) == pytest.approx(expected, abs=1e-6)

@@ -204,6 +204,25 @@ def test_scores_of_a_folder_are_those_of_the_cross_encoder(folder):
         np.testing.assert_allclose(model.rank(QUERY, DOCUMENTS), expected, atol=MAX_DIFFERENCE)
 
 
+@pytest.mark.parametrize("function", [torch.nn.Identity(), torch.nn.Sigmoid()])
+def test_the_function_of_the_difference_is_that_of_the_cross_encoder(folder, function, tmp_path):
+    _, encoder = folder
+    encoder.activation_fn = function
+    path = tmp_path / "saved"
+    encoder.save_pretrained(str(path), create_model_card=False)
+    expected = encoder.predict([(QUERY, document) for document in DOCUMENTS])
+    with load(path) as model:
+        scores = model.rank(QUERY, DOCUMENTS)
+    np.testing.assert_allclose(scores, expected, atol=10 * MAX_DIFFERENCE)
+
+
+def test_an_unknown_function_of_the_difference_is_refused(folder):
+    path, _ = folder
+    change_json(path / "config_sentence_transformers.json", activation_fn="torch.nn.Tanh")
+    with pytest.raises(Unsupported, match=r"activation_fn = .torch\.nn\.Tanh"):
+        open_checkpoint(path)
+
+
 def test_tokens_without_a_row_of_the_head_are_refused(folder):
     path, _ = folder
     change_json(path / "1_LogitScore/config.json", true_token_id=len(TOKENS))

@@ -114,6 +114,10 @@ def reranker(folder):
         "modules.json": modules,
         "1_LogitScore/config.json": {"true_token_id": 3, "false_token_id": 4},
         "sentence_bert_config.json": {"processing_kwargs": {}},
+        "config_sentence_transformers.json": {
+            "model_type": "CrossEncoder",
+            "activation_fn": "torch.nn.modules.linear.Identity",
+        },
     }
     save_folder(folder, LLAMA["config"], tensors_of(LLAMA), **files)
 
@@ -127,9 +131,7 @@ def classifier(folder):
         "sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"},
         "sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid",
     }
-    name = "config_sentence_transformers.json"
-    files = {name: {"activation_fn": "torch.nn.modules.linear.Identity"}}
-    save_folder(folder, config, tensors_of(LLAMA) | {"score.weight": numbers((3, 64))}, **files)
+    save_folder(folder, config, tensors_of(LLAMA) | {"score.weight": numbers((3, 64))})
 
 
 def text(folder):
