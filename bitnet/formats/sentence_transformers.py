@@ -59,10 +59,10 @@ _PROJECTED = {f"{projection_name(number)}.weight" for number in range(MOST_PROJE
 _MODES = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
-    "pooling_mode_lasttoken": "last",
+    "pooling_mode_lasttoken": "lasttoken",
 }
-# The same by the values of ``pooling_mode``.
-_NAMES = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
+# Our names of the values of ``pooling_mode``.
+_NAMES: dict[str, Pooling] = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
 _NOT = neutral(None, False)
 _POOLING: dict[str, Rule] = {
     "word_embedding_dimension": HARMLESS,
@@ -294,13 +294,22 @@ def _pooling(files: Inventory, name: str, ignore: IgnoredKeys) -> int:
     model = files.root.name
     settings = ignore.without(files.json(name, dict), prefix=f"{inside}: ")
     check(settings, _POOLING, model=model, below=f"{inside}: ")
-    mode_name = settings.get("pooling_mode")
-    modes = [mode for key, mode in _MODES.items() if settings.get(key)]
-    if mode_name is not None:
-        modes = [_NAMES[mode_name]] if isinstance(mode_name, str) and mode_name in _NAMES else []
-    if len(modes) != 1:
-        stated = mode_name if mode_name is not None else modes
+    stated = _find_modes(settings)
+    if len(stated) != 1 or stated[0] not in _NAMES:
+        value = settings.get("pooling_mode", stated)
         why = "one of mean, cls and last is computed"
         key = f"{inside}: pooling_mode"
-        raise refusal(key, stated, why, model=model, is_ignorable=False)
-    return POOLINGS.index(modes[0])
+        raise refusal(key, value, why, model=model, is_ignorable=False)
+    return POOLINGS.index(_NAMES[stated[0]])
+
+
+def _find_modes(settings: Mapping[str, Any]) -> list[Any]:
+    """Names of the poolings in the *settings* of a module, which the library puts side by side.
+
+    Former settings have a key for each; where none is set, the library takes the mean.
+    """
+    if "pooling_mode" in settings:
+        modes = settings["pooling_mode"]
+        # A list in the list is not a name, and cannot be looked up as one.
+        return list(map(str, modes)) if isinstance(modes, list) else [str(modes)]
+    return [mode for key, mode in _MODES.items() if settings.get(key)] or ["mean"]

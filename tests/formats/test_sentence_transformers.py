@@ -102,6 +102,34 @@ def test_a_folder_without_modules_is_pooled_and_cut_as_the_library_does(encoder)
     assert smallest_cosine(found, expected) > 1 - MAX_ANGLE
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"pooling_mode_cls_token": False},
+        {"pooling_mode_cls_token": True},
+        {"pooling_mode": ["mean"]},
+        {"pooling_mode": ["cls"], "pooling_mode_lasttoken": True},
+        {"pooling_mode": "lasttoken", "pooling_mode_mean_tokens": True},
+    ],
+)
+def test_the_pooling_is_that_of_the_library(settings, encoder, tmp_path):
+    path = sentence_folder(tmp_path / "model", encoder)
+    settings = {"word_embedding_dimension": 48} | settings
+    (path / "1_Pooling/config.json").write_text(json.dumps(settings))
+    with load(path) as model:
+        found = model.embed(TEXTS)
+    assert smallest_cosine(found, expected_vectors(path)) > 1 - MAX_ANGLE
+
+
+@pytest.mark.parametrize("mode", [None, [], ["mean", "cls"], ["mean", "mean"], [["mean"]], "max"])
+def test_a_pooling_that_is_not_one_of_ours_is_refused(mode, encoder, tmp_path):
+    path = sentence_folder(tmp_path / "model", encoder)
+    change_json(path / "1_Pooling/config.json", pooling_mode=mode)
+    with pytest.raises(Unsupported, match="one of mean, cls and last is computed"):
+        open_checkpoint(path)
+
+
 def test_a_longer_text_is_refused_where_it_may_not_be_cut(encoder, tmp_path):
     path = sentence_folder(tmp_path / "model", encoder, limit=8)
     with load(path) as model:
