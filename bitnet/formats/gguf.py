@@ -13,7 +13,6 @@ name. Only names and scalars are copied: memory is bounded by the size of the he
 from __future__ import annotations
 
 import logging
-import re
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -31,6 +30,7 @@ from bitnet.formats.gguf_header import (
     layout_faults,
     printable,
 )
+from bitnet.formats.gguf_names import PART, count_parts
 from bitnet.formats.mapped_file import MappedFile
 from bitnet.quants import types
 from bitnet.quants.weight import Weight
@@ -47,21 +47,7 @@ MAGIC = b"GGUF"
 DEFAULT_ALIGNMENT = 32
 _MAX_ALIGNMENT = 1 << 30
 _UNKNOWN_SIZE = 2**63 - 1  # of a file of which only a prefix is available
-_PART = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 _REFETCH = "the file is incomplete or damaged: fetch it again"
-
-
-def part_number(name: str) -> int:
-    """Number of the file *name* in a split model, from 1; 1 for a model in one file."""
-    match = _PART.fullmatch(name)
-    return int(match["number"]) if match else 1
-
-
-def count_parts(name: str) -> int:
-    """Number of files of the model that the file *name* is a part of; 1 if it is the whole."""
-    match = _PART.fullmatch(name)
-    count = int(match["count"]) if match else 1
-    return count if match and 1 <= int(match["number"]) <= count else 1
 
 
 @dataclass(frozen=True)
@@ -345,7 +331,7 @@ def _directory(
 
 def _part_paths(path: Path) -> list[Path]:
     """All files of the model to which *path* belongs."""
-    match = _PART.fullmatch(path.name)
+    match = PART.fullmatch(path.name)
     count = count_parts(path.name)
     if match is None or count == 1:
         return [path]

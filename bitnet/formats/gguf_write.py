@@ -19,8 +19,9 @@ from bitnet.base.errors import IntegrityError, Unsupported, UsageError
 from bitnet.base.files import open_file
 from bitnet.base.outputs import OutputFile
 from bitnet.formats import gguf_header
-from bitnet.formats.gguf import GGUF, MAGIC, count_parts
+from bitnet.formats.gguf import GGUF, MAGIC
 from bitnet.formats.gguf_header import ARRAY, STRING, VALUE_TYPES, Index, TensorEntry
+from bitnet.formats.gguf_names import count_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -24,6 +24,7 @@ from bitnet.base.errors import IntegrityError, InvalidFormat, NotFound, from_os_
 from bitnet.base.files import refuse_special
 from bitnet.base.invocation import shell_quote
 from bitnet.base.tables import quantity
+from bitnet.formats.gguf_names import list_companions, list_models
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -178,15 +179,17 @@ def empty(label: str) -> InvalidFormat:
 
 def folder_without_model(path: Path) -> NotFound:
     """Error: the folder *path* has no model, or has GGUF files of which one must be named."""
-    files = sorted(file for file in path.glob("*.gguf") if file.is_file())
-    if not files:
-        return NotFound(
-            f"no model in {path}: neither *.gguf nor *.safetensors with config.json", hint=_FETCH
-        )
+    models = list_models(path)
+    if not models:
+        problem = "neither *.gguf nor *.safetensors with config.json"
+        companions = list_companions(path)
+        if companions:
+            problem = f"{companions[0].name} belongs to a model and is not one"
+        return NotFound(f"no model in {path}: {problem}", hint=_FETCH)
     return NotFound(
-        f"{path} is a folder with {quantity(len(files), 'GGUF file')}, "
+        f"{path} is a folder with {quantity(len(models), 'GGUF file')}, "
         "expected a GGUF file, or a folder with config.json and *.safetensors",
-        hint=f"name the file itself: {shell_quote(files[0])}",
+        hint=f"name the file itself: {shell_quote(models[0])}",
     )
 
 

@@ -10,15 +10,10 @@ from typing import TYPE_CHECKING
 from bitnet.base.errors import NotFound, from_os_error
 from bitnet.base.invocation import shell_quote
 from bitnet.formats import mapped_file, safetensors
-from bitnet.formats.gguf import part_number
+from bitnet.formats.gguf_names import has_gguf_name, list_models, part_number, select_models
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-def has_gguf_name(path: Path) -> bool:
-    """True if the name of *path* is that of a GGUF file, in capitals or not."""
-    return path.name.lower().endswith(".gguf")
 
 
 def model_name(path: Path) -> str:
@@ -39,8 +34,8 @@ def models_below(folder: Path) -> Iterator[Path]:
     """Models in *folder* and below it: GGUF files, and folders with safetensors files.
 
     Those of a folder come by name, before those of the folders in it. Hidden files and folders are
-    left out, and so are the further parts of a split file and the files that llama.cpp calls
-    ``mmproj``, which are not models by themselves.
+    left out, and so are the further parts of a split file and the files that belong to a model,
+    such as those that llama.cpp calls ``mmproj``.
     """
     for path in candidates_below(folder):
         is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
@@ -74,14 +69,7 @@ def candidates_below(folder: Path) -> Iterator[Path]:
             yield here
         elif "config.json" in files and here.parent not in models:
             yield here
-        ggufs = [name for name in files if has_gguf_name(Path(name))]
-        # Of a split file the first part that is there: in this order it is entered last.
-        by_model = {
-            name.replace(f"-{part_number(name):05d}-of-", "-of-", 1): name
-            for name in sorted(ggufs, reverse=True)
-            if not name.startswith("mmproj")
-        }
-        yield from (here / name for name in sorted(by_model.values()))
+        yield from select_models(here / name for name in files)
 
 
 def _is_file(path: Path) -> bool:
@@ -98,11 +86,8 @@ def only_model(path: Path) -> Path:
     """*path*, or the one GGUF file in it, if it is a folder with nothing else to run."""
     if not path.is_dir() or (path / "config.json").exists():
         return path
-    paths = sorted(path.glob("*.gguf"))
-    parts = [part for part in paths if "-00001-of-" in part.name]
-    if len(paths) == 1 or (len(parts) == 1 and all("-of-" in part.name for part in paths)):
-        return (parts or paths)[0]
-    return path
+    models = list_models(path)
+    return models[0] if len(models) == 1 else path
 
 
 def find_models(folder: Path, *, broken: bool = False) -> list[Path]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from bitnet.base.errors import BitnetError, Unsupported
 from bitnet.base.files import open_file
 from bitnet.base.invocation import shell_quote
+from bitnet.formats.gguf_names import has_gguf_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -86,7 +87,7 @@ def _is_model(path: Path) -> bool:
 
 
 def _has_gguf(files: Iterable[Path]) -> bool:
-    return any(path.suffix == ".gguf" for path in files)
+    return any(map(has_gguf_name, files))
 
 
 def _base_of(path: Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from bitnet.base.invocation import shell_quote
 from bitnet.base.machine import fits_in_memory
 from bitnet.base.quantities import human_size
 from bitnet.base.trust import printable
+from bitnet.formats.gguf_names import is_companion
 from bitnet.hub.repository import some_of
 from bitnet.hub.tags import DEFAULTS, PART, QUANTIZATION, has_tag, quantization_of
 
@@ -40,8 +40,6 @@ _FOLDER_FILES = (
 TEMPLATE_FOLDER = "additional_chat_templates"  # folder beside them: chat templates by name
 # Quantizations that only ternary models have: files with them have the same weights.
 _TERNARY = frozenset({"PTQ1_0", "PQ2_0"})
-# Files that belong to a model, for its images or its drafts, and cannot be run alone.
-_NO_MODEL = re.compile(r"(?:^|[-._])(?:mmproj|dspark)(?=[-._])", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ def models_in(files: Iterable[Source], pattern: str) -> list[RepoModel]:
     folders = list(_folders(files))
     if not pattern:
         # Files that only accompany a model, such as a projector of images, are not runnable.
-        runnable = [m for m in gguf if not _NO_MODEL.search(m.name.rpartition("/")[2])]
+        runnable = [m for m in gguf if not is_companion(m.name.rpartition("/")[2])]
         return runnable + folders
     names_of_weights = {model: [model.name, *model.files] for model in gguf}
     for model in folders:

@@ -10,6 +10,7 @@ from bitnet.base.errors import InvalidFormat, TokenizerNotFound, Unsupported
 from bitnet.base.invocation import shell_quote
 from bitnet.formats import mapped_file
 from bitnet.formats.checkpoint import Inventory
+from bitnet.formats.gguf_names import has_gguf_name
 from bitnet.tokenizer.class_table import prefers_tekken
 from bitnet.tokenizer.limits import damage_error, reading
 from bitnet.tokenizer.sentencepiece_file import spec_from_sentencepiece
@@ -130,7 +131,7 @@ def spec_from_folder(
 
 def _other_kind(path: Path, head: bytes) -> InvalidFormat:
     """Error for a file that is not a tokenizer; *head*, its first bytes, may show what it is."""
-    if path.suffix == ".gguf":  # a damaged model, not a tokenizer of an unknown format
+    if has_gguf_name(path):  # a damaged model, not a tokenizer of an unknown format
         return mapped_file.other_kind(head, path.name)
     neither = f"{path} is neither a SentencePiece model nor a tiktoken rank file"
     if recognized := mapped_file.kind_from_head(head):

@@ -22,6 +22,7 @@ from bitnet.formats import mapped_file
 from bitnet.formats.checkpoint import Inventory
 from bitnet.formats.gguf import GGUF, MAGIC
 from bitnet.formats.gguf_header import Array
+from bitnet.formats.gguf_names import has_gguf_name, list_models
 from bitnet.store import digests, tree
 from bitnet.tokenizer.from_files import (
     TOKENIZER_FILES,
@@ -100,7 +101,7 @@ def load_spec(
     """
     path = Path(path)
     if not path.exists():
-        if path.suffix == ".gguf":
+        if has_gguf_name(path):
             raise mapped_file.missing(path)
         raise TokenizerNotFound(
             f'No tokenizer found at "{path}". Expected tokenizer.json, tokenizer.model or a GGUF '
@@ -108,7 +109,7 @@ def load_spec(
             hint="check the path; LLaMA-3's is fetched by: bitnet tokenizer --source mirror",
         )
     if path.is_dir():
-        models = sorted(path.glob("*.gguf"))
+        models = list_models(path)
         if len(models) == 1 and not any((path / name).exists() for name in TOKENIZER_FILES):
             return _spec_in_gguf(models[0], pre)
         return spec_from_folder(path, pre=pre, files=files)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base import settings
 from bitnet.base.errors import BitnetError
 from bitnet.base.files import read_bytes
+from bitnet.formats.gguf_names import list_models
 from bitnet.store import Store, hugging_face
 from bitnet.store.records import LOCK_FILE, read_lock, relative
 from bitnet.tokenizer.chat import template_process
@@ -120,10 +121,9 @@ def _repository_in_lock_file(path: Path) -> str:
 
 
 def _has_other_models(folder: Path, gguf: GGUF) -> bool:
-    """True if *folder* has GGUF files that are not parts of *gguf*."""
+    """True if *folder* has GGUF files of models other than *gguf*."""
     own = {path.name for path in gguf.paths}
-    names = (path.name for path in folder.iterdir() if path.suffix.lower() == ".gguf")
-    return any(name not in own for name in names)
+    return any(path.name not in own for path in list_models(folder))
 
 
 def _versions_in_cache(repository: str) -> Iterator[dict[str, Path]]:

@@ -34,7 +34,7 @@ from bitnet.base.errors import BitnetError, InvalidFormat, NotFound, Unsupported
 from bitnet.base.files import open_file, read_bytes, write_text
 from bitnet.base.outputs import OutputKind, json_in
 from bitnet.formats.containers import open_checkpoint
-from bitnet.formats.gguf import part_number
+from bitnet.formats.gguf_names import has_gguf_name, part_number
 from bitnet.tokenizer.load import read_files
 from bitnet.verify.content import Grid, content_of, parse_size, section_of
 
@@ -414,7 +414,7 @@ def attest_fetched(path: Path, *, fresh: bool) -> Path | None:
     """
     target = beside(path)
     is_first = part_number(path.name) == 1  # it stands for all parts of a split model
-    if path.suffix != ".gguf" or not is_first or (target.exists() and not fresh):
+    if not has_gguf_name(path) or not is_first or (target.exists() and not fresh):
         return None
     try:
         attest(open_checkpoint(path), trace=False).write(target)

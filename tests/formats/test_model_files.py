@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from bitnet.base.errors import PermissionDenied
-from bitnet.formats.gguf import part_number
-from bitnet.formats.model_files import find_models, model_name, models_below
+from bitnet.base.errors import NotFound, PermissionDenied
+from bitnet.formats.mapped_file import folder_without_model
+from bitnet.formats.model_files import find_models, model_name, models_below, only_model
 
 
 @pytest.fixture
@@ -73,18 +73,48 @@ def test_a_model_in_this_folder_has_the_name_of_the_folder(tmp_path, monkeypatch
     assert model_name(Path()) == tmp_path.name
 
 
-@pytest.mark.parametrize(
-    ("name", "number"),
-    [("a.gguf", 1), ("a-00001-of-00003.gguf", 1), ("a-00003-of-00003.gguf", 3),
-     ("a-00002-of-00003.gguf.part", 1), ("a\n-00002-of-00003.gguf", 2),
-     ("a-0000٢-of-00003.gguf", 1)],
-)  # fmt: skip
-def test_the_name_of_a_file_has_its_number_in_a_split_model(name, number):
-    assert part_number(name) == number
-
-
 def test_a_name_in_capitals_is_that_of_a_model_in_every_list(tmp_path):
     (tmp_path / "A.GGUF").touch()
     for broken in (False, True):
         assert find_models(tmp_path, broken=broken) == [tmp_path / "A.GGUF"]
     assert model_name(tmp_path / "A.GGUF") == "A"
+
+
+@pytest.mark.parametrize(
+    ("names", "model"),
+    [
+        (["m.gguf"], "m.gguf"),
+        (["M.GGUF"], "M.GGUF"),
+        (["m.gguf", "mmproj-m.gguf"], "m.gguf"),
+        (["m.gguf", "m-mmproj-f16.gguf", "._m.gguf"], "m.gguf"),
+        (["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"], "m-00001-of-00002.gguf"),
+        (
+            ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "mmproj-m.gguf"],
+            "m-00001-of-00002.gguf",
+        ),
+        (["m.gguf", "n.gguf"], ""),
+        (["m.gguf", "config.json"], ""),
+        (["mmproj-m.gguf"], ""),
+    ],
+)
+def test_the_only_model_of_a_folder_is_taken(names, model, tmp_path):
+    for name in names:
+        (tmp_path / name).touch()
+    assert only_model(tmp_path) == tmp_path / model
+
+
+@pytest.mark.parametrize(
+    ("names", "words", "hint"),
+    [
+        (["m.gguf", "n.gguf", "a-mmproj.gguf"], "a folder with 2 GGUF files", "m.gguf"),
+        (["mmproj-m.gguf"], "mmproj-m.gguf belongs to a model and is not one", "download-model"),
+        (["notes.txt"], "neither *.gguf nor", "download-model"),
+    ],
+)
+def test_the_error_for_a_folder_names_models_only(names, words, hint, tmp_path):
+    for name in names:
+        (tmp_path / name).touch()
+    failure = folder_without_model(tmp_path)
+    assert isinstance(failure, NotFound)
+    assert words in failure.message
+    assert hint in failure.hint
