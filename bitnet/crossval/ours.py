@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.transformer import Model
 from bitnet.quants import registry
-from bitnet.runtime.request import Request
+from bitnet.runtime.request import MAX_LOGPROBS, Request
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,18 +61,24 @@ def _our_prompt(
     ids = prompt.ids
     if prompt.error:
         return PromptTrace(prompt.text, ids, error=prompt.error, first=prompt.first)
+    count = 2 + len(generation.list_suppressed(0))
+    has_all = count <= MAX_LOGPROBS
+    # Of more than a request may ask for, passes like those of the positions give the gaps.
+    passes = replace(prompt, steps=0) if has_all else prompt
     try:
-        cache = KVCache(model.config, len(ids))
+        cache = KVCache(model.config, len(ids) + passes.steps)
+        cache.reach = len(ids)
         forward = partial(model.engine.model.forward, cache=cache)
-        positions_only = replace(prompt, steps=0)
-        answer = prompt_trace(forward, positions_only, causal=model.config.looks_back)
+        answer = prompt_trace(
+            forward, passes, generation=generation, causal=model.config.looks_back
+        )
         if not prompt.steps:
             return answer
         # Without drafts, and with log-probabilities of two tokens that are not suppressed.
         request = Request(
             max_tokens=prompt.steps,
             lookup=0,
-            logprobs=2 + len(generation.list_suppressed(0)),
+            logprobs=count if has_all else 0,
             temperature=0.0,
             suppressed=generation.suppressed,
             suppressed_first=generation.suppressed_first,
@@ -79,15 +86,20 @@ def _our_prompt(
         pieces = list(model.engine.generate(ids, request))
     except BitnetError as failure:
         return PromptTrace(prompt.text, ids, error=failure.message, first=prompt.first)
-    gaps = tuple(_gap(piece, generation.list_suppressed(at)) for at, piece in enumerate(pieces))
+    gaps = answer.top2_gaps
+    if has_all:
+        gaps = tuple(_gap(piece, generation.list_suppressed(at)) for at, piece in enumerate(pieces))
     tokens = tuple(piece.token for piece in pieces if piece.token is not None)
     return replace(answer, greedy=tokens, top2_gaps=gaps)
 
 
 def _gap(piece: Piece, left_out: frozenset[int]) -> float:
-    """Difference of the log-probabilities of the two likeliest tokens that are not *left_out*."""
+    """Difference of the log-probabilities of the two likeliest tokens that are not *left_out*.
+
+    It is infinite if one token is left.
+    """
     allowed = [value for id, value in piece.top_logprobs if id not in left_out]
-    return allowed[0] - allowed[1]
+    return allowed[0] - allowed[1] if len(allowed) > 1 else math.inf
 
 
 def read_counters(model: Model) -> dict[str, int]:

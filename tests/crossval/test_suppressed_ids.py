@@ -1,6 +1,7 @@
 """Continuations in a comparison have no ids that the model's files suppress, like answers."""
 
 import importlib.util
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from bitnet.crossval.references import LlamaCpp
 from bitnet.crossval.trace import Prompt, Question, prompt_trace
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.generation import GenerationSettings
-from bitnet.runtime.request import Request
+from bitnet.kernels.kv_cache import KVCache
+from bitnet.runtime.request import MAX_LOGPROBS, Request
+from bitnet.shipped import SHIPPED
 
 STEPS = 6
 TEXT = "abba"
@@ -77,6 +80,40 @@ def test_gaps_are_those_of_the_tokens_that_may_come(path):
         (last[id] for id in last if id not in question.generation.suppressed), reverse=True
     )
     assert ours.top2_gaps[0] == pytest.approx(allowed[0] - allowed[1], abs=1e-4)
+
+
+@pytest.mark.parametrize("count", [MAX_LOGPROBS - 2, MAX_LOGPROBS - 1, 300])
+def test_any_number_of_ids_may_be_suppressed(count):
+    model = bitnet.load(SHIPPED["bitnet-tiny"].path)
+    question = question_for(model)
+    (free,) = our_trace(model, question).prompts
+    suppressed = frozenset({free.greedy[0], *range(count - 1)})
+    assert len(suppressed) == count
+    generation = GenerationSettings(suppressed=suppressed)
+    (ours,) = our_trace(model, replace(question, generation=generation)).prompts
+    assert not ours.error
+    assert len(ours.greedy) == len(ours.top2_gaps) == STEPS
+    assert not suppressed.intersection(ours.greedy)
+    ids = list(ours.ids)
+    for token, gap in zip(ours.greedy, ours.top2_gaps, strict=True):
+        cache = KVCache(model.config, len(ids))
+        logits = model.engine.model.forward(ids, cache)[-1].astype(np.float64)
+        logits[list(suppressed)] = -np.inf
+        second, best = np.sort(logits)[-2:]
+        assert token == logits.argmax()
+        assert gap == pytest.approx(best - second, abs=1e-4)
+        ids.append(token)
+
+
+def test_a_token_that_alone_may_come_has_an_infinite_gap(path):
+    model = bitnet.load(path)
+    allowed = len(TOKENS) - 1
+    generation = GenerationSettings(suppressed=frozenset(range(allowed)))
+    question = replace(question_for(model), generation=generation)
+    (ours,) = our_trace(model, question).prompts
+    assert not ours.error
+    assert ours.greedy == (allowed,) * STEPS
+    assert ours.top2_gaps == (np.inf,) * STEPS
 
 
 def test_an_id_may_be_suppressed_at_the_beginning_alone():
