@@ -241,7 +241,17 @@ def _end(evidence, verdict, requested, name, *, quiet):
     if quiet:
         raise Exit(code=kind.exit_code)
     hint = f"check the file: bitnet verify {shell_quote(name or 'smollm2-135m')}"
-    raise kind(f"crossval {verdict.status}: {reasons}", hint=verdict.hint or hint)
+    hint = _with_folders(verdict.hint, evidence) or hint
+    raise kind(f"crossval {verdict.status}: {reasons}", hint=hint)
+
+
+def _with_folders(hint, evidence):
+    """*hint* of the verdict on *evidence*, with the folders of this machine that a report lacks."""
+    from bitnet.crossval.references import installation_hint
+    from bitnet.crossval.run import without_folders
+
+    complete = installation_hint(evidence.plan.against)
+    return complete if hint == without_folders(complete) else hint
 
 
 def _recording_of(evidence, requested):

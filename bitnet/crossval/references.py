@@ -305,6 +305,14 @@ REFERENCES: dict[str, type[Reference]] = {
 CHAIN: tuple[type[Reference], ...] = (LlamaCpp, IkLlamaCpp, Transformers)  # tried in this order
 
 
+def installation_hint(name: str) -> str:
+    """Hint for installing the engine *name* on this machine; empty if it is here or part of us."""
+    engine = REFERENCES[name]() if name in REFERENCES else None
+    if not isinstance(engine, _SeparateProcess) or engine.is_installed():
+        return ""
+    return engine._installation_error().hint
+
+
 def references_for(checkpoint: Checkpoint) -> list[Reference]:
     """The engines that read *checkpoint* and compute it right, installed or not."""
     engines = [kind() for kind in REFERENCES.values()]

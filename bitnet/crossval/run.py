@@ -55,8 +55,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The folders of an absolute path that has no spaces.
-_FOLDERS = re.compile(r"(?<![\w./:])(?:/(?:[^/\s'\"]+/)+|[A-Za-z]:\\(?:[^\\\s'\"]+\\)+)")
+# The folders of an absolute path that is alone in quotes, or has no spaces.
+_FOLDERS = re.compile(
+    r"(?<=')(?:/(?:[^/'\n]+/)+|[A-Za-z]:\\(?:[^\\'\n]+\\)+)(?=[^/\\'\n]*')"
+    r"|(?:file://|(?<![\w./:]))/(?:[^/\s'\"]+/)+"
+    r"|(?<![\w./:])[A-Za-z]:\\(?:[^\\\s'\"]+\\)+"
+)
 
 
 # The checks report values that are not finite; NumPy's warnings would repeat it.
@@ -135,20 +139,25 @@ def cross_validate(
 
 def _as_reported(evidence: Evidence, checkpoint: Checkpoint) -> Evidence:
     """*evidence* as in a report: with rounded numbers, and without folders of the machine."""
+    folder = f"{checkpoint.path.absolute().parent}{os.sep}"
     no_answer = evidence.no_answer
     if no_answer is not None:
-        no_answer = replace(no_answer, text=_without_folders(no_answer.text, checkpoint))
+        text = without_folders(no_answer.text, folder)
+        hint = without_folders(no_answer.hint, folder)
+        no_answer = replace(no_answer, text=text, hint=hint)
     faults = {
-        side: tuple(_without_folders(fault, checkpoint) for fault in texts)
+        side: tuple(without_folders(fault, folder) for fault in texts)
         for side, texts in evidence.faults.items()
     }
     evidence = replace(evidence, no_answer=no_answer, faults=faults)
     return from_json(Evidence, to_json(evidence))
 
 
-def _without_folders(text: str, checkpoint: Checkpoint) -> str:
-    """*text* of an error with the names of files instead of their paths."""
-    folder = f"{checkpoint.path.absolute().parent}{os.sep}"
+def without_folders(text: str, folder: str = "") -> str:
+    """*text* of an error or a hint with the names of files instead of their paths.
+
+    *folder* is one that is known, and may have spaces.
+    """
     return _FOLDERS.sub("", text.replace(folder, ""))
 
 

@@ -177,6 +177,22 @@ def test_a_missing_engine_is_excused_and_one_that_fails_is_not(bitnet, tmp_path,
         assert "/" not in report["no_answer"]["text"]
 
 
+@pytest.mark.parametrize("folder", ["/home/someone/env/bin", "/home/some one/env/bin"])
+def test_a_report_about_a_missing_engine_names_no_folder(bitnet, tmp_path, monkeypatch, folder):
+    monkeypatch.setattr(LlamaCpp, "package", "no_such_package")
+    monkeypatch.setattr(sys, "executable", f"{folder}/python")
+    model = tiny_gguf(tmp_path / "tiny.gguf")
+    words = ("--against", "llama.cpp", "--allow-missing", "--report-dir", tmp_path / "report")
+    done = bitnet("crossval", "--model", model, *words)
+    assert done.code == 0
+    report = json.loads((tmp_path / "report/report.json").read_text())
+    assert "python" in report["no_answer"]["hint"]
+    for name in ("report.json", "report.md", "report.html"):
+        text = (tmp_path / "report" / name).read_text()
+        assert "/home" not in text
+        assert "one/env" not in text
+
+
 def test_an_engine_that_fails_at_its_intermediates_fails_with_a_report(run, monkeypatch):
     def too_slow(self, question, exact):
         raise EngineFailed("peer took more than 300 s")
