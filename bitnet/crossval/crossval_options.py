@@ -11,6 +11,8 @@ REFERENCE_NAMES = (
     *("llama.cpp", "bitnet.cpp", "ik_llama.cpp"),
     *("transformers", "recorded", "float64"),
 )
+_MAX_POSITIONS = 256
+_GREEDY = 24
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,17 @@ class CrossvalOptions:
         "", "UTF-8 file with one prompt per line; default: seven built-in ones", metavar="FILE"
     )
     tokenizer_only: bool = option(False, "compare the tokenizers and nothing else")
-    max_positions: int = option(256, "positions to compare at most, spread over all prompts")
-    greedy: int = option(24, "tokens that each engine generates after each prompt, on its own")
+    # None, so that a report that is checked is not asked for another number without a word
+    max_positions: int | None = option(
+        None,
+        f"positions to compare at most, spread over all prompts; default: {_MAX_POSITIONS}",
+        bounds=(1, None),
+    )
+    greedy: int | None = option(
+        None,
+        f"tokens that each engine generates after each prompt, on its own; default: {_GREEDY}",
+        bounds=(0, None),
+    )
     record: str = option(
         "", "write the reference's trace to this file, for --recording", metavar="FILE", writes=True
     )
@@ -83,10 +94,16 @@ class CrossvalOptions:
         self._check_against_report()
         if self.replay and not self.check:
             raise UsageError("--replay needs a report", hint="name it: --check report.json")
-        if self.max_positions < 1:
-            raise UsageError(f"--max-positions is {self.max_positions}, expected at least 1")
-        if self.greedy < 0:
-            raise UsageError(f"--greedy is {self.greedy}, expected at least 0")
+
+    @property
+    def position_limit(self) -> int:
+        """Positions to compare at most."""
+        return _MAX_POSITIONS if self.max_positions is None else self.max_positions
+
+    @property
+    def steps(self) -> int:
+        """Tokens that each engine generates after each prompt."""
+        return _GREEDY if self.greedy is None else self.greedy
 
     def _check_against_report(self) -> None:
         """Refuse options of a comparison with ``--check``, which reads its plan from the report."""
@@ -96,6 +113,8 @@ class CrossvalOptions:
             "--against": self.against,
             "--prompts": self.prompts,
             "--tokenizer-only": self.tokenizer_only,
+            "--max-positions": self.max_positions is not None,
+            "--greedy": self.greedy is not None,
             "--record": self.record,
             "--report-dir": self.report_dir,
             "--references": self.references,
@@ -106,8 +125,13 @@ class CrossvalOptions:
                 f"{flags[0]} does not go with --check, which derives the verdict of a report again",
                 hint="leave one of them out",
             )
-        if self.recording and not self.replay:
+        of_replay = {
+            "--recording": self.recording,
+            "--reference-timeout": self.reference_timeout,
+        }
+        flags = [flag for flag, value in of_replay.items() if value]
+        if flags and not self.replay:
             raise UsageError(
-                "--recording goes with --check only to repeat the comparison",
-                hint="repeat it: --replay, or leave --recording out",
+                f"{flags[0]} goes with --check only to repeat the comparison",
+                hint=f"repeat it: --replay, or leave {flags[0]} out",
             )

@@ -68,7 +68,7 @@ def prompts_for(
         )
     steps = _steps(model, options)
     uncut = [_prompt(model, text, steps) for text in texts]
-    shares = spread([len(prompt.ids) - prompt.first for prompt in uncut], options.max_positions)
+    shares = spread([len(prompt.ids) - prompt.first for prompt in uncut], options.position_limit)
     prompts = []
     for prompt, share in zip(uncut, shares, strict=True):
         if not prompt.ids:
@@ -104,7 +104,7 @@ def _steps(model: LanguageModel, options: CrossvalOptions) -> int:
     In a mixture of experts a rounding may change every later token, and a model that makes vectors
     of texts does not continue them.
     """
-    return options.greedy if model.config.writes and not has_experts(model) else 0
+    return options.steps if model.config.writes and not has_experts(model) else 0
 
 
 def has_experts(model: LanguageModel) -> bool:
@@ -211,7 +211,7 @@ def begin_evidence(
             against=reference.name,
             float64=recording is None or recording.exact is not None,
             asked=tuple(texts),
-            limit=options.max_positions,
+            limit=options.position_limit,
             greedy=0 if model is None else _steps(model, options),
             texts=len(question.texts),
             tokenizer_only=model is None,
