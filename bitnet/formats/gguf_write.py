@@ -8,10 +8,10 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import struct
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,12 +35,13 @@ _CHUNK_BYTES = 8 << 20
 _TYPE_IDS = {name: number for number, (name, _, _) in enumerate(VALUE_TYPES)}
 _LAYOUT_KEYS = ("general.alignment", "split.")
 _KEY = re.compile(r"[A-Za-z0-9._-]+")
-# Functions that read a value of a type from its text; types without one are read by ``int``.
-_READERS: dict[str, Callable[[str], Any]] = {
-    "string": str,
-    "bool": {"true": True, "false": False}.__getitem__,
-    **dict.fromkeys(("float32", "float64"), float),
-}
+_BOOLS = {"true": True, "false": False}
+# Python reads more as numbers than people mean by them: ``1_7``, digits of other scripts, blanks.
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
+_PADDED = re.compile(r"[+-]?0[0-9]")  # the beginning of a text of digits, such as 007
+_LONGEST_INTEGER = 20  # characters of an integer of 64 bits with its sign
 
 
 @dataclass(frozen=True)
@@ -74,26 +75,54 @@ def parse_change(text: str, metadata: Mapping[str, Any], types: Mapping[str, str
         raise UsageError(f"{key!r} is not a metadata key of letters, digits, '.', '_' and '-'")
     if key.startswith(_LAYOUT_KEYS):
         raise UsageError(f"{key} says how the file is laid out and cannot be changed")
-    kind = kind or types.get(key) or _kind(_guess(value))
+    kind = kind or types.get(key) or _guess_type(value)
     if kind not in _TYPE_IDS or kind == "array":
         single_types = ", ".join(entry for entry in _TYPE_IDS if entry != "array")
         raise UsageError(
             f"{key}: no single value has the type {kind!r}", hint=f"use one of {single_types}"
         )
     try:
-        change = KeyChange(key, kind, _READERS.get(kind, int)(value), metadata.get(key))
+        change = KeyChange(key, kind, _read(kind, value), metadata.get(key))
         change.encode()
     except (KeyError, ValueError, OverflowError, struct.error):
         raise UsageError(f"{key}: {value!r} is not a valid {kind}") from None
     return change
 
 
-def _guess(text: str) -> Any:
-    """The value that *text* stands for: true or false, an integer, a float, or else the text."""
-    for read in (_READERS["bool"], int, float):
-        with suppress(KeyError, ValueError):
-            return read(text)
-    return text
+def _guess_type(text: str) -> str:
+    """Type of a value whose key has none: of true and false, of a number, or else of a text.
+
+    A number is one as people write it, without the zeros before it that a number would lose.
+    """
+    if text in _BOOLS:
+        return "bool"
+    if _PADDED.match(text):
+        return "string"
+    if _INTEGER.fullmatch(text):
+        return "int64" if len(text) > _LONGEST_INTEGER else _kind(int(text))
+    return "float32" if _FLOAT.fullmatch(text) else "string"
+
+
+def _read(kind: str, text: str) -> str | int | float | bool:
+    """The value of the type *kind* in *text*; a KeyError or ValueError if it is not one."""
+    if kind == "string":
+        return text
+    if kind == "bool":
+        return _BOOLS[text]
+    if kind in ("float32", "float64"):
+        return _read_float(text)
+    if not _INTEGER.fullmatch(text):
+        raise ValueError("not an integer")
+    return int(text)
+
+
+def _read_float(text: str) -> float:
+    """The number in *text*; one beyond the largest float is a ValueError."""
+    if _NOT_FINITE.fullmatch(text):
+        return float(text)
+    if not _FLOAT.fullmatch(text) or math.isinf(float(text)):
+        raise ValueError("not a float")
+    return float(text)
 
 
 def write_copy(

@@ -189,6 +189,14 @@ def test_a_folder_that_does_not_exist_or_may_not_be_written_is_named(source, tmp
         ("new:string=12", "string", "12"),
         ("new:float64=1e300", "float64", 1e300),
         ("new=", "string", ""),
+        *((f"new={text}", "string", text) for text in ("1_7", "1_0.5", " 17", "1.5 ", "007")),
+        *((f"new={text}", "string", text) for text in ("nan", "-Infinity", "inf", "00.5", "١٧")),
+        *((f"new={text}", "string", text) for text in ("1.2.3", "1e", ".", "+", "0x1F")),
+        ("new=0", "uint32", 0),
+        ("new=+5", "uint32", 5),
+        ("new=-.5", "float32", -0.5),
+        ("new=0.5e-3", "float32", 0.0005),
+        ("x.f32=-inf", "float32", float("-inf")),
         ("general.architecture=12", "string", "12"),
     ],
 )
@@ -215,6 +223,13 @@ def test_a_change_gets_the_type_of_the_key_or_of_its_value(text, kind, value):
         ("x.u16=-1", "is not a valid"),
         ("new:bool=maybe", "is not a valid bool"),
         ("new:float32=1e300", "is not a valid"),
+        ("new:float32=1e999", "is not a valid"),
+        ("new=1e999", "is not a valid float32"),
+        ("new=1" + "0" * 25, "is not a valid int64"),
+        ("new=" + "9" * 5000, "is not a valid int64"),
+        ("new:uint32=1_7", "is not a valid uint32"),
+        ("new:uint32= 17", "is not a valid uint32"),
+        ("new:float64=1_7", "is not a valid float64"),
     ],
 )
 def test_changes_that_make_no_sense_are_refused(text, message):
