@@ -283,7 +283,12 @@ def importance_of(importance: Importance, weight: Weight) -> NDArray[np.float32]
 
 def read_importance(path: Path) -> Importance:
     """The importance matrix in the GGUF file *path*."""
-    if not path.is_file():
+    if path.is_dir():
+        raise NotFound(
+            f"{path} is a folder, expected a GGUF file with an importance matrix",
+            hint="name the file itself: --imatrix FILE",
+        )
+    if not path.exists():
         raise NotFound(f"{path} does not exist", hint="compute one with llama-imatrix")
     with GGUF.open(path) as file:
         tensors = {

@@ -173,8 +173,10 @@ def test_a_damaged_importance_matrix_is_refused(tmp_path):
     gguf_file(damaged, {"w": np.array([1, np.nan], "f4")})
     with pytest.raises(InvalidFormat, match="numbers for w are not all finite"):
         read_importance(damaged)
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFound, match="does not exist"):
         read_importance(tmp_path / "missing.gguf")
+    with pytest.raises(NotFound, match="is a folder, expected a GGUF file"):
+        read_importance(tmp_path)
     write_gguf(damaged, {"general.architecture": "imatrix"})
     with pytest.raises(InvalidFormat, match="it has no sums"):
         read_importance(damaged)
