@@ -199,8 +199,22 @@ def kind_from_head(head: bytes) -> tuple[str, str] | None:
     return next(((what, hint) for magic, what, hint in _KINDS if start.startswith(magic)), None)
 
 
+def begins_as_safetensors(head: bytes) -> bool:
+    """True if *head*, at least 9 bytes, is the beginning of a safetensors file."""
+    # The length of a header below four gigabytes, and its first character.
+    return head[4:9] == b"\0\0\0\0{"
+
+
 def other_kind(head: bytes, label: str) -> InvalidFormat:
-    """Error: the file *label* is not a model; names its kind, if the first bytes *head* tell it."""
+    """Error: the file *label* is not a model; names its kind, if the first bytes *head* tell it.
+
+    A safetensors file is an error where only a GGUF file is read.
+    """
+    if begins_as_safetensors(head):
+        return InvalidFormat(
+            f"{label} is a safetensors file, expected a GGUF file",
+            hint="name a .gguf file",
+        )
     neither = f"{label} is neither a GGUF file nor safetensors"
     if recognized := kind_from_head(head):
         what, hint = recognized

@@ -20,6 +20,7 @@ import numpy as np
 from bitnet.base.errors import InvalidFormat, NotFound, Unsupported
 from bitnet.base.files import open_file
 from bitnet.formats.checkpoint import damage_error, parse_json
+from bitnet.formats.mapped_file import begins_as_safetensors
 from bitnet.formats.other_folders import ADAPTER_WEIGHTS
 from bitnet.quants.types import QuantType, by_name
 from bitnet.quants.weight import Weight
@@ -51,8 +52,7 @@ def recognises(path: Path) -> bool:
     if path.is_dir():
         return any(path.glob("*.safetensors")) or (path / INDEX).exists()
     with open_file(path) as file:
-        head = file.read(9)
-    return len(head) == 9 and head[8:] == b"{" and head[4:8] == b"\0\0\0\0"
+        return begins_as_safetensors(file.read(9))
 
 
 def read_folder(files: Inventory) -> dict[str, Weight]:

@@ -177,6 +177,11 @@ def test_version_2_is_read(backend):
         (b"<!DOCTYPE html>", InvalidFormat, "HTML"),
         (b"version https://git-lfs.github.com/spec/v1", InvalidFormat, "LFS pointer"),
         (b"\x00" * 32, InvalidFormat, "starts with"),
+        (
+            b"\x08" + bytes(7) + b'{"w": {}}',
+            InvalidFormat,
+            "is a safetensors file, expected a GGUF",
+        ),
     ],
 )
 def test_other_files_are_refused_by_name(tmp_path, head, error, text):
