@@ -8,11 +8,13 @@ an answer, such as ``temperature``.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat, UsageError
@@ -65,11 +67,14 @@ class Preset:
                 raise UsageError(f"{where}: {name} is not an option of an answer", field=name)
         if self.context is not None and self.context < 1:
             raise UsageError(f"{where}: context is {self.context}, expected at least 1")
-        check_value("system", self.system)
-        if self.messages:
-            check_messages(list(self.messages))
-            check_value("messages", [dict(message) for message in self.messages])
-        request = Request(**self.options)  # checks their types and bounds
+        try:
+            check_value("system", self.system)
+            if self.messages:
+                check_messages(list(self.messages))
+                check_value("messages", [dict(message) for message in self.messages])
+            request = Request(**self.options)  # checks their types and bounds
+        except UsageError as error:  # without its field, which is not an option of a command here
+            raise UsageError(f"{where}: {error.message}", hint=error.hint) from error
         options = {name: getattr(request, name) for name in self.options}
         object.__setattr__(self, "options", options)
 
@@ -145,21 +150,18 @@ def parse_presets(text: str) -> dict[str, Preset]:
 
 
 def with_preset(text: str, preset: Preset) -> str:
-    """*text* of a file of presets with *preset* appended, in place of one of the same name."""
-    # Cut the table out of the text, so that comments and layout of the others stay.
-    lines: list[str] = []
-    is_in_table = False
-    for line in text.splitlines(keepends=True):
-        if line.startswith("["):
-            header = line.strip()
-            is_in_table = header in (f"[{preset.name}]", f"[{_key(preset.name)}]")
-        if not is_in_table:
-            lines.append(line)
-    before = "".join(lines).rstrip()
-    changed = f"{before}\n\n{preset.to_toml()}" if before else preset.to_toml()
+    """*text* of a file of presets with *preset*, in place of one of the same name or at the end."""
+    others = {name: each for name, each in parse_presets(text).items() if name != preset.name}
+    # Replace the lines of the table, so that comments and layout around it stay.
+    before, after = _split_at_table(text, preset.name)
+    if after is not None:
+        changed = f"{before}{preset.to_toml()}{after}"
+    elif before.strip():
+        changed = f"{before.rstrip()}\n\n{preset.to_toml()}"
+    else:
+        changed = preset.to_toml()
 
     # Cutting by lines fails for subtables, and for lines of a text that begin with ``[``.
-    others = {name: each for name, each in parse_presets(text).items() if name != preset.name}
     try:
         is_right = parse_presets(changed) == {**others, preset.name: preset}
     except ValueError:
@@ -170,6 +172,40 @@ def with_preset(text: str, preset: Preset) -> str:
             hint="remove it from the file first",
         )
     return changed
+
+
+def _split_at_table(text: str, name: str) -> tuple[str, str | None]:
+    """The parts of *text* before and after the table of the preset *name*, which is in neither.
+
+    Without that table, the first part is *text*, and the second one is None.
+    """
+    lines = [*io.StringIO(text)]  # TOML has fewer line ends than str.splitlines
+    headers = [at for at, line in enumerate(lines) if line.startswith("[")]
+    for begin, end in pairwise([*headers, len(lines)]):
+        if _is_header(lines[begin], name):
+            after = begin + _count_lines(lines[begin:end])
+            return "".join(lines[:begin]), "".join(lines[after:])
+    return text, None
+
+
+def _is_header(line: str, name: str) -> bool:
+    """True if *line* begins the table *name*, however the name is quoted."""
+    try:
+        return tomllib.loads(line) == {name: {}}
+    except ValueError:  # such as a line of a list
+        return False
+
+
+def _count_lines(table: Sequence[str]) -> int:
+    """Number of lines of *table* up to the end of its last value, without the comments below it."""
+    values = [at for at, line in enumerate(table) if line.strip() and line.lstrip()[0] != "#"]
+    for count in range(values[-1] + 1, len(table)):
+        try:
+            tomllib.loads("".join(table[:count]))
+        except ValueError:  # the next line is not a comment, but part of a text of several lines
+            continue
+        return count
+    return len(table)
 
 
 def _preset(name: str, table: Any) -> Preset:

@@ -58,6 +58,30 @@ def test_a_file_gives_back_what_was_written(tmp_path):
     assert read_presets(tmp_path / "none.toml") == {}
 
 
+COMMENT = st.sampled_from(["# of mine\n", "\n", "  # ends with a quotation mark\"\"\"\n", "#[a]\n"])
+COMMENTS = st.lists(COMMENT, max_size=3).map("".join)
+NEIGHBOUR = st.sampled_from(["", "[b]\nmodel = 'n' # the second\n", '["c.d"]\r\nmodel = "n"\r\n'])
+TABLE = st.sampled_from([
+    "[a]\nmodel = 'm'\n# old\nseed = 3 # the third\n",
+    '[ "a" ] # the first\r\nmodel = "m"\r\n',
+    "[a]\nmodel = 'm'\nsystem = \"\"\"\n# of the text\n\n# its end\"\"\"\n",
+    "[a]\nmodel = 'm'\nstop = [\n  'x', # cold\n  # warm\n]\n",
+    "[a]\nmodel = 'm'\nsystem = 'u\u2028[b]'\n",
+])  # fmt: skip
+
+
+@given(TABLE, NEIGHBOUR, st.booleans(), COMMENTS, COMMENTS, COMMENTS)
+def test_a_preset_is_replaced_where_it_is_and_all_around_it_stays(
+    table, neighbour, is_last, above, between, below
+):
+    before = above + (neighbour + between if is_last else "")
+    after = below if is_last else between + neighbour + below
+    new = Preset("a", "m2", system="other")
+    changed = with_preset(before + table + after, new)
+    assert changed == before + new.to_toml() + after
+    assert with_preset(changed, new) == changed
+
+
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40))
 def test_any_text_is_written_as_it_is(tmp_path_factory, text):
     path = tmp_path_factory.mktemp("presets") / "presets.toml"
@@ -74,8 +98,10 @@ def test_any_text_is_written_as_it_is(tmp_path_factory, text):
         ("[a]\nsystem = 'b'", "has no model"),
         ("[a]\nmodel = 1", "model is not a text"),
         ("[a]\nmodel = 'm'\ntemprature = 1", "temprature is not an option"),
-        ("[a]\nmodel = 'm'\ntemperature = -1", "temperature is -1"),
-        ("[a]\nmodel = 'm'\nmessages = [{role = 'user'}]", "content is missing"),
+        ("[a]\nmodel = 'm'\ntemperature = -1", "preset 'a': temperature is -1"),
+        ("[a]\nmodel = 'm'\ntemperature = 'hot'", "preset 'a': temperature is of type str"),
+        ('[a]\nmodel = "m"\nsystem = "\\u0000"', "preset 'a': system"),
+        ("[a]\nmodel = 'm'\nmessages = [{role = 'user'}]", "preset 'a': .*content is missing"),
         ("[a]\nmodel = 'm'\nlora = 'x'", "lora is not a list"),
         ("[a]\nmodel = 'm'\nlora = [1]", "lora is not a list of texts"),
         ("[a]\nmodel = 'm'\ncontext = -5", "context is -5, expected at least 1"),
