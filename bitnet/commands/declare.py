@@ -13,6 +13,7 @@ short flags are invented, values are checked with a readable error, and options 
 A parameter whose default is a frozen dataclass, a group, stands for its fields, each declared with
 :func:`option` or a group itself, and the body receives one object. Help lists the options of a
 group under its heading ``SECTION``; ``SECTIONS`` maps other headings to the names of their fields.
+A field ``typed`` of a group receives the names of those of its options that were typed.
 """
 
 from __future__ import annotations
@@ -338,7 +339,11 @@ def _fill(group: Any, values: dict[str, Any]) -> Any:
                 changed[entry.name] = inner
         elif "help" in entry.metadata and entry.name in values:
             changed[entry.name] = values.pop(entry.name)
-    return replace(group, **changed) if changed else group
+    if not changed:
+        return group
+    if any(entry.name == "typed" for entry in fields(group)):
+        changed["typed"] = frozenset(changed)
+    return replace(group, **changed)
 
 
 def _type_of(hint: Any, default: Any) -> type:

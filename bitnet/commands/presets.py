@@ -51,12 +51,7 @@ def create(
     from bitnet.wire.presets import OPTIONS, Preset, read_presets, with_preset
 
     preset, ignored = _read_source(name, from_, file)
-    plain = Request()
-    options = {}
-    for key in OPTIONS:
-        value = getattr(request, key)
-        if value != getattr(plain, key):
-            options[key] = value
+    options = {key: getattr(request, key) for key in OPTIONS if request.sets(key)}
     overrides = {
         "model": _locate(from_, Path()),
         "system": decode_text(system, "--system"),

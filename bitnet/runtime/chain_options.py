@@ -7,7 +7,7 @@ Names, defaults and bounds are those of llama.cpp's server (its ``tools/server/R
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from bitnet.base.errors import UsageError
@@ -121,6 +121,8 @@ class ChainOptions:
         f"be given several times; {BY_THE_MODEL}, else {', '.join(SAMPLERS)}",
         metavar="NAME",
     )
+    #: Names of the options that the command line sets, be it to their defaults.
+    typed: frozenset[str] = field(default=frozenset(), compare=False, metadata={"inner": True})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "samplers", sampler_names(self.samplers))

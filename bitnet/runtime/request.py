@@ -243,6 +243,10 @@ class Request(SamplingOptions):
         # An empty list of samplers is the default.
         return bool(value) if isinstance(value, list) else value is not None
 
+    def sets(self, name: str) -> bool:
+        """True if this request sets the option *name*, be it to its default on a command line."""
+        return name in self.typed or getattr(self, name) != getattr(_DEFAULT, name)
+
     def list_constraints(self) -> list[str]:
         """Names of the fields that constrain the whole answer."""
         names = ("json_schema", "regex", "grammar")
@@ -413,6 +417,7 @@ class Request(SamplingOptions):
         return replace(self, seed=(self.actual_seed() + number) % 2**64)
 
 
+_DEFAULT = Request()
 #: Fields of a request that the files of a model may recommend.
 RECOMMENDED = Sampling._fields
 _OPTIONS = [entry.name for entry in fields(Request) if "help" in entry.metadata]

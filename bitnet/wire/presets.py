@@ -79,13 +79,8 @@ class Preset:
         object.__setattr__(self, "options", options)
 
     def fill(self, request: Request) -> Request:
-        """*request* with this preset's options, where the request still has the default."""
-        plain = Request()
-        changes = {
-            name: value
-            for name, value in self.options.items()
-            if getattr(request, name) == getattr(plain, name)
-        }
+        """*request* with this preset's options, except for those that the request sets."""
+        changes = {name: value for name, value in self.options.items() if not request.sets(name)}
         origins = {**request.origins, **dict.fromkeys(changes, f"preset {self.name}")}
         return replace(request, **changes, origins=origins)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,17 @@ from server_process import listening
 from tool_models import tool_gguf
 
 from bitnet import load
+from bitnet.base.errors import UsageError
+from bitnet.commands import load as load_commands
+from bitnet.commands.command_line import Words
+from bitnet.commands.context import Context
+from bitnet.commands.declare import _fill
 from bitnet.commands.presets import find_preset
+from bitnet.commands.serve import _slots
+from bitnet.runtime.model_options import ModelOptions
+from bitnet.runtime.request import Request, SamplingOptions
+from bitnet.server.serve_options import ServeOptions
+from bitnet.wire.presets import OPTIONS, Preset
 
 SYSTEM = "b"
 
@@ -98,9 +109,38 @@ def test_a_wrong_preset_is_refused_and_nothing_is_written(bitnet, presets, words
     assert not presets.exists()
 
 
-def test_a_worker_answers_as_the_preset_says(bitnet, path):
-    from bitnet.wire.presets import Preset
+#: Options with a value without a preset and a model, which may be typed as well.
+DEFAULTS = {
+    name: getattr(Request(), name) for name in OPTIONS if getattr(Request(), name) not in (None, [])
+}
+del DEFAULTS["logit_bias"]  # an empty mapping cannot be typed
+OTHERS = {name: 2 if name == "lookup" else 0.5 for name in DEFAULTS} | {
+    "dry_base": 2.0, "dry_allowed_length": 3, "dry_penalty_last_n": 32, "min_keep": 2
+}  # fmt: skip
 
+
+def flags(values):
+    """The words that set the options of *values*."""
+    return [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
+
+
+@pytest.mark.parametrize(("name", "group"), [("run", Request()), ("serve", SamplingOptions())])
+def test_an_option_that_is_typed_has_precedence_even_with_its_default(name, group):
+    typed = {key: value for key, value in DEFAULTS.items() if hasattr(group, key)}
+    words = Words(load_commands()[name], ["m", *flags(typed)])
+    options = asdict(_fill(group, words.values))
+    filled = Preset("p", "m", options=OTHERS).fill(Request(**options).with_origin("command line"))
+    assert {key: getattr(filled, key) for key in DEFAULTS} == OTHERS | typed
+
+
+def test_a_preset_stores_an_option_that_is_typed_with_its_default(bitnet, tmp_path):
+    file = tmp_path / "Modelfile"
+    file.write_text("FROM org/model\nPARAMETER presence_penalty 1.5\nPARAMETER top_k 5\n")
+    bitnet("create", "p", "-f", str(file), *flags(DEFAULTS))
+    assert find_preset("p").options == DEFAULTS | {"top_k": 5}
+
+
+def test_a_worker_answers_as_the_preset_says(bitnet, path):
     preset = Preset("brief", str(path), system=SYSTEM, options={"temperature": 0, "max_tokens": 6})
     ask = {"messages": [{"role": "user", "content": "abc"}]}
     with listening(path) as worker:
