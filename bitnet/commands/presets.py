@@ -38,7 +38,12 @@ def create(
         "", "file with the chat template to use instead of the model's", metavar="FILE"
     ),
     context=option(0, "context length in tokens; default: the model's own", bounds=(0, None)),
-    lora=option([], "adapter of every answer; may be repeated", metavar="PATH[:SCALE]"),
+    lora=option(
+        [],
+        "adapter of every answer, or with a name, of the requests to serve that name it; may be "
+        "repeated",
+        metavar="[NAME=]PATH[:SCALE]",
+    ),
     force=option(False, "replace a preset of this name"),
     request=Request(),
     output=Output(),
@@ -146,6 +151,15 @@ def _locate_template(file, folder):
 
 
 def _locate_adapter(text, folder):
+    """The adapter *text*, ``[NAME=]PATH[:SCALE]``, with an absolute path."""
+    name, equals, rest = text.partition("=")
+    # The text up to an equals sign may be the beginning of a file's name.
+    if not equals or "/" in name or is_file_or_folder((folder / text).absolute()):
+        return _locate_scaled(text, folder)
+    return f"{name}={_locate_scaled(rest, folder)}"
+
+
+def _locate_scaled(text, folder):
     """The adapter *text*, ``PATH[:SCALE]``, with an absolute path."""
     path, colon, scale = text.rpartition(":")
     # The text behind a colon may be the end of a file's name.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import sys
+from collections import Counter
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -116,7 +117,6 @@ def _slots(options, model, common, prompt_cache):
     from bitnet.server.slot import Slot
 
     slots: dict[str, Slot] = {}
-    _, adapters = split_adapters(model.lora)
     for argument, path, preset in _paths(options, model, common):
         name = model_name(path) if preset is None else preset.name
         if name in slots and slots[name].path.resolve() != path.resolve():
@@ -129,8 +129,7 @@ def _slots(options, model, common, prompt_cache):
         opener = partial(open_file, own_options, common)
         loader = partial(load_model, own_options, common, prompt_cache=prompt_cache)
         aliases = () if argument in ("", name) or Path(argument) == path else (argument,)
-        if taken := {name, *aliases} & set(adapters):
-            raise UsageError(f"--lora {min(taken)}=...: that is the name of the model itself")
+        _, adapters = split_adapters(own_options.lora)
         settings = {"aliases": aliases, "adapters": [*adapters], "context": own_options.context}
         settings["preset"] = preset
         slots.setdefault(name, Slot(name, path, opener, loader, **settings))
@@ -147,7 +146,22 @@ def _slots(options, model, common, prompt_cache):
                 f"--alias {alias}: {new_name!r} cannot be another name of {slot.name!r}"
             )
         slot.aliases = (*slot.aliases, new_name)
+    _check_adapter_names([*slots.values()])
     return [*slots.values()]
+
+
+def _check_adapter_names(slots):
+    """Refuse a name of an adapter that is also the name of one of *slots* or of its adapters."""
+    counts = Counter(name for slot in slots for name in slot.names)
+    for slot in slots:
+        for name in slot.adapters:
+            if name in (slot.name, *slot.aliases):
+                raise UsageError(f"--lora {name}=...: that is the name of the model itself")
+            if counts[name] > 1:
+                raise UsageError(
+                    f"{slot.name!r} has an adapter {name!r}, and another model has that name, too",
+                    hint="give each adapter a name of its own, or serve them with two workers",
+                )
 
 
 def _paths(options, model, common):

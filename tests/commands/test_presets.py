@@ -156,11 +156,6 @@ def test_a_worker_answers_as_the_preset_says(bitnet, path):
 
 
 def test_a_model_of_several_may_be_a_preset(bitnet, path):
-    from bitnet.commands.context import Context
-    from bitnet.commands.serve import _slots
-    from bitnet.runtime.model_options import ModelOptions
-    from bitnet.server.serve_options import ServeOptions
-
     bitnet("create", "brief", "--from", str(path), "--context", "64")
     options = ServeOptions(models=f"brief,{path}")
     first, second = _slots(options, ModelOptions(), Context(), None)
@@ -168,6 +163,25 @@ def test_a_model_of_several_may_be_a_preset(bitnet, path):
     assert (second.name, second.preset) == ("m", None)
     (only,) = _slots(ServeOptions(), ModelOptions(model="brief"), Context(), None)
     assert (only.name, only.path) == ("brief", path)
+
+
+def test_a_worker_serves_the_adapters_that_a_preset_names(bitnet, tmp_path, path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.gguf").write_bytes(b"")
+    for name in ("first", "second"):
+        bitnet("create", name, "--from", path.name, "--lora", "sql=x.gguf:0.5")
+    assert find_preset("first").lora == (f"sql={tmp_path / 'x.gguf'}:0.5",)
+    (slot,) = _slots(ServeOptions(), ModelOptions(model="first"), Context(), None)
+    assert slot.adapter("sql") == "sql"
+    done = bitnet("run", "first", "abc")
+    assert (done.code, "--lora sql=..." in done.err) == (UsageError.exit_code, True)
+
+    for options in (
+        ServeOptions(models="first,second"),
+        ServeOptions(models="first", alias=["sql=first"]),
+    ):
+        with pytest.raises(UsageError, match="that name, too|name of the model itself"):
+            _slots(options, ModelOptions(), Context(), None)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no pipes")
