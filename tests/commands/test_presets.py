@@ -180,7 +180,7 @@ def test_a_worker_serves_the_adapters_that_a_preset_names(bitnet, tmp_path, path
         ServeOptions(models="first,second"),
         ServeOptions(models="first", alias=["sql=first"]),
     ):
-        with pytest.raises(UsageError, match="that name, too|name of the model itself"):
+        with pytest.raises(UsageError, match=r"that name, too|name of the model itself"):
             _slots(options, ModelOptions(), Context(), None)
 
 

@@ -58,7 +58,7 @@ def test_a_file_gives_back_what_was_written(tmp_path):
     assert read_presets(tmp_path / "none.toml") == {}
 
 
-COMMENT = st.sampled_from(["# of mine\n", "\n", "  # ends with a quotation mark\"\"\"\n", "#[a]\n"])
+COMMENT = st.sampled_from(["# of mine\n", "\n", '  # ends with a quotation mark"""\n', "#[a]\n"])
 COMMENTS = st.lists(COMMENT, max_size=3).map("".join)
 NEIGHBOUR = st.sampled_from(["", "[b]\nmodel = 'n' # the second\n", '["c.d"]\r\nmodel = "n"\r\n'])
 TABLE = st.sampled_from([
