@@ -153,19 +153,27 @@ def discard_output(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def traceback_of(record: logging.LogRecord) -> str:
-    """Traceback of the exception in *record*, after a line end; empty without ``BITNET_DEBUG``."""
+def text_of_record(record: logging.LogRecord) -> str:
+    """Message of *record*, with the traceback of its exception if ``BITNET_DEBUG`` is set.
+
+    A wrong call of a logger, perhaps by a library, is a text as well: it must not end what runs.
+    """
+    try:
+        text = record.getMessage()
+    except Exception as error:  # noqa: BLE001 - whatever a value does when it becomes a text
+        place = f"{record.filename}:{record.lineno}"
+        text = f"{record.msg} (without its values: {type(error).__name__} at {place})"
     with suppress(UsageError):  # BITNET_DEBUG is not valid: a log line reports no other error
         if record.exc_info and settings.debug():
-            return "\n" + logging.Formatter().formatException(record.exc_info)
-    return ""
+            text += "\n" + logging.Formatter().formatException(record.exc_info)
+    return text
 
 
 class _Stderr(logging.Handler):
     """Writes to what ``sys.stderr`` is at that moment, so that redirection and capture work."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = harmless(as_started(record.getMessage() + traceback_of(record)))
+        text = harmless(as_started(text_of_record(record)))
         print_if_possible(_BEGINNINGS.get(record.levelname, "") + text, sys.stderr)
 
 

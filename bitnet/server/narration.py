@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from bitnet.base.errors import UsageError
 from bitnet.base.options import check_type
-from bitnet.base.terminal import traceback_of
+from bitnet.base.terminal import text_of_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -284,7 +284,7 @@ class _Events(logging.Handler):
         # Index of the level: INFO, WARN or ERROR.
         at = (record.levelno >= logging.WARNING) + (record.levelno >= logging.ERROR)
         level = get_args(Level)[at]
-        text = record.getMessage() + traceback_of(record)
+        text = text_of_record(record)
         self._narrate("log", text=text, level=level, actor=record.name, error=kind)
 
 

@@ -59,6 +59,21 @@ def test_lines_begin_with_their_level(capsys):
     ]
 
 
+class Unreadable:
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("message", "value", "error"),
+    [("%d items", "x", "TypeError"), ("%s", Unreadable(), "RuntimeError")],
+)
+def test_a_wrong_call_of_a_logger_is_a_text_as_well(message, value, error):
+    record = logging.LogRecord("x", logging.WARNING, "/a/b.py", 7, message, (value,), None)
+    expected = f"{message} (without its values: {error} at b.py:7)"
+    assert terminal.text_of_record(record) == expected
+
+
 def test_nothing_is_said_twice(capsys):
     terminal.configure()
     terminal.configure()

@@ -48,6 +48,14 @@ def test_the_traceback_of_a_log_line_is_in_its_event_for_debugging(debug, monkey
     assert event["human"].endswith("ValueError: the cause") is (debug == "1")
 
 
+def test_a_wrong_call_of_a_logger_becomes_an_event():
+    lines = []
+    with output_as_events(narrator(lines.append, form="json")):
+        logging.getLogger("x").warning("%d items", "x")
+    (event,) = map(json.loads, lines)
+    assert event["human"].startswith("%d items (without its values: TypeError")
+
+
 def calls():
     """The calls in the package that narrate, as file, line, action and named facts."""
     root = Path(bitnet.__file__).parent
