@@ -20,14 +20,22 @@ from bitnet.base.outputs import OutputFile, OutputKind, begins_with
 from bitnet.base.tables import LiveLine, table
 from bitnet.base.terminal import as_json
 from bitnet.batch.batch_options import BatchOptions
-from bitnet.commands.context import FORCE, Context, model_path, open_model, say
+from bitnet.commands.context import (
+    FORCE,
+    Context,
+    load_model,
+    model_path,
+    open_model,
+    open_unnamed,
+    say,
+)
 from bitnet.commands.declare import task
 from bitnet.commands.score import iterate_texts
 from bitnet.runtime.model_options import ModelOptions, VectorOptions
 from bitnet.runtime.request import SamplingOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -169,12 +177,16 @@ def embed(c, options=VectorOptions(), force=FORCE, model=ModelOptions(), common=
     texts = iterate_texts(options.input, "bitnet embed --input texts.txt")
     first = next(texts)  # a missing file is found before the model is opened
     # The exact head only chooses tokens, which vectors do not need.
-    with open_model(replace(model, exact_head="off"), common) as running:
-        if output is not None:  # it must not be a file of the model, whose path is known now
-            output = replace(output, inputs=(running.path,))
+    own_options = replace(model, exact_head="off")
+    checkpoint = open_unnamed(own_options, common)
+    # Without those of the tokenizer, which are read only if its compiled form is not in the cache.
+    files = checkpoint.inventory.paths
+    with load_model(own_options, common, checkpoint) as running:
+        if output is not None:  # it must not be a file of the model, whose paths are known now
+            output = replace(output, inputs=tuple(files))
             output.check()
         check_vectors(running.config.vector_dim, options.dimensions, options.precision)
-        work = _Vectors(running, options, model)
+        work = _Vectors(running, options, model, files)
         started = time.perf_counter()
         in_report = common.output.json and output is None
         if output is None:
@@ -205,13 +217,20 @@ class _Vectors:
         report_rows: the vectors themselves, for a report on stdout.
     """
 
-    def __init__(self, running: LanguageModel, options: VectorOptions, model: ModelOptions) -> None:
+    def __init__(
+        self,
+        running: LanguageModel,
+        options: VectorOptions,
+        model: ModelOptions,
+        files: Sequence[Path],  # of the model
+    ) -> None:
         self.rows = 0
         self.dimensions = options.dimensions or running.config.vector_dim
         self.report_rows: list[list[float]] = []
         self._running = running
         self._options = options
         self._model = model
+        self._files = files
 
     def print_all(self, texts: Iterator[str], *, keep: bool) -> None:
         """Print the vectors of *texts*, or *keep* them for a report."""
@@ -303,11 +322,12 @@ class _Vectors:
         running = self._running
         return {
             "version": __version__,
-            "model": _identity(running.path),
+            "model": _identity(self._files),
             "adapters": [
-                [_identity(path), factor] for path, factor in split_adapters(self._model.lora)[0]
+                [str(path.absolute()), factor, _identity(_files_of_adapter(path))]
+                for path, factor in split_adapters(self._model.lora)[0]
             ],
-            "tokenizer": running.tokenizer.source,
+            "tokenizer": [running.tokenizer.source, running.tokenizer.fingerprint],
             "dimensions": self.dimensions,
             "precision": options.precision,
             "prompt": options.prompt_name,
@@ -319,14 +339,17 @@ class _Vectors:
         }
 
 
-def _identity(path: Path) -> list[list[Any]]:
-    """Names, sizes and times of the files of the model at *path*."""
-    files = sorted(path.rglob("*")) if path.is_dir() else [path.resolve()]
-    return [
-        [str(file), file.stat().st_size, file.stat().st_mtime_ns]
-        for file in files
-        if file.is_file()
-    ]
+def _files_of_adapter(path: Path) -> list[Path]:
+    """Files of the adapter at *path*: a file, a folder, or FOLDER/TASK with all files of FOLDER."""
+    if path.is_file():
+        return [path]
+    folder = path if path.is_dir() else path.parent
+    return [file for file in sorted(folder.rglob("*")) if file.is_file()]
+
+
+def _identity(files: Iterable[Path]) -> list[list[Any]]:
+    """Names, sizes and times of the *files* of a model or an adapter."""
+    return [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
 
 
 def _blocks(texts: Iterator[str]) -> Iterator[list[str]]:

@@ -214,13 +214,18 @@ def open_model(
 
     *prompt_cache* is the value of :data:`PROMPT_CACHE`.
     """
-    checkpoint = open_file(options, common)
+    checkpoint = open_unnamed(options, common)
+    return load_model(options, common, checkpoint, prompt_cache=prompt_cache)
+
+
+def open_unnamed(options: ModelOptions, common: Context) -> Checkpoint:
+    """The open checkpoint that *options* name, whose adapters must have no names."""
     for name in _adapters_of(options)[1]:
         raise UsageError(
             f"--lora {name}=...: requests to `serve` choose an adapter by its name",
             hint="leave the name out to run the model with it",
         )
-    return load_model(options, common, checkpoint, prompt_cache=prompt_cache)
+    return open_file(options, common)
 
 
 def open_file(options: ModelOptions, common: Context) -> Checkpoint:

@@ -2,12 +2,14 @@
 
 import io
 import json
+import os
 import sys
 
 import numpy as np
 import pytest
 from bitnet_embeddings import folder
-from tiny_models import tiny_gguf
+from builders import Tensor, Typed, write_gguf
+from tiny_models import letters, tiny, tiny_gguf
 
 from bitnet import load
 from bitnet.commands import bulk
@@ -188,6 +190,66 @@ def test_rows_of_a_model_with_other_options_are_not_continued(
     embedded = interrupt_after(monkeypatch, 9)
     run(*interrupted, *options)
     assert [text for block in embedded for text in block] == TEXTS
+
+
+def split_model(folder):
+    """A model in two files; the path of the first."""
+    whole = tiny("llama")
+    metadata = whole.metadata | letters(add_bos_token=True)
+    tensors = [
+        Tensor(weight.name, weight.shape, 0, weight.data.tobytes())
+        for weight in whole.weights.values()
+    ]
+    paths = [folder / f"m-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for number, (keys, part) in enumerate([(metadata, tensors[:3]), ({}, tensors[3:])]):
+        split = {"split.no": Typed(2, number), "split.count": Typed(2, 2)}
+        write_gguf(paths[number], keys | split, part)
+    return paths[0]
+
+
+def touch(path):
+    """Give *path* another time."""
+    os.utime(path, ns=(1, 1))
+
+
+def reformat(path):
+    """Give the JSON file *path* other bytes."""
+    path.write_text(json.dumps(json.loads(path.read_text()), indent=3))
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "change"),
+    [
+        ("parts", "m-00001-of-00002.gguf", touch),
+        ("parts", "m-00002-of-00002.gguf", touch),
+        ("folder", "model/model.safetensors", touch),
+        ("file of a folder", "model/config.json", touch),
+        ("folder", "tokenizer.json", reformat),
+    ],
+)
+def test_rows_of_a_model_with_another_file_are_not_continued(
+    kind, file, change, model, bitnet, tmp_path, monkeypatch
+):
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    (tmp_path / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
+    words = ["embed", "--input", tmp_path / "texts.txt", "--output", tmp_path / "v.npy", "--model"]
+    if kind == "parts":
+        words += [split_model(tmp_path)]
+    else:
+        words += [model if kind == "folder" else model / "model.safetensors"]
+        words += ["--tokenizer", tmp_path / "tokenizer.json"]
+    for is_changed in (False, True):
+        with monkeypatch.context() as patch:
+            interrupt_after(patch, 2)
+            assert bitnet(*words).code
+        if is_changed:
+            change(tmp_path / file)
+        with monkeypatch.context() as patch:
+            embedded = interrupt_after(patch, 9)
+            assert bitnet(*words).code == 0
+        texts = [text for block in embedded for text in block]
+        assert texts == (TEXTS if is_changed else TEXTS[4:])
+        (tmp_path / "v.npy").unlink()
 
 
 @pytest.mark.parametrize("content", ["abc\n\nDE\nabcd\na", "abc"])

@@ -21,6 +21,7 @@ from sentence_folders import change_json, encoder_folder, save_tokenizer  # noqa
 
 from bitnet import load  # noqa: E402
 from bitnet.base.errors import InvalidFormat, NotFound, UsageError  # noqa: E402
+from bitnet.base.growing import GrowingFile  # noqa: E402
 from bitnet.convert.convert_options import ConvertOptions  # noqa: E402
 from bitnet.formats.adapters import read_adapter  # noqa: E402
 from bitnet.formats.containers import open_checkpoint  # noqa: E402
@@ -159,3 +160,18 @@ def test_factors_that_are_not_those_of_the_configuration_are_refused(published):
             read_adapter(path / TASKS[0])
     finally:
         (path / "config.json").write_text(before)
+
+
+def test_vectors_of_another_task_are_not_continued(published, bitnet, tmp_path, monkeypatch):
+    def interrupt(_file, _header=b""):
+        raise KeyboardInterrupt
+
+    path, _ = published
+    (tmp_path / "texts.txt").write_text("a b\nc\n")
+    words = ["embed", "--model", path, "--input", tmp_path / "texts.txt", "--output"]
+    with monkeypatch.context() as patch:
+        patch.setattr(GrowingFile, "publish", interrupt)
+        assert bitnet(*words, tmp_path / "v.npy", "--lora", path / TASKS[0]).code
+    assert bitnet(*words, tmp_path / "v.npy", "--lora", path / TASKS[1]).code == 0
+    assert bitnet(*words, tmp_path / "expected.npy", "--lora", path / TASKS[1]).code == 0
+    assert (tmp_path / "v.npy").read_bytes() == (tmp_path / "expected.npy").read_bytes()
