@@ -404,7 +404,8 @@ def recall_lines():
         yield
         return
     path = settings.history_file()
-    if path is None:
+    # Python has this function only with a library that clears its history.
+    if path is None or not hasattr(readline, "clear_history"):
         yield
         return
     readline.clear_history()
@@ -416,11 +417,28 @@ def recall_lines():
     try:
         yield
     finally:
-        added = readline.get_current_history_length() - before
         readline.set_history_length(MOST_LINES)
         with suppress(OSError):
-            # Appended: another session may have added lines meanwhile.
-            readline.append_history_file(added, path)
+            _save_history(readline, path, before)
+
+
+def _save_history(readline, path, before):
+    """Add the lines after the first *before* to the history file *path*, and keep those in it.
+
+    Another session may have added lines meanwhile.
+    """
+    length = readline.get_current_history_length()
+    if hasattr(readline, "append_history_file"):
+        readline.append_history_file(length - before, path)
+        return
+    # Libedit, the library of macOS, writes whole files: read this one again.
+    added = [readline.get_history_item(number) for number in range(before + 1, length + 1)]
+    readline.clear_history()
+    with suppress(OSError):  # libedit refuses an empty file
+        readline.read_history_file(path)
+    for line in added:
+        readline.add_history(line)
+    readline.write_history_file(path)
 
 
 def edit_text():

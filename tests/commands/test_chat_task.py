@@ -8,6 +8,8 @@ import sys
 import pytest
 from tiny_models import tiny_gguf
 
+from bitnet.commands.context import recall_lines
+
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}.{% endfor %}a"
 
 
@@ -222,6 +224,22 @@ def test_lines_are_recalled_in_the_next_session(model, tmp_path):
     assert question["content"] == "b"
     assert history.read_text().split()[:2] == ["b", "/exit"]
     assert history.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("lacking", ["append_history_file", "clear_history", "neither"])
+def test_a_library_with_fewer_functions_keeps_the_history(lacking, tmp_path, monkeypatch):
+    readline = pytest.importorskip("readline")
+    monkeypatch.delattr(readline, lacking, raising=False)  # as with libedit
+    path = tmp_path / "history"
+    path.write_text("first\n")
+    monkeypatch.setenv("BITNET_HISTORY", str(path))
+
+    with recall_lines():
+        readline.add_history("last")
+        path.write_text("first\nof another session\n")
+    lines = path.read_text().splitlines()
+    expected = ["first", "of another session", "last"]
+    assert lines == (expected[:2] if lacking == "clear_history" else expected)
 
 
 def test_a_message_is_written_in_an_editor(typed, tmp_path, monkeypatch):
