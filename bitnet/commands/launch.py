@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import signal
@@ -12,8 +13,9 @@ import tempfile
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
+from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from invoke.exceptions import Exit
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from bitnet.commands.agents import Agent, Setup
 
 _KEY = settings.api_key.names[0]  # variable with the key that clients of a server must send
+_KEY_IN_SHELL = f"${_KEY}"
+_PLAIN = re.compile('[!"$->A-~]+')  # an address without a user, a query or a fragment
 _SIGNALLED = 128  # plus the number of the signal that ended a program: its exit code in a shell
 _POLL_S = 0.1  # seconds between two requests for the state of the server
 _LOG_CHARS = 2000  # of the end of the server's log, in an error
@@ -85,7 +89,7 @@ def launch(
             name = model_name(path)
         settings_folder = folder / agent
         if key and print_:
-            key = f"${_KEY}"  # a secret is not printed
+            key = _KEY_IN_SHELL  # a secret is not printed
         setup = coding_agent.set_up(Endpoint(address, key or "none"), name, settings_folder)
         command = [coding_agent.program, *setup.arguments, *words]
         if print_:
@@ -133,9 +137,17 @@ def _print(setup: Setup, command: list[str], folder: Path, common: Context) -> N
     """Print the files, the variables and the *command* of *setup*."""
     files = {str(folder / name): text for name, text in setup.files.items()}
     lines = [f"# {path}: {text}" for path, text in files.items()]
-    lines += [f"{name}={shlex.quote(value)}" for name, value in setup.environment.items()]
+    # One command of a shell, whose variables are for this program alone.
+    lines += [f"{name}={_quote(value)} \\" for name, value in setup.environment.items()]
+    lines.append(shlex.join(command))
     facts = {"environment": setup.environment, "files": files, "command": command}
-    common.output.finish(facts, [*lines, shlex.join(command)])
+    common.output.finish(facts, lines)
+
+
+def _quote(word: str) -> str:
+    """*word* for a shell, which replaces the variable that stands for the key."""
+    parts = [shlex.quote(part) if part else "" for part in word.split(_KEY_IN_SHELL)]
+    return f'"{_KEY_IN_SHELL}"'.join(parts)
 
 
 def write_files(setup: Setup, folder: Path) -> None:
@@ -176,7 +188,7 @@ def _serving(path: Path, model: ModelOptions, folder: Path) -> Iterator[str]:
         )
     address = f"http://127.0.0.1:{port}"
     try:
-        while _fetch(address, "/health/ready") is None:
+        while not _fetch(address, "/health/ready").is_ok:
             if process.poll() is not None:
                 text = log.read_text(errors="replace")[-_LOG_CHARS:].strip()
                 raise InferenceError(
@@ -215,6 +227,7 @@ def _check_local(address: str) -> None:
         url = urlsplit(address)
         is_local = url.hostname in ("127.0.0.1", "localhost", "::1") and url.scheme == "http"
         is_local = is_local and url.port != 0
+        is_local = is_local and _PLAIN.fullmatch(address) is not None
     except ValueError:  # invalid brackets, or an invalid port
         is_local = False
     if not is_local:
@@ -227,27 +240,44 @@ def _check_local(address: str) -> None:
 def _find_model(address: str, key: str) -> str:
     """The name of the first model of the server at *address*, which may require *key*."""
     reply = _fetch(address, "/v1/models", key)
+    if reply.status == HTTPStatus.UNAUTHORIZED:
+        problem = f"the key in {_KEY} is not the server's" if key else "the server requires a key"
+        raise UsageError(f"--server {address}: {problem}", hint=f"export {_KEY}=KEY")
     try:
-        return str(json.loads(reply or b"")["data"][0]["id"])
-    except (ValueError, LookupError, TypeError):
+        return str(json.loads(reply.body if reply.is_ok else b"")["data"][0]["id"])
+    except (ValueError, LookupError, TypeError, RecursionError):
         raise UsageError(
             f"--server {address}: no server with a model answers there", hint="bitnet serve"
         ) from None
 
 
-def _fetch(address: str, path: str, key: str = "") -> bytes | None:
-    """Body of a successful reply to GET *path* of the server at *address*, else None."""
+class _Reply(NamedTuple):
+    """Reply of a server; without a status if none answers."""
+
+    status: int = 0
+    body: bytes = b""
+
+    @property
+    def is_ok(self) -> bool:
+        """True if the server did what was requested."""
+        return self.status == HTTPStatus.OK
+
+
+def _fetch(address: str, path: str, key: str = "") -> _Reply:
+    """Reply to GET *path* of the server at *address*."""
     import http.client
 
     url = urlsplit(address)
     assert url.hostname is not None  # it is an address of this machine
     connection = http.client.HTTPConnection(url.hostname, url.port, timeout=5)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    headers = {"Authorization": f"Bearer {key}".encode(errors="surrogateescape")} if key else {}
     try:
-        connection.request("GET", path, headers=headers)
+        connection.request("GET", url.path + path, headers=headers)
         response = connection.getresponse()
-        return response.read() if response.status == http.client.OK else None
+        return _Reply(response.status, response.read())
     except (OSError, http.client.HTTPException):
-        return None
+        return _Reply()
+    except ValueError:  # the key has a character that a header cannot have
+        return _Reply(HTTPStatus.UNAUTHORIZED)
     finally:
         connection.close()

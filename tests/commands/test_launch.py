@@ -2,9 +2,12 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from server_process import listening
@@ -110,6 +113,10 @@ def test_a_server_that_cannot_start_is_reported_with_its_reason(bitnet, tmp_path
         (("--server", "http://127.0.0.1:99999"), "expected the address of this machine"),
         (("--server", "http://[127.0.0.1"), "expected the address of this machine"),
         (("--server", "127.0.0.1:9"), "expected the address of this machine"),
+        (("--server", "http://127.0.0.1:9/?a"), "expected the address of this machine"),
+        (("--server", "http://a@127.0.0.1:9"), "expected the address of this machine"),
+        (("--server", "http://127.0.0.1:9/a b"), "expected the address of this machine"),
+        (("--server", "http://127.0.0.1:9/\u00e9"), "expected the address of this machine"),
         (("--args", "'a"), "--args"),
         (("--server", "http://127.0.0.1:9"), "no server with a model"),
     ],
@@ -148,6 +155,48 @@ def test_an_agent_has_the_key_of_a_running_server(agent, bitnet, tmp_path, monke
     assert "$BITNET_API_KEY" in shown.out
     told = json.dumps([setup.environment, setup.arguments, setup.files])
     assert "secret" in told
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("", "the server requires a key"),
+        ("other", "the key in BITNET_API_KEY is not the server's"),
+        ("with\nlines", "the key in BITNET_API_KEY is not the server's"),
+        ("secret", ""),
+    ],
+)
+def test_a_server_with_another_key_is_told_from_none(key, message, bitnet, tmp_path, monkeypatch):
+    app_options = {"api_key": "secret"}
+    with listening(tiny_gguf(tmp_path / "m.gguf"), name="served", app_options=app_options) as it:
+        monkeypatch.setenv("BITNET_API_KEY", key)
+        done = bitnet("launch", "aider", "--server", it.address, "--print")
+    assert (done.code, message in done.err) == (2 if message else 0, True)
+    assert ("export BITNET_API_KEY=KEY" in done.err) is bool(message)
+    assert ("served" in done.out) is not message
+
+
+def test_the_path_of_a_server_is_a_part_of_its_address(bitnet, tmp_path):
+    with listening(tiny_gguf(tmp_path / "m.gguf")) as worker:
+        done = bitnet("launch", "aider", "--server", f"{worker.address}/absent/v1", "--print")
+    assert (done.code, "no server with a model answers there" in done.err) == (2, True)
+
+
+@posix
+@pytest.mark.parametrize("agent", AGENTS)
+def test_the_printed_command_starts_the_agent_with_the_key(agent, bitnet, tmp_path, monkeypatch):
+    folder = Path(tempfile.gettempdir()) / "bitnet-launch-x" / agent
+    with listening(tiny_gguf(tmp_path / "m.gguf"), name="served") as worker:
+        monkeypatch.setenv("BITNET_API_KEY", "secret")  # the server was started without it
+        target = stand_in(tmp_path, monkeypatch, agent, repr(worker.address))
+        words = ("--server", worker.address, "--args", "'$BITNET_API_KEY'", "--print")
+        shown = bitnet("launch", agent, *words).out
+        setup = AGENTS[agent].set_up(Endpoint(worker.address, "secret"), "served", folder)
+        assert subprocess.run(["sh", "-c", shown], check=False).returncode == 7
+    facts = json.loads(target.read_text())
+    seen = json.dumps([facts["environment"], facts["arguments"]])
+    expected = json.dumps([setup.environment, [*setup.arguments, "$BITNET_API_KEY"]])
+    assert re.sub(r"bitnet-launch-\w+", "bitnet-launch-x", seen) == expected
 
 
 #: Ends itself by SIGTERM, or waits for SIGINT and ends with 3.
