@@ -19,21 +19,30 @@ import traceback
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from invoke.config import Config, merge_dicts
 from invoke.exceptions import Exit, ParseError, UnexpectedExit, UnknownFileType
 from invoke.program import Program as InvokeProgram
 
 from bitnet import __version__
 from bitnet.base import settings, terminal
 from bitnet.base.bars import BARS
-from bitnet.base.errors import BitnetError, InferenceError, Interrupted, UsageError, from_os_error
+from bitnet.base.errors import (
+    BitnetError,
+    InferenceError,
+    Interrupted,
+    InvalidFormat,
+    UsageError,
+    from_os_error,
+)
 from bitnet.base.invocation import as_started, harmless
 from bitnet.commands import elsewhere, load
 from bitnet.commands.command_line import Words, nearest
 from bitnet.commands.declare import GROUPS, NETWORK, Option, Task
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
     from collections.abc import Collection as Names
-    from collections.abc import Iterable, Iterator
+    from os import PathLike
 
     from invoke.collection import Collection
     from invoke.parser.argument import Argument
@@ -50,11 +59,47 @@ _PLAIN = re.compile(r"[\w.:/@+-]+")  # a shell may expand anything else
 _HELP = ("--help", "-h")
 
 
+class _Config(Config):
+    """Invoke's configuration, whose files are refused with their names if they are wrong."""
+
+    def _load_yaml(self, path: PathLike[str]) -> Any:
+        return _read_settings(super()._load_yaml, path)
+
+    _load_yml = _load_yaml
+
+    def _load_json(self, path: PathLike[str]) -> Any:
+        return _read_settings(super()._load_json, path)
+
+    def _load_py(self, path: str) -> Any:
+        return _read_settings(super()._load_py, path)
+
+
+def _read_settings(read: Callable[[Any], Any], path: PathLike[str]) -> Any:
+    """The settings of Invoke that *read* returns for the file at *path*; refuse a file without."""
+    try:
+        content = read(path)
+        merge_dicts(Config.global_defaults(), content)
+    except OSError:  # Invoke tries names of files that need not exist
+        raise
+    except Exception as error:
+        raise InvalidFormat(
+            f"{path} has no settings of Invoke: {type(error).__name__}: {error}",
+            hint="correct this file, or give it another name",
+        ) from error
+    return content
+
+
 class Program(InvokeProgram):
     """The command line: Invoke's tasks, our options, errors and exit codes."""
 
     def __init__(self, namespace: Collection, binary: str) -> None:
-        super().__init__(version=__version__, namespace=namespace, name="bitnet", binary=binary)
+        super().__init__(
+            version=__version__,
+            namespace=namespace,
+            name="bitnet",
+            binary=binary,
+            config_class=_Config,
+        )
 
     def run(self, argv: list[str] | None = None, exit: bool = True) -> None:
         """Run the command line in *argv* and exit with its exit code (unless *exit* is false)."""
@@ -65,6 +110,7 @@ class Program(InvokeProgram):
 
     def _run_and_report(self, argv: list[str]) -> int:
         """Exit code of *argv*; all errors are reported here."""
+        self.argv = argv
         terminal.prepare()
         try:
             try:
