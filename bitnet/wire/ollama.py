@@ -151,13 +151,15 @@ def answer_ignores(body: Body, model: Served) -> Iterator[str]:
     yield from find_unread_names(body.get("messages") or (), model)
     if isinstance(body["think"], str) and not takes_effort(model, body["think"]):
         yield "think"
-    yield from find_ignored_options(body)
+    yield from find_ignored_options(body, model)
 
 
-def find_ignored_options(body: Body, _: Served = None) -> Iterator[str]:
-    """Names of the options in *body* for loading and running a model, which have no effect."""
+def find_ignored_options(body: Body, model: Served = None) -> Iterator[str]:
+    """Names of the options in *body* for loading and running *model*, which have no effect."""
     for name, value in (body["options"] or {}).items():
-        if name in RUNNING and value is not None:
+        # A prompt is not cut to a context that is shorter than the model's.
+        is_shorter = name == "num_ctx" and (model is None or value != model.context)
+        if value is not None and (name in RUNNING or is_shorter):
             yield f"options.{name}"
 
 
@@ -177,6 +179,8 @@ def _check_options(body: Body, model: Served) -> dict[str, Any]:
             raise UsageError(f"{field} is not served", field=field)
         if type(value) is not int:
             raise UsageError(f"{field}: expected a whole number", field=field)
+        if value < 1:
+            raise UsageError(f"{field} is {value}, expected at least 1", field=field)
         if model is not None and value > model.context:
             raise UsageError(
                 f"{field} is {value:,}, the context holds {model.context:,}", field=field

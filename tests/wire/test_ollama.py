@@ -130,6 +130,18 @@ def test_options_change_the_answer(client):
     assert text(num_ctx=2048.0, top_k=1.0) == text(top_k=1)  # as Go reads it
 
 
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [("/api/chat", {"messages": ASK}), ("/api/generate", {"prompt": "a"}),
+     ("/api/embed", {"input": "a"}), ("/api/embeddings", {"prompt": "a"})],
+)  # fmt: skip
+def test_a_context_that_is_shorter_than_the_models_is_named_as_ignored(worker, route, body):
+    for num_ctx, expected in ((64, "options.num_ctx"), (2048, None), (None, None)):
+        reply = worker.post(route, {"model": "tiny", "options": {"num_ctx": num_ctx}} | body)
+        assert reply.status_code == 200
+        assert reply.headers.get("bitnet-ignored") == expected
+
+
 def test_nothing_to_answer_is_how_a_model_is_loaded(client):
     assert client.generate("tiny").done_reason == "load"
     assert client.chat("tiny", []).done_reason == "load"
@@ -224,6 +236,8 @@ def test_the_model_is_listed_and_described(client, worker, path):
         ("/api/chat", {"options": {"tfs_z": 0.5}}, "options.tfs_z is not served"),
         ("/api/chat", {"options": {"mirostat": 3}}, "options.mirostat is 3"),
         ("/api/chat", {"options": {"num_ctx": 4096.0}}, "options.num_ctx is 4,096"),
+        ("/api/chat", {"options": {"num_ctx": -5}}, "options.num_ctx is -5, expected at least 1"),
+        ("/api/chat", {"options": {"num_ctx": 0}}, "options.num_ctx is 0, expected at least 1"),
         ("/api/chat", {"options": {"num_ctx": 9.5}}, "options.num_ctx: expected a whole number"),
         ("/api/chat", {"options": {"num_ctx": "9"}}, "options.num_ctx: expected a whole number"),
         ("/api/chat", {"options": {"top_k": 4.5}}, "options.top_k"),
