@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection
 from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Integral
@@ -30,11 +29,11 @@ from bitnet.base.errors import (
     from_os_error,
 )
 from bitnet.base.files import exists
-from bitnet.base.options import check_type, wrong_type
+from bitnet.base.options import check_type, check_values
 from bitnet.sources import Source, TokenizerDownloadInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -123,9 +122,8 @@ def load(
     check_type("allow_mock", allow_mock, "True or False", bool)
     check_type("lock_memory", lock_memory, "True or False", bool)
     check_type("draft_model", draft_model, "a path, a name or None", *paths, None)
-    for name, values, items in (("ignore_keys", ignore_keys, "keys"), ("lora", lora, "paths")):
-        if isinstance(values, str) or not isinstance(values, Collection):
-            raise wrong_type(name, values, f"a list of {items}")
+    check_values("ignore_keys", ignore_keys, "a list of keys", "a text", str)
+    check_values("lora", lora, "a list of paths", "a path", *paths)
     for name, choice, choices in (
         ("exact_head", exact_head, HeadMode),
         ("kv_type", kv_type, KVType),
@@ -240,13 +238,22 @@ class SmartTokenizerDownload:
     """Fetches tokenizers into the cache: once, verified, resumable."""
 
     def __init__(
-        self, cache_dir: Path | None = None, *, options: FetchOptions | None = None
+        self,
+        cache_dir: str | os.PathLike[str] | None = None,
+        *,
+        options: FetchOptions | None = None,
     ) -> None:
-        """Download into *cache_dir*, by default the cache of the settings, with *options*."""
+        """Download into *cache_dir*, by default the cache of the settings, with *options*.
+
+        Raises:
+            WrongType: a value is of another type.
+        """
         from bitnet.hub.fetch_options import FetchOptions
         from bitnet.hub.project import Project
 
-        cache = cache_dir if cache_dir is not None else settings.cache_dir()
+        check_type("cache_dir", cache_dir, "a path or None", str, os.PathLike, None)
+        check_type("options", options, "FetchOptions or None", FetchOptions, None)
+        cache = settings.cache_dir() if cache_dir is None else Path(cache_dir)
         self._project = Project(cache, cache, options or FetchOptions(), "none")
 
     async def download_tokenizer(self, info: TokenizerDownloadInfo) -> Path:
@@ -263,12 +270,18 @@ class SmartTokenizerDownload:
 
         Raises:
             UsageError: *info* names no file.
+            WrongType: *info*, or a value of it, is of another type.
             Offline: it is not in the cache, and the network is switched off.
             VocabMismatch: the file does not have ``info.expected_vocab`` ids.
             BitnetError: it cannot be fetched; see :func:`bitnet.hub.fetch.fetch`.
         """
         from bitnet.hub.provide import fetch_source
 
+        check_type("info", info, "a TokenizerDownloadInfo", TokenizerDownloadInfo)
+        check_values("info.files", info.files, "a list of names", "a text", str)
+        for name in ("repo", "cache_key"):
+            check_type(f"info.{name}", getattr(info, name), "a text", str)
+        check_type("info.expected_vocab", info.expected_vocab, "a whole number", Integral)
         if not info.files:
             raise UsageError("info.files is empty, expected the names of one file or more")
         key = info.cache_key

@@ -39,6 +39,27 @@ def test_what_is_cached_needs_no_network(download, tmp_path):
         cut_off.download_tokenizer_sync(TokenizerDownloadInfo("org/x", INFO.files, "x", 5))
 
 
+def test_a_cache_may_be_named_by_a_text(download, hub, tmp_path):
+    named = SmartTokenizerDownload(str(tmp_path / "b"), options=FetchOptions(base_url=hub.url))
+    assert named.download_tokenizer_sync(INFO).is_relative_to(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("repo", "file", "hint"),
+    [
+        ("o/r", "tok.json", "the same call, or copy the file to {0}"),
+        ("openai-community/gpt2", "vocab.json", "the same call, or copy the file to {0}"),
+        ("openai-community/gpt2", "tokenizer.json", "bitnet tokenizer --source gpt2-50k"),
+    ],
+)
+def test_a_hint_for_a_missing_tokenizer_names_a_way_to_it(repo, file, hint, tmp_path):
+    cut_off = SmartTokenizerDownload(tmp_path, options=FetchOptions(offline=True))
+    with pytest.raises(Offline) as refused:
+        cut_off.download_tokenizer_sync(TokenizerDownloadInfo(repo, (file,), "k", 5))
+    place = tmp_path / "tokenizers" / "k" / file
+    assert refused.value.hint == f"with a connection: {hint.format(place)}"
+
+
 def test_another_vocabulary_is_not_accepted(download, tmp_path):
     with pytest.raises(VocabMismatch, match="expected 6, got 5"):
         download.download_tokenizer_sync(TokenizerDownloadInfo("org/name", INFO.files, "six", 6))

@@ -103,6 +103,9 @@ WRONG = (
     (lambda m: bitnet.load(m.path, pre=3), "pre is of type int, expected a text"),
     (lambda m: bitnet.load(m.path, allow_mock="no"), "allow_mock is of type str, expected True"),
     (lambda m: bitnet.load(m.path, ignore_keys="a"), "ignore_keys is of type str, expected a list"),
+    (lambda m: bitnet.load(m.path, ignore_keys=[3]), r"ignore_keys\[0\] is of type int, expected"),
+    (lambda m: bitnet.load(m.path, lora=[3]), r"lora\[0\] is of type int, expected a path"),
+    (lambda m: bitnet.load(m.path, lora=[True]), r"lora\[0\] is of type bool, expected a path"),
     (lambda m: bitnet.load_tokenizer(None), "path is of type None, expected a path"),
     (lambda m: bitnet.embed(3, ["a"]), "model is of type int, expected a path"),
     (lambda m: m.generate(None), "prompt is of type None, expected a text or token ids"),
@@ -139,7 +142,25 @@ WRONG = (
         "logit_bias is of type int, expected a",
     ),
     (lambda m: bitnet.narrate(1, "a", "b"), "actor is of type int, expected a text"),
+    (lambda m: bitnet.SmartTokenizerDownload(3), "cache_dir is of type int, expected a path"),
+    (
+        lambda m: bitnet.SmartTokenizerDownload(options="x"),
+        "options is of type str, expected FetchOptions",
+    ),
+    (lambda m: download_tokenizer("x"), "info is of type str, expected a TokenizerDownloadInfo"),
+    (lambda m: download_tokenizer(files="x"), r"info\.files is of type str, expected a list"),
+    (lambda m: download_tokenizer(files=[3]), r"info\.files\[0\] is of type int, expected a text"),
+    (lambda m: download_tokenizer(repo=3), r"info\.repo is of type int, expected a text"),
+    (lambda m: download_tokenizer(cache_key=3), r"info\.cache_key is of type int, expected a"),
+    (lambda m: download_tokenizer(expected_vocab="5"), r"info\.expected_vocab is of type str"),
 )
+
+
+def download_tokenizer(info=None, **changes):
+    """Fetch the tokenizer *info*, by default one with *changes*."""
+    fields = {"repo": "o/r", "files": ("tok.json",), "cache_key": "k", "expected_vocab": 5}
+    info = info or bitnet.TokenizerDownloadInfo(**fields | changes)
+    return bitnet.SmartTokenizerDownload().download_tokenizer_sync(info)
 
 
 @pytest.mark.parametrize(("call", "said"), WRONG, ids=[said for _, said in WRONG])
@@ -168,6 +189,25 @@ def test_an_event_is_written_by_a_function(capfd):
     }
     with pytest.raises(bitnet.UsageError, match="level is 'LOUD', expected INFO, WARN, ERROR"):
         bitnet.narrate("pool", "greeting", "Hello", level="LOUD")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Path("x"), "x"),
+        (np.array([1, 2]), "[1 2]"),
+        (np.array([]), "[]"),
+        (np.float32(1.5), "1.5"),
+        (float("nan"), "nan"),
+        ({(1, 2): 3}, "{(1, 2): 3}"),
+    ],
+    ids=str,
+)
+def test_a_fact_of_any_type_is_written_as_a_text(value, text, as_json, capfd):
+    bitnet.narrate("a", "b", "c", as_json=as_json, fact=value)
+    line = capfd.readouterr().err
+    assert (json.loads(line)["fact"] == text) if as_json else (f'fact="{text}"' in line)
 
 
 INNER = {

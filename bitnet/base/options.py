@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields
 from functools import cache
 from numbers import Integral, Real
@@ -36,6 +36,17 @@ def check_type(name: str, value: object, expected: str, *kinds: type | None) -> 
     types = tuple(type(None) if kind is None else kind for kind in kinds)
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         raise wrong_type(name, value, expected)
+
+
+def check_values(name: str, values: object, expected: str, item: str, *kinds: type) -> None:
+    """Refuse *values* of the parameter *name* unless each is of one of *kinds*.
+
+    *expected* names such values in words, and *item* one of them. A text alone is refused.
+    """
+    if isinstance(values, str) or not isinstance(values, Collection):
+        raise wrong_type(name, values, expected)
+    for index, value in enumerate(values):
+        check_type(f"{name}[{index}]", value, item, *kinds)
 
 
 def check_ids(name: str, ids: Any, expected: str = "token ids") -> list[int]:

@@ -158,7 +158,7 @@ def tokenizer_file(source: Source, project: Project) -> BundledFile:
     if not entry.is_file():
         raise NotFound(
             f"the tokenizer {source.repo}/{source.file} is not on this machine",
-            hint=f"fetch it first: {tokenizer_command(source)}",
+            hint=f"fetch it first: {tokenizer_command(source, entry)}",
         )
     name = source.repo, source.revision, source.file
     return BundledFile(Pin("tokenizer", *name, place=relative(entry, project.cache)), entry)

@@ -46,7 +46,7 @@ class FileOrder:
     check: Callable[[Path], None] | None = None  # accepts the file, or raises
     is_known: bool = True  # the file passed *check* when it was fetched
     is_usable: bool = False  # the file at *entry*, which this program did not write, passes *check*
-    command: str = ""  # the command that fetches it, for the hint when offline
+    command: str = ""  # the command that fetches it, or another way, for the hint when offline
 
     @property
     def label(self) -> str:
@@ -275,14 +275,16 @@ def tokenizer_order(
         check=accept,
         is_known=usable or project.store.index.find(*source.index_name) is not None,
         is_usable=usable,
-        command=tokenizer_command(source),
+        command=tokenizer_command(source, entry),
     )
 
 
-def tokenizer_command(source: Source) -> str:
-    """The command that fetches *source*, which may be registered under another name."""
-    same = (name for name, each in sources.TOKENIZERS.items() if each.repo == source.repo)
-    return f"bitnet tokenizer --source {next(same, source.name)}"
+def tokenizer_command(source: Source, entry: Path) -> str:
+    """How to fetch *source*, whose place is *entry*: by a command, if its file is registered."""
+    for name, each in sources.TOKENIZERS.items():
+        if (each.repo, each.file) == (source.repo, source.file):
+            return f"bitnet tokenizer --source {name}"
+    return f"the same call, or copy the file to {entry}"
 
 
 def _is_usable(entry: Path, project: Project, check: Callable[[Path], None]) -> bool:

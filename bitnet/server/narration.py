@@ -245,7 +245,8 @@ def narrate(
         level: severity.
         worker_id: the worker that the event is about; left out when empty.
         as_json: a JSON line instead of the console form.
-        fields: further facts, such as ``request_id``; ``None`` is left out.
+        fields: further facts, such as ``request_id``; ``None`` is left out, and a value that JSON
+            does not have is written as a text.
 
     Raises:
         UsageError: *level* is unknown.
@@ -262,13 +263,22 @@ def narrate(
         "actor": actor,
         "action": action,
         "worker_id": worker_id,
-        **fields,
+        **{name: _as_json_value(value) for name, value in fields.items()},
         "human": human,
         "cute": cute,
     }
     line = _line("json" if as_json else "console", facts, level)
     with suppress(OSError, ValueError):  # ValueError: the stream is closed
         sys.stderr.write(f"{line}\n")
+
+
+def _as_json_value(value: Any) -> Any:
+    """*value*, or its text if JSON cannot have it."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return str(value)
+    return value
 
 
 class _Events(logging.Handler):
