@@ -13,6 +13,7 @@ name. Only names and scalars are copied: memory is bounded by the size of the he
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,6 +22,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat, NotFound, Unsupported
+from bitnet.base.options import check_type
 from bitnet.formats import gguf_header, mapped_file
 from bitnet.formats.gguf_header import (
     NeedMoreBytes,
@@ -36,7 +38,6 @@ from bitnet.quants import types
 from bitnet.quants.weight import Weight
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Container, Mapping
 
     from bitnet.quants.types import Dialect
@@ -111,6 +112,7 @@ class GGUF:
 
         With *check_layout*, tensors that are cut off, misaligned, or overlap are refused.
         """
+        check_type("path", path, "a path", str, os.PathLike)
         paths = _part_paths(Path(path))
         maps: list[MappedFile] = []
         parts = []

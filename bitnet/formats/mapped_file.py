@@ -67,7 +67,7 @@ class MappedFile(mmap.mmap):
             if not status.st_size:
                 raise empty(path.name)
             file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):  # ValueError: a NUL in the path
             raise missing(path) from None
         except OSError as error:
             raise from_os_error(error, path) from error

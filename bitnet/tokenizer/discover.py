@@ -6,6 +6,7 @@ No connection is opened: if no place has one, the result names what could be fet
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from bitnet.base import settings
 from bitnet.base.errors import BitnetError, InvalidFormat, TokenizerNotFound, VocabMismatch
 from bitnet.base.invocation import shell_quote
+from bitnet.base.options import check_type
 from bitnet.formats import mapped_file
 from bitnet.formats.checkpoint import Checkpoint, Inventory, resolve_unnamed
 from bitnet.formats.containers import container_of, open_gguf
@@ -112,6 +114,7 @@ def model_facts(model: str | Path | Checkpoint) -> ModelFacts:
         files = model.inventory
         config = model.config or {}
     else:
+        check_type("model", model, "a path or an open checkpoint", str, os.PathLike, Checkpoint)
         path = Path(model)
         if not path.exists():
             raise mapped_file.missing(path)
@@ -451,6 +454,7 @@ def resolve_tokenizer(
         TokenizerNotFound: no place has one that fits; the message lists every place.
         VocabMismatch: the explicit one does not fit.
     """
+    check_type("explicit", explicit, "a path or None", str, os.PathLike, None)
     outcome = search(model_facts(model), explicit=Path(explicit) if explicit else None, pre=pre)
     if outcome.tokenizer is not None:
         return outcome.tokenizer

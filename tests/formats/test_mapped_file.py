@@ -297,3 +297,8 @@ def test_metadata_that_is_gone_when_it_is_read_is_told(tmp_path):
     done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True)
     assert done.stderr.startswith("13 ")
     assert str(path) in done.stderr
+
+
+def test_a_path_with_a_nul_names_no_file(tmp_path):
+    with pytest.raises(NotFound, match="no such file"):
+        MappedFile.open(tmp_path / "a\0b")
