@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from bitnet.base.errors import BitnetError
+from bitnet.base.errors import BitnetError, UsageError
 from bitnet.base.options import CacheOptions
 from bitnet.formats.generation import read_generation_settings
 from bitnet.kernels.kv_cache import KVCache
@@ -173,10 +173,25 @@ def digest_of(files: Sequence[Path], folder: Path) -> str:
 def memory_of(
     checkpoint: Checkpoint, context: int | None, max_batch: int, kv_budget_bytes: int | None
 ) -> int:
-    """Bytes that the model takes at most once it is loaded: weights, and keys and values."""
+    """Bytes that the model takes at most once it is loaded: weights, and keys and values.
+
+    A model of which no answer fits *kv_budget_bytes* is refused.
+    """
     config = config_from(checkpoint)
     positions = context or config.context_length
-    kv_bytes = max_batch * KVCache(config, positions).cost(positions, PREFILL_CHUNK)
+    cache = KVCache(config, positions)
+    kv_bytes = max_batch * cache.cost(positions, PREFILL_CHUNK)
     if kv_budget_bytes is not None:
+        check_kv_budget(cache.cost(1, PREFILL_CHUNK), kv_budget_bytes, max_batch)
         kv_bytes = min(kv_bytes, kv_budget_bytes)
     return sum(weight.size_bytes for weight in checkpoint.weights.values()) + kv_bytes
+
+
+def check_kv_budget(shortest: int, kv_budget_bytes: int, max_batch: int) -> None:
+    """Refuse *kv_budget_bytes* unless the shortest answer fits, which takes *shortest* bytes."""
+    if shortest > kv_budget_bytes:
+        raise UsageError(
+            f"keys and values of the shortest answer take {shortest:,} bytes, the budget "
+            f"is {kv_budget_bytes:,}",
+            hint=f"--kv-memory {-(-shortest // 10**6) * max_batch}",
+        )

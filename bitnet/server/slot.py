@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from bitnet.base.errors import UsageError
-from bitnet.server.loading import digest_of, read_header, run_detached
+from bitnet.server.loading import check_kv_budget, digest_of, read_header, run_detached
 from bitnet.server.metrics import count_answer
 from bitnet.server.refusals import Refused, from_error, stopping
 
@@ -149,7 +149,8 @@ class Slot:
         """Start the thread in which *model* answers; the model must not be used elsewhere.
 
         *max_batch* answers are generated at the same time. Their keys and values take at most
-        *kv_budget_bytes*, or as much as they need if it is None.
+        *kv_budget_bytes*, or as much as they need if it is None. If no answer fits into these, the
+        model is closed.
         """
         self.draining = False
         self.failure = None
@@ -158,17 +159,12 @@ class Slot:
             model.scheduler, max_batch=max_batch, kv_budget_bytes=kv_budget_bytes
         )
         self._scheduler: Scheduler = self._new_scheduler()
-        self.fair_positions = model.context
-        if kv_budget_bytes is not None:
-            caches = self._scheduler.caches
-            if (shortest := caches.cost(1)) > kv_budget_bytes:
-                raise UsageError(
-                    f"keys and values of the shortest answer take {shortest:,} bytes, the budget "
-                    f"is {kv_budget_bytes:,}",
-                    hint=f"--kv-memory {-(-shortest // 10**6) * max_batch}",
-                )
-            share = caches.affordable(kv_budget_bytes // max_batch)
-            self.fair_positions = min(model.context, share)
+        try:
+            self.fair_positions = self._share_positions(model.context, max_batch, kv_budget_bytes)
+        except UsageError:
+            model.close()
+            del self._scheduler, self._new_scheduler  # which have its weights, too
+            raise
         self._inbox: list[tuple[Answer, Put]] = []
         self._running: dict[Sequence, tuple[Answer, Put]] = {}
         self._stopped = False
@@ -178,6 +174,14 @@ class Slot:
         self.used_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="bitnet-worker", daemon=True)
         self._thread.start()
+
+    def _share_positions(self, context: int, max_batch: int, kv_budget_bytes: int | None) -> int:
+        """Positions per answer with which *max_batch* answers fit *kv_budget_bytes*."""
+        if kv_budget_bytes is None:
+            return context
+        caches = self._scheduler.caches
+        check_kv_budget(caches.cost(1), kv_budget_bytes, max_batch)
+        return min(context, caches.affordable(kv_budget_bytes // max_batch))
 
     @property
     def open_jobs(self) -> int:

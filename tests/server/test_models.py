@@ -1,8 +1,10 @@
 """Several models in one worker: loaded for a request, unloaded when idle or for another."""
 
 import contextlib
+import gc
 import signal
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 
@@ -13,7 +15,7 @@ from tiny_models import tiny, tiny_gguf
 from waiting import until
 
 from bitnet import load
-from bitnet.base.errors import InferenceError
+from bitnet.base.errors import InferenceError, UsageError
 from bitnet.server import run
 from bitnet.server.loading import memory_of
 from bitnet.server.slot import FOREVER
@@ -267,6 +269,29 @@ def budget_for_one(path):
     source = slot_of(path)
     one = memory_of(source.open(), None, 8, None)
     return one + one // 2
+
+
+def test_a_model_of_which_no_answer_fits_is_not_loaded(serve, gate):
+    gate.open.set()
+    worker = serve(gate.slot, kv_budget_bytes=1000)
+    for _ in range(2):
+        reply = ask(worker)
+        assert reply.status_code == 500
+        assert "the shortest answer take" in reply.json()["error"]["message"]
+    assert gate.loads == 0
+    assert states(worker) == {"b": "failed"}
+
+
+def test_a_model_that_is_loaded_in_vain_is_closed(paths):
+    slot = slot_of(paths[0])
+    model = load(paths[0])
+    weights = weakref.ref(model.model)
+    with pytest.raises(UsageError, match="the shortest answer take"):
+        slot.fill(model, max_batch=1, kv_budget_bytes=1000)
+    with pytest.raises(InferenceError, match="is closed"):
+        model.generate("a")
+    gc.collect()
+    assert weights() is None
 
 
 def test_a_worker_ends_without_the_load_that_its_requests_waited_for(
