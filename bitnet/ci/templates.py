@@ -107,7 +107,7 @@ def plan_files(
     Files that the templates call are included. CI installs this program from *source*; by default
     from the source that the project records, else from that of this installation. *image* is a
     container image with Python, named by its digest, for templates that run in one; by default the
-    image in the project's file.
+    image in the project's file. It is refused if no template runs in one.
     """
     if unknown := sorted(set(names) - set(EVERY)):
         text = f"no template {', '.join(unknown)}; there are {', '.join(EVERY)}"
@@ -140,6 +140,11 @@ def plan_files(
             text = text.replace(_COPIES, f"{_COPIES}COPY {json.dumps([source, source])}\n")
         state = _state(project / target, text)
         planned.append(Planned(Path(target), text, state, target.endswith(".sh")))
+    if image and not any(_IMAGE.search(file.text) for file in planned):
+        raise UsageError(
+            f"--image {image}: none of the templates {', '.join(chosen)} runs in a container",
+            hint="leave it out, or add a template that does: --with gitlab, --with docker",
+        )
     return planned + records
 
 

@@ -168,6 +168,12 @@ def test_an_image_without_its_digest_is_refused(tmp_path, name, image):
     assert "imagetools inspect python:3.12-bookworm" in raised.value.hint
 
 
+@pytest.mark.parametrize("name", [name for name in EVERY if name not in ("gitlab", "docker")])
+def test_an_image_that_no_template_runs_in_is_refused(name, tmp_path):
+    with pytest.raises(UsageError, match=r"none of the templates .* runs in a container"):
+        plan(tmp_path, [name], image=IMAGE)
+
+
 def test_every_image_is_the_one_given_and_stays_the_projects(tmp_path):
     names = ["docker", "gitlab"]
     write_files(tmp_path, plan(tmp_path, names, image=IMAGE))
