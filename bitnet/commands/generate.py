@@ -33,7 +33,7 @@ from bitnet.commands.context import (
     write,
 )
 from bitnet.commands.declare import task
-from bitnet.commands.presets import apply_preset
+from bitnet.commands.presets import apply_preset, with_instructions
 from bitnet.runtime.model_options import ModelOptions, PromptOptions
 from bitnet.runtime.request import SAMPLING, Request
 
@@ -105,8 +105,8 @@ def run(
                 f"{name} has no chat template, it only continues a text",
                 hint=f"bitnet run {shell_quote(name)} 'Once upon a time'",
             )
-        if instructions and not has_template:
-            raise UsageError(f"{name} has no chat template, which a system message needs")
+        if (instructions or (preset and preset.messages)) and not has_template:
+            raise UsageError(f"{name} has no chat template, which instructions and messages need")
         if text is None:
             talk = Conversation(running, request, system=instructions)
             talk_on_terminal(_begin(talk, preset))
@@ -168,8 +168,7 @@ def infer(
     request = request.with_origin("command line")
     if preset is not None:
         request = preset.fill(request)
-        if prompt.chat and not prompt.system:
-            prompt = replace(prompt, system=preset.system)
+        prompt = with_instructions(prompt, preset)
     with open_model(model, common, prompt_cache=prompt_cache) as running:
         explains = common.output.verbose and not common.output.no_warnings
         if explains and running.config.vocab_size > LARGE_VOCABULARY:

@@ -193,3 +193,18 @@ def with_model(model, preset):
         context=model.context or preset.context,
         lora=model.lora or list(preset.lora),
     )
+
+
+def with_instructions(prompt, preset):
+    """The options *prompt* with the instructions of *preset*, unless they have instructions.
+
+    Without a chat, the instructions and messages of a preset have no place and are refused.
+    """
+    if prompt.chat:
+        return prompt if prompt.system else replace(prompt, system=preset.system)
+    if preset.begin([]):
+        raise UsageError(
+            f"the preset {preset.name!r} begins a conversation, which needs a chat",
+            hint="add --chat",
+        )
+    return prompt

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from server_process import listening
+from tiny_models import tiny_gguf
 from tool_models import tool_gguf
 
 from bitnet import load
@@ -69,6 +70,22 @@ def test_run_answers_as_the_preset_says(bitnet, path):
     assert json_of(other)["text"] == expected
     same = bitnet("infer", "brief", "--chat", "--prompt", "abc", "--json")
     assert json_of(same)["text"] == json_of(done)["text"]
+
+
+@pytest.mark.parametrize("beginning", [f"SYSTEM {SYSTEM}", "MESSAGE user x\nMESSAGE assistant y"])
+def test_the_beginning_of_a_conversation_is_not_left_out_in_silence(
+    beginning, bitnet, tmp_path, path
+):
+    plain = tiny_gguf(tmp_path / "plain.gguf")
+    for name, model in (("with-template", path), ("without", plain)):
+        (tmp_path / "Modelfile").write_text(f"FROM {model}\n{beginning}\n")
+        assert bitnet("create", name, "-f", tmp_path / "Modelfile").code == 0
+    words = ("--prompt", "abc", "--max-tokens", "1")
+    refused = bitnet("infer", "with-template", *words)
+    assert (refused.code, "hint: add --chat" in refused.err) == (UsageError.exit_code, True)
+    assert bitnet("infer", "with-template", *words, "--chat").code == 0
+    refused = bitnet("run", "without", "abc")
+    assert (refused.code, "has no chat template" in refused.err) == (UsageError.exit_code, True)
 
 
 def test_a_modelfile_is_imported_and_options_have_precedence(bitnet, tmp_path, path):
