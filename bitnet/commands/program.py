@@ -74,7 +74,7 @@ class _Config(Config):
         return _read_settings(super()._load_py, path)
 
 
-def _read_settings(read: Callable[[Any], Any], path: PathLike[str]) -> Any:
+def _read_settings(read: Callable[[Any], Any], path: str | PathLike[str]) -> Any:
     """The settings of Invoke that *read* returns for the file at *path*; refuse a file without."""
     try:
         content = read(path)

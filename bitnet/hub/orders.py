@@ -280,7 +280,7 @@ def tokenizer_order(
 
 
 def tokenizer_command(source: Source, entry: Path) -> str:
-    """How to fetch *source*, whose place is *entry*: by a command, if its file is registered."""
+    """The command that fetches *source*, or another way to put its file at *entry*."""
     for name, each in sources.TOKENIZERS.items():
         if (each.repo, each.file) == (source.repo, source.file):
             return f"bitnet tokenizer --source {name}"

@@ -186,9 +186,10 @@ def _split_at_table(text: str, name: str) -> tuple[str, str | None]:
 def _is_header(line: str, name: str) -> bool:
     """True if *line* begins the table *name*, however the name is quoted."""
     try:
-        return tomllib.loads(line) == {name: {}}
+        tables: dict[str, Any] = tomllib.loads(line)
     except ValueError:  # such as a line of a list
         return False
+    return tables == {name: {}}
 
 
 def _count_lines(table: Sequence[str]) -> int:
