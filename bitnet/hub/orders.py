@@ -281,9 +281,10 @@ def tokenizer_order(
 
 def tokenizer_command(source: Source, entry: Path) -> str:
     """The command that fetches *source*, or another way to put its file at *entry*."""
-    for name, each in sources.TOKENIZERS.items():
-        if (each.repo, each.file) == (source.repo, source.file):
-            return f"bitnet tokenizer --source {name}"
+    named = (source.repo, source.file)
+    same = [name for name, each in sources.TOKENIZERS.items() if (each.repo, each.file) == named]
+    if same:
+        return f"bitnet tokenizer --source {same[0]}"
     return f"the same call, or copy the file to {entry}"
 
 
