@@ -237,7 +237,7 @@ CASES = (
     # --- the cache ---
     Case("cache clean --yes", "bitnet cache clean", "itself", damaged_in_cache),
     Case(
-        "cache clean --key {shell_quote(first.key)}{models} --yes",
+        "cache clean --key {shell_quote(first.key)}{models_option} --yes",
         "bitnet cache verify",
         "works",
         damaged_in_cache,
@@ -298,7 +298,7 @@ CASES = (
         llama3,
     ),
     Case(
-        "tokenizer --source {next(same, source.name)}",
+        "tokenizer --source {same[0]}",
         "bitnet tokenizer --source mirror",
         "works",
         llama3,
