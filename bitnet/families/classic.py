@@ -30,7 +30,7 @@ from bitnet.families.gpt import (
     layer_norms,
     refuse_bidirectional_alibi,
 )
-from bitnet.families.keys import HARMLESS, Config, Keys, neutral, reads
+from bitnet.families.keys import HARMLESS, Config, Keys, neutral, reads, wrong_config
 
 #: Names of tensors in OPT and BioGPT.
 FAIRSEQ_TENSORS = {
@@ -152,7 +152,7 @@ def _opt(keys: Keys) -> ModelConfig:
 
 def _opt_keys(config: Config) -> dict[str, Any]:
     if config.get("word_embed_proj_dim") not in (None, config["hidden_size"]):
-        raise ValueError("embeddings of another width than the blocks (word_embed_proj_dim)")
+        raise wrong_config("embeddings of another width than the blocks (word_embed_proj_dim)")
     return equal_heads(config) | {"attention.layer_norm_epsilon": 1e-5}  # of its class
 
 

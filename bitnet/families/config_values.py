@@ -7,7 +7,6 @@ have bounds, so that a wrong number cannot make a loop or an allocation huge.
 
 from __future__ import annotations
 
-import re
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -328,11 +327,9 @@ class ReadConfig(dict[str, Any]):
     def wrong_value(self, error: Exception) -> InvalidFormat:
         """Error for the value that ended a computation with *error*.
 
-        A message that names a key is kept, as those of a family's own checks should. Any other
-        *error* is blamed on the last value read that is null, or else on the last value read.
+        It is blamed on the last value read that is null, or else on the last value read.
         """
-        words = set(re.findall(r"\w+_\w+", str(error)))
-        if words & {*self, *KINDS, *ROPE_KINDS} or not self._read:
+        if not self._read:
             return InvalidFormat(f"config.json: {error}", hint=COMPARE)
         values = dict(self)
         nulls = [key for key in self._read if values[key] is None]

@@ -25,7 +25,16 @@ from bitnet.families.family import (
     register,
     register_variant,
 )
-from bitnet.families.keys import Config, Keys, Rule, neutral, reads, refusal, value_refusal
+from bitnet.families.keys import (
+    Config,
+    Keys,
+    Rule,
+    neutral,
+    reads,
+    refusal,
+    value_refusal,
+    wrong_config,
+)
 from bitnet.families.rope import magnitude, rope_from, rope_parameters, rope_table
 
 if TYPE_CHECKING:
@@ -150,7 +159,7 @@ def _scaling_refusal(keys: Keys, scaling: str, why: str) -> Unsupported:
 def latent_keys(config: Config) -> dict[str, Any]:
     """GGUF keys of attention over latents, and of experts that are chosen by groups."""
     if config.get("num_key_value_heads") not in (None, config["num_attention_heads"]):
-        raise ValueError("num_key_value_heads is not num_attention_heads")
+        raise wrong_config("num_key_value_heads is not num_attention_heads")
     latent = config["kv_lora_rank"]
     rotary_dims = config["qk_rope_head_dim"]
     keys = group_keys(config) | {

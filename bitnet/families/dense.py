@@ -20,6 +20,7 @@ from bitnet.families.keys import (
     reads,
     show,
     value_refusal,
+    wrong_config,
 )
 from bitnet.families.rope import Rope, rope_from, without_scaling
 
@@ -372,7 +373,7 @@ def alternating(default_period: int, key: str = "") -> Callable[[Config], dict[s
         if pattern is None:
             pattern = [(layer + 1) % period != 0 for layer in range(config["num_hidden_layers"])]
         if True in pattern and not window:
-            raise ValueError("layers with a window, and no sliding_window")
+            raise wrong_config("layers with a window, and no sliding_window")
         return {"attention.sliding_window": window, "attention.sliding_window_pattern": pattern}
 
     return keys
@@ -394,7 +395,7 @@ def window_pattern(config: Config, window: int) -> list[bool] | None:
     """For each layer, True if it has a window by ``layer_types``; None if *config* lacks these."""
     pattern = layer_kinds(config, config.get("layer_types"), _KINDS)
     if pattern and any(pattern) and not window:
-        raise ValueError("layers with a window in layer_types, and no sliding_window")
+        raise wrong_config("layers with a window in layer_types, and no sliding_window")
     return pattern
 
 
@@ -403,11 +404,11 @@ def layer_kinds(config: Config, kinds: Any, meanings: Mapping[str, Kind]) -> lis
     if kinds is None:
         return None
     if not isinstance(kinds, list) or len(kinds) != config["num_hidden_layers"]:
-        raise ValueError(
+        raise wrong_config(
             f"num_hidden_layers is {config['num_hidden_layers']}, and the list of the layers "
             f"(layer_types) has {len(kinds) if isinstance(kinds, list) else 'no'} entries"
         )
     unknown = [kind for kind in kinds if kind not in meanings]
     if unknown:
-        raise ValueError(f"a layer of the kind {unknown[0]!r:.80} in layer_types")
+        raise wrong_config(f"a layer of the kind {unknown[0]!r:.80} in layer_types")
     return [meanings[kind] for kind in kinds]

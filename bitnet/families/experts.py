@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import Unsupported
 from bitnet.families.blocks import Experts, Gating, Routing
-from bitnet.families.keys import Config, Keys, reads, refusal
+from bitnet.families.keys import Config, Keys, reads, refusal, wrong_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -128,10 +128,11 @@ def has_corrections(names: Iterable[str]) -> bool:
 def expert_count(config: Config) -> Any:
     """Number of experts, under any of its names in *config*, a ``config.json``; 0 without one.
 
-    Different numbers under several names are a ValueError.
+    Different numbers under several names are an InvalidFormat.
     """
     names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    counts = {config[name] for name in names if config.get(name) is not None} or {0}
-    if len(counts) > 1:
-        raise ValueError(f"several numbers of experts: {sorted(counts)}")
-    return counts.pop()
+    counts = {name: config[name] for name in names if config.get(name) is not None}
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise wrong_config(f"several numbers of experts: {listed}")
+    return next(iter(counts.values()), 0)

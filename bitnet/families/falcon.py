@@ -22,7 +22,7 @@ from bitnet.families.gpt import (
     layer_norms,
     refuse_bidirectional_alibi,
 )
-from bitnet.families.keys import Config, Keys, check, neutral, read, reads
+from bitnet.families.keys import Config, Keys, check, neutral, read, reads, wrong_config
 
 _NETWORK: dict[str, Any] = {"activation": "gelu", "gated": False}
 
@@ -64,7 +64,7 @@ def _falcon_kv_heads(config: Config) -> int:
     if config.get("multi_query", True):
         return 1
     if kv_heads not in (None, heads):
-        raise ValueError(f"{kv_heads} key heads (num_kv_heads) beside multi_query = false")
+        raise wrong_config(f"{kv_heads} key heads (num_kv_heads) beside multi_query = false")
     return heads
 
 
@@ -72,9 +72,11 @@ def _falcon_keys(config: Config) -> dict[str, Any]:
     is_new = bool(config.get("new_decoder_architecture"))
     norms = config.get("num_ln_in_parallel_attn")
     if norms not in ((None, 1, 2) if is_new else (None, 1)):
-        raise ValueError(f"{norms} norms before the branches of a block (num_ln_in_parallel_attn)")
+        raise wrong_config(
+            f"{norms} norms before the branches of a block (num_ln_in_parallel_attn)"
+        )
     if is_new and not config.get("parallel_attn", True):
-        raise ValueError("new_decoder_architecture beside parallel_attn = false")
+        raise wrong_config("new_decoder_architecture beside parallel_attn = false")
     if config.get("alibi"):
         refuse_bidirectional_alibi(config)
     width = config["hidden_size"]
@@ -167,7 +169,7 @@ def _mpt_keys(config: Config) -> dict[str, Any]:
     width = config["hidden_size"]
     clamp = own.get("clip_qkv") or 0
     if not is_finite(clamp) or clamp < 0:
-        raise ValueError(f"attn_config.clip_qkv is {clamp!r}")
+        raise wrong_config(f"attn_config.clip_qkv is {clamp!r}")
     return equal_heads(config) | {
         "attention.layer_norm_epsilon": config.get("layer_norm_epsilon", 1e-5),
         "attention.max_alibi_bias": 8.0,

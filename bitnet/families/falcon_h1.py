@@ -19,7 +19,7 @@ from bitnet.families.family import (
     Values,
     register,
 )
-from bitnet.families.keys import Config, Keys, Rule, read, reads
+from bitnet.families.keys import Config, Keys, Rule, read, reads, wrong_config
 from bitnet.families.mamba2 import MAMBA2_CONFIG, MAMBA2_KEYS, mamba2, mamba2_values
 
 #: Keys of ``config.json`` with one factor each.
@@ -53,7 +53,7 @@ def _width(config: Config) -> int:
         width = config["mamba_expand"] * config["hidden_size"]
     head_dim = config["mamba_d_head"]
     if head_dim != "auto" and head_dim * heads != width:
-        raise ValueError(
+        raise wrong_config(
             f"mamba_n_heads {heads} of mamba_d_head {head_dim} do not have the width "
             f"mamba_d_ssm, or mamba_expand times hidden_size, {width}"
         )
@@ -91,7 +91,7 @@ def _falcon_values(config: Config) -> Values:
     parts = (width, width, states, states, config["mamba_n_heads"])
     factors = config["ssm_multipliers"] or [1.0] * len(parts)
     if len(factors) != len(parts):
-        raise ValueError(f"ssm_multipliers has {len(factors)} entries, expected {len(parts)}")
+        raise wrong_config(f"ssm_multipliers has {len(factors)} entries, expected {len(parts)}")
 
     row_factors = np.array(factors, dtype=np.float32) * np.float32(config["ssm_in_multiplier"])
     return {

@@ -43,7 +43,7 @@ from bitnet.families.gpt import (
     layer_norms,
     transpose_products,
 )
-from bitnet.families.keys import HARMLESS, Config, Keys, neutral, reads
+from bitnet.families.keys import HARMLESS, Config, Keys, neutral, reads, wrong_config
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -312,7 +312,7 @@ def _gpt_neo_keys(config: Config) -> dict[str, Any]:
     kinds = config.get("attention_types") or [[["global", "local"], 12]]
     by_layer = [kind for names, count in kinds for _ in range(count) for kind in names]
     if len(by_layer) != config["num_hidden_layers"] or {*by_layer} - {"global", "local"}:
-        raise ValueError(f"attention_types is {kinds!r:.80}, not global or local for each layer")
+        raise wrong_config(f"attention_types is {kinds!r:.80}, not global or local for each layer")
     return equal_heads(config) | {
         "attention.layer_norm_epsilon": config["layer_norm_epsilon"],
         "attention.sliding_window": config["window_size"],

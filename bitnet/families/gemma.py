@@ -31,7 +31,17 @@ from bitnet.families.dense import (
 )
 from bitnet.families.experts import EXPERT_KEYS, expert_count, experts
 from bitnet.families.family import ATTENTION, BIASES, LlamaCppSupport, register, register_variant
-from bitnet.families.keys import HARMLESS, Config, Keys, Rule, contradiction, neutral, read, reads
+from bitnet.families.keys import (
+    HARMLESS,
+    Config,
+    Keys,
+    Rule,
+    contradiction,
+    neutral,
+    read,
+    reads,
+    wrong_config,
+)
 from bitnet.families.rope import without_scaling
 
 if TYPE_CHECKING:
@@ -376,7 +386,7 @@ def _gemma4_keys(config: Config) -> dict[str, Any]:
     }
     if config.get("enable_moe_block"):
         if not expert_count(config):
-            raise ValueError("enable_moe_block, and no num_experts")
+            raise wrong_config("enable_moe_block, and no num_experts")
     else:
         keys["expert_count"] = 0
     if full_kv_heads != kv_heads:
@@ -415,7 +425,7 @@ def _full_heads(config: Config, pattern: list[bool]) -> tuple[int, int]:
             (layer_config.get(names[0], usual[0]), layer_config.get(names[1], usual[1]))
         )
     if unknown or len(shapes[True]) > 1 or len(shapes[False]) > 1:
-        raise ValueError("per_layer_config with more than one shape of heads of a kind of layer")
+        raise wrong_config("per_layer_config with more than one shape of heads of a kind of layer")
     (full,) = shapes[False]
     return full
 

@@ -23,7 +23,17 @@ from bitnet.families.dense import (
 )
 from bitnet.families.family import ATTENTION, LlamaCppSupport, register
 from bitnet.families.gemma import read_last_caches
-from bitnet.families.keys import HARMLESS, Config, Keys, Rule, contradiction, neutral, read, reads
+from bitnet.families.keys import (
+    HARMLESS,
+    Config,
+    Keys,
+    Rule,
+    contradiction,
+    neutral,
+    read,
+    reads,
+    wrong_config,
+)
 from bitnet.families.streams import Streams
 
 if TYPE_CHECKING:
@@ -135,13 +145,13 @@ def _keys(config: Config) -> dict[str, Any]:
     if shares is None:
         shares = _usual_shares(layers)
     if not isinstance(shares, list) or len(shares) != layers:
-        raise ValueError(
+        raise wrong_config(
             f"activation_sparsity_pattern does not have a number for each of {layers} layers"
         )
     if not all(0 <= share < 1 for share in shares):
-        raise ValueError("activation_sparsity_pattern has a share outside of 0 to 1")
+        raise wrong_config("activation_sparsity_pattern has a share outside of 0 to 1")
     if not 0 <= config["altup_active_idx"] < config["altup_num_inputs"]:
-        raise ValueError("altup_active_idx is not one of the altup_num_inputs streams")
+        raise wrong_config("altup_active_idx is not one of the altup_num_inputs streams")
     return alternating(_PERIOD)(config) | {
         "activation_sparsity_scale": [_deviations(share) for share in shares],
         "altup.active_idx": config["altup_active_idx"],

@@ -44,6 +44,7 @@ from bitnet.families.keys import (
     reads,
     refusal,
     value_refusal,
+    wrong_config,
 )
 from bitnet.families.mamba2 import MAMBA2_CONFIG, MAMBA2_KEYS, mamba2, mamba2_values
 from bitnet.families.rope import rope_parameters
@@ -168,7 +169,7 @@ def _hybrid_keys(config: Config) -> dict[str, Any]:
     heads = config["mamba_n_heads"]
     width = config["mamba_expand"] * config["hidden_size"]
     if config["mamba_d_head"] not in ("auto", width // heads):
-        raise ValueError(
+        raise wrong_config(
             f"mamba_n_heads {heads} of mamba_d_head {config['mamba_d_head']} do not have "
             f"mamba_expand times hidden_size, {width}"
         )

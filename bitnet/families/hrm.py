@@ -8,7 +8,7 @@ from bitnet.families.blocks import FeedForward
 from bitnet.families.dense import ModelConfig, attention, model_of, sizes, usual_block
 from bitnet.families.family import ATTENTION, BIASES, MLP, QKV, LlamaCppSupport, register
 from bitnet.families.fused_rows import equal_parts
-from bitnet.families.keys import Config, Keys, contradiction, read, value_refusal
+from bitnet.families.keys import Config, Keys, contradiction, read, value_refusal, wrong_config
 from bitnet.families.streams import Cycles
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _keys(config: Config) -> dict[str, Any]:
     stack = stated_stack or config["num_hidden_layers"]
     turns = config["H_cycles"] * (config["L_cycles"] + 1)
     if stated_stack and config["num_hidden_layers"] != stack * turns:
-        raise ValueError(
+        raise wrong_config(
             f"num_hidden_layers is {config['num_hidden_layers']}, and {turns} turns of the "
             f"{stack} layers of a stack are {stack * turns}"
         )

@@ -263,6 +263,15 @@ def contradiction(keys: Keys, problem: str) -> InvalidFormat:
     return InvalidFormat(f"{keys.path.name}: {problem}", hint=hint)
 
 
+def wrong_config(problem: str) -> InvalidFormat:
+    """Error for values of ``config.json`` that do not fit together; *problem* names their keys.
+
+    Functions that read a ``config.json`` raise it for what they check themselves. Any other
+    exception in them is blamed on the last value that they read.
+    """
+    return InvalidFormat(f"{_CONFIG}: {problem}", hint=COMPARE)
+
+
 def without(keys: Mapping[str, Any], ignored: Iterable[str], *, prefix: str = "") -> dict[str, Any]:
     """*keys* without the *ignored* keys, which are named with or without their table.
 

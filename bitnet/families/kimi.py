@@ -26,6 +26,7 @@ from bitnet.families.keys import (
     reads,
     refusal,
     value_refusal,
+    wrong_config,
 )
 from bitnet.families.linear import decay_rates
 from bitnet.families.rope import rope_parameters, rope_table
@@ -88,7 +89,7 @@ def _kinds(config: Config, table: Config) -> list[str]:
     if "full_attn_layers" in table and "kda_layers" in table:
         full = set(table["full_attn_layers"])  # numbered from 1
         if full | set(table["kda_layers"]) != set(range(1, layers + 1)):
-            raise ValueError("full_attn_layers and kda_layers do not list all layers, from 1")
+            raise wrong_config("full_attn_layers and kda_layers do not list all layers, from 1")
         return [
             "full_attention" if layer + 1 in full else "linear_attention" for layer in range(layers)
         ]

@@ -48,6 +48,7 @@ from bitnet.families.keys import (
     read,
     reads,
     refusal,
+    wrong_config,
 )
 from bitnet.families.rope import rope_parameters, rope_table
 
@@ -296,7 +297,7 @@ def _ernie(keys: Keys) -> ModelConfig:
 
 def _ernie_keys(config: Config) -> dict[str, Any]:
     if config["moe_layer_end_index"] not in (-1, config["num_hidden_layers"] - 1):
-        raise ValueError("layers without experts at the end (moe_layer_end_index)")
+        raise wrong_config("layers without experts at the end (moe_layer_end_index)")
     shared = config["moe_num_shared_experts"] * config["moe_intermediate_size"]
     return {
         "expert_shared_feed_forward_length": shared,
@@ -369,7 +370,7 @@ def _nanbeige_keys(config: Config) -> dict[str, Any]:
             "rope_scaling", config["rope_scaling"], "only RoPE without scaling is computed"
         )
     if config.get("kv_channels", config["head_dim"]) != config["head_dim"]:
-        raise ValueError(
+        raise wrong_config(
             f"head_dim is {config['head_dim']}, and kv_channels {config['kv_channels']}"
         )
     return {

@@ -8,7 +8,7 @@ from typing import Any
 from bitnet.families.blocks import Branch, Mamba2
 from bitnet.families.dense import ModelConfig, model_of, sizes
 from bitnet.families.family import LlamaCppSupport, Values, register
-from bitnet.families.keys import Config, Keys, contradiction, neutral, reads
+from bitnet.families.keys import Config, Keys, contradiction, neutral, reads, wrong_config
 from bitnet.families.linear import decay_rates
 
 #: Rules for the mixer's keys in GGUF files.
@@ -65,9 +65,13 @@ def _mamba2_alone(keys: Keys) -> ModelConfig:
 
 def _mamba2_keys(config: Config) -> dict[str, Any]:
     heads = config["num_attention_heads"]
+    head_dim = config["head_dim"]
     width = config["expand"] * config["hidden_size"]
-    if heads * config["head_dim"] != width:
-        raise ValueError(f"{heads} heads of {config['head_dim']}, which are not {width} wide")
+    if heads * head_dim != width:
+        raise wrong_config(
+            f"num_heads {heads} of head_dim {head_dim} do not have the width expand times "
+            f"hidden_size, {width}"
+        )
     return {
         "attention.head_count": 0,
         "attention.head_count_kv": 0,

@@ -53,6 +53,7 @@ from bitnet.families.keys import (
     reads,
     refusal,
     value_refusal,
+    wrong_config,
 )
 
 _PERIOD = 4  # by default, one layer in this many has full attention
@@ -239,7 +240,7 @@ def _cohere2_keys(config: Config) -> dict[str, Any]:
         raise refusal("prefix_dense_sliding_window_pattern", period, why)
     selection = config["expert_selection_fn"]
     if selection not in ("sigmoid", "softmax"):
-        raise ValueError(f"expert_selection_fn is {selection!r:.80}")
+        raise wrong_config(f"expert_selection_fn is {selection!r:.80}")
     if config.get("rope_scaling"):
         why = "transformers 5.24 ignores it in this class, and reads `rope_parameters`"
         raise refusal("rope_scaling", config["rope_scaling"], why)

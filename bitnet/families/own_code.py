@@ -34,7 +34,7 @@ from bitnet.families.gpt import (
     layer_norms,
     transpose_matrices,
 )
-from bitnet.families.keys import Config, Keys, Rule, neutral, read, reads, refusal
+from bitnet.families.keys import Config, Keys, Rule, neutral, read, reads, refusal, wrong_config
 from bitnet.families.rope import rope_from
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _jais_factors(config: Config) -> dict[str, float]:
     if "mup_output_alpha" in config or "mup_width_scale" in config:
         product = config["mup_output_alpha"] * config["mup_width_scale"]
         if factor not in (None, product):
-            raise ValueError(f"width_scale {factor} is not that of mup_output_alpha, {product}")
+            raise wrong_config(f"width_scale {factor} is not that of mup_output_alpha, {product}")
         factor = product
     if factor is None:
         raise KeyError("mup_output_alpha")

@@ -34,7 +34,16 @@ from bitnet.families.family import (
     register,
     register_variant,
 )
-from bitnet.families.keys import Config, Keys, neutral, read, reads, refusal, value_refusal
+from bitnet.families.keys import (
+    Config,
+    Keys,
+    neutral,
+    read,
+    reads,
+    refusal,
+    value_refusal,
+    wrong_config,
+)
 
 _PERIOD = 4  # one layer in this many has full attention or lacks RoPE
 
@@ -65,7 +74,7 @@ def _cohere2(keys: Keys) -> ModelConfig:
 
 def _cohere2_keys(config: Config) -> dict[str, Any]:
     if not config.get("sliding_window"):
-        raise ValueError("sliding_window is missing, which says which layers rotate")
+        raise wrong_config("sliding_window is missing, which says which layers rotate")
     return alternating(_PERIOD, "sliding_window_pattern")(config)
 
 
@@ -104,7 +113,7 @@ def _exaone4_keys(config: Config) -> dict[str, Any]:
     if config["sliding_window"] is None:
         kinds = config.get("layer_types")
         if kinds is not None and "sliding_attention" in kinds:
-            raise ValueError("layers with a window in layer_types, and no sliding_window")
+            raise wrong_config("layers with a window in layer_types, and no sliding_window")
         return {"attention.sliding_window": 0}
     return alternating(_PERIOD, "sliding_window_pattern")(config)
 

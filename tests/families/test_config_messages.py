@@ -3,12 +3,14 @@
 import json
 import random
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from config_mutants import MODELS, VALUES, changed, mutants_of, open_model, paths_of
 
-from bitnet.base.errors import BitnetError
+from bitnet import families as package
+from bitnet.base.errors import BitnetError, InvalidFormat
 from bitnet.families.config_json import describe
 from bitnet.families.config_values import KINDS, ROPE_KINDS, list_sizes
 from bitnet.families.keys import BECOMES, COMMON, Keys
@@ -179,6 +181,42 @@ def test_a_refusal_names_the_key_that_the_file_has(name, changes, expected):
     with pytest.raises(BitnetError) as raised:
         describe(config_of(name, **changes), model="m")
     assert expected in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (
+            {
+                "model_type": "kimi_linear",
+                "num_hidden_layers": 4,
+                "q_lora_rank": None,
+                "linear_attn_config": {"full_attn_layers": [4], "kda_layers": [1, 2]},
+            },
+            "full_attn_layers and kda_layers do not list all layers",
+        ),
+        (
+            {"model_type": "mixtral", "num_experts": 3, "num_local_experts": 5},
+            "several numbers of experts: num_experts 3, num_local_experts 5",
+        ),
+        (
+            {"model_type": "mamba2", "hidden_size": 64, "head_dim": 7, "num_heads": 8},
+            "num_heads 8 of head_dim 7 do not have the width expand times hidden_size, 128",
+        ),
+    ],
+)
+def test_the_message_of_a_familys_own_check_is_kept(config, expected):
+    with pytest.raises(InvalidFormat) as raised:
+        describe(config, model="m")
+    assert raised.value.message.startswith(f"m: config.json: {expected}")
+
+
+def test_a_familys_own_check_is_an_error_that_keeps_its_message():
+    # ``rope.py`` checks one table, whose name is added to its messages; ``family.py`` one tensor.
+    files = {
+        path.name: path.read_text("utf-8") for path in Path(package.__file__).parent.glob("*.py")
+    }
+    assert {name for name in files if "raise ValueError" in files[name]} == {"rope.py", "family.py"}
 
 
 def test_a_classifier_of_the_familys_own_class_is_read():
