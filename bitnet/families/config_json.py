@@ -157,6 +157,7 @@ class Description:
     quantization: Config  # ``quantization_config``, empty without ternary weights
     ignored: Config  # keys ignored on the user's request, with their values
     own_names: Mapping[str, str]  # keys of the file by those of GGUF, for messages
+    config: Config  # the keys of the text model, with defaults and without ignored keys
     sizes: str  # the sizes that the file states, for messages
 
     def value(self, key: str) -> Any:
@@ -245,6 +246,7 @@ def _describe_for(
         quantization=quantization,
         ignored=ignored,
         own_names={f"{name}.{key}": own for key, own in _own_names(stated, family).items()},
+        config=dict(config),
         sizes=list_sizes(stated),
     )
 

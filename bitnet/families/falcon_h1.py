@@ -38,7 +38,7 @@ def _falcon_h1(keys: Keys) -> ModelConfig:
     model_sizes = sizes(keys)
     norm = {} if "blk.0.ssm_norm.weight" in keys.weights else {"norm_groups": 0}
     # in a GGUF file the norm is behind the gate; in a folder before it, unless a key is false
-    is_first = bool(keys.config and keys.config.get("mamba_norm_before_gate", True))
+    is_first = bool(keys.config is not None and keys.text_config["mamba_norm_before_gate"])
     mixers = (attention(keys, model_sizes.dim), mamba2(keys, norm_first=is_first, **norm))
     network = FeedForward(model_sizes.ffn)
     block = (Branch("attn_norm", mixers), Branch("ffn_norm", (network,)))

@@ -362,8 +362,7 @@ def _has_no_values(keys: Keys, layer: int) -> bool:
     """True if *layer*, which has full attention, uses its keys as values."""
     if keys.config is None:
         return f"blk.{layer}.attn_v.weight" not in keys.weights
-    text = keys.config.get("text_config") or keys.config
-    return bool(text.get("attention_k_eq_v"))
+    return bool(keys.text_config.get("attention_k_eq_v"))
 
 
 def _gemma4_keys(config: Config) -> dict[str, Any]:

@@ -52,7 +52,11 @@ class Keys:
     # pairing of rotary dimensions: neighbours (``interleaved``), or element i and element i + half
     # (``half``)
     rope_style: RopeStyle
-    config: Config | None = None  # ``config.json``, if the container is a folder
+    # ``config.json`` as it is, if the container is a folder: for messages, and for what is not the
+    # text model's
+    config: Config | None = None
+    # the keys of its text model as the family reads them: with defaults, without ignored keys
+    text_config: Config = field(default_factory=dict)
     # the folder's own names of keys and tensors, by GGUF's; empty if the container is a file
     own_names: Mapping[str, str] = field(default_factory=dict)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from bitnet.families.blocks import Branch, FeedForward, Mamba1, Mixer
-from bitnet.families.config_defaults import with_defaults
 from bitnet.families.dense import ModelConfig, attention, model_of, per_layer, sizes, usual_block
 from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, experts
 from bitnet.families.family import LlamaCppSupport, Values, register, register_variant
@@ -135,10 +134,9 @@ def _check_experts(keys: Keys, layers: int) -> None:
     """Refuse a folder with experts in other layers than its ``config.json`` says."""
     if keys.config is None:
         return
-    config = with_defaults(keys.config, "jamba")
-    period = config["expert_layer_period"]
-    offset = config["expert_layer_offset"]
-    has_several = config["num_experts"] > 1
+    period = keys.text_config["expert_layer_period"]
+    offset = keys.text_config["expert_layer_offset"]
+    has_several = keys.integer("expert_count", 0) > 1
     for layer in range(layers):
         is_expected = has_several and layer % period == offset
         if is_expected != (f"blk.{layer}.ffn_gate_inp.weight" in keys.weights):

@@ -160,6 +160,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         weights,
         description.family.rope_style,
         config=outer,
+        text_config=description.config,
         own_names={**description.own_names, **own_names},
         ignored={**ignored, **description.ignored, **ignored_elsewhere.left_out},
         text_limit=sentence_transformers.text_limit(files, longest, is_encoder=is_encoder),

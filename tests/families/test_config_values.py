@@ -3,6 +3,7 @@
 import random
 import time
 
+import numpy as np
 import pytest
 from config_mutants import MODELS, changed, mutants_of, open_model
 
@@ -10,6 +11,7 @@ from bitnet.base.errors import BitnetError, InvalidFormat
 from bitnet.families.config_json import READ, describe
 from bitnet.families.config_values import KINDS
 from bitnet.families.family import families
+from bitnet.families.keys import Keys, split_ignored
 
 SLICE = 500
 MOST_S = 10.0  # of processor time: a model opens in 10 ms; counting to a wrong number takes minutes
@@ -94,3 +96,43 @@ def test_an_integer_written_as_a_float_is_refused_as_by_transformers():
     config = MODELS["llama"]["config"] | {"hidden_size": 64.0}
     with pytest.raises(InvalidFormat, match=r"hidden_size is 64\.0, expected an integer"):
         describe(config, model="m")
+
+
+@pytest.mark.parametrize("name", ["falcon-h1-norm", "gemma4-31b", "lfm2", "deepseek3"])
+def test_an_ignored_key_counts_as_one_that_the_file_lacks(name, tmp_path, monkeypatch):
+    def outcome(config, ignore_keys=()):
+        try:
+            return repr(open_model(name, config, tmp_path, monkeypatch, ignore_keys).config)
+        except BitnetError as error:
+            return error.message.partition("config.json says")[0]  # all sizes that the file states
+
+    config = MODELS[name]["config"]
+    results = []
+    for key in config:
+        without, _values = split_ignored(config, [key])
+        results.append(outcome(config, [key]))
+        assert results[-1] == outcome(without), key
+    assert len(set(results)) > 5
+
+
+def test_an_ignored_key_does_not_say_which_layers_have_experts(tmp_path):
+    config = {
+        "model_type": "jamba",
+        "num_hidden_layers": 4,
+        "num_experts": 4,
+        "expert_layer_period": 3,
+        "expert_layer_offset": 0,
+    }
+    ignored = ["expert_layer_period", "expert_layer_offset"]
+    described = describe(config, model="m", ignore=ignored)
+    routers = [f"blk.{layer}.ffn_gate_inp.weight" for layer in (1, 3)]  # transformers' default
+    keys = Keys(
+        path=tmp_path,
+        architecture="jamba",
+        metadata=described.metadata,
+        weights={"token_embd.weight": np.zeros((64, 4096)), **dict.fromkeys(routers)},
+        rope_style="half",
+        config=config,
+        text_config=described.config,
+    )
+    assert len(described.family.decoder(keys).blocks) == 4
