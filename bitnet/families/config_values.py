@@ -8,7 +8,7 @@ have bounds, so that a wrong number cannot make a loop or an allocation huge.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -231,7 +231,12 @@ KINDS: dict[str, Kind] = {
         "linear_allow_neg_eigval mlp_fc1_bias mlp_fc2_bias moe_renormalize qkv_proj_bias "
         "use_post_norm scale_qk_dot_by_d share_input_output_layers",
     ),
-    **_of(_TEXTS, "architectures layer_types layers_block_type lora_adaptations mlp_layer_types"),
+    **_of(_TEXTS, "architectures layers_block_type lora_adaptations mlp_layer_types"),
+    "layer_types": Kind(  # an empty list is not as none: transformers refuses it
+        f"a list of 1 to {MAX_LAYERS:,} texts",
+        lambda value: _TEXTS.fits(value) and len(value) > 0,
+        may_be_null=True,
+    ),
     **_of(
         _NUMBERS,
         "activation_sparsity_pattern layer_rope_theta mlp_multipliers ssm_multipliers",
@@ -273,6 +278,13 @@ KINDS: dict[str, Kind] = {
 # Keys whose values are integers: they accept 1 but not 0.5, while other numbers accept both and
 # flags accept neither.
 _SIZES = {key for key, kind in KINDS.items() if kind.fits(1) and not kind.fits(0.5)}
+# Kinds of the values in tables of ``config.json`` that a family reads, by the key of the table.
+_KINDS_IN_TABLES: dict[str, dict[str, Kind]] = {
+    "linear_attn_config": {
+        **_of(_SIZE, "head_dim num_heads short_conv_kernel_size"),
+        **_of(replace(_INTEGERS, may_be_null=False), "full_attn_layers kda_layers"),
+    },
+}
 #: Kinds of the values below ``rope_parameters``; a null there counts as a missing key.
 ROPE_KINDS: dict[str, Kind] = {
     **_of(
@@ -292,9 +304,13 @@ ROPE_KINDS: dict[str, Kind] = {
 
 
 def check_values(config: Config, read: set[str]) -> None:
-    """Refuse a value of the wrong kind, among the keys *read* of *config* and its RoPE tables."""
+    """Refuse a value of the wrong kind, among the keys *read* of *config* and in its tables."""
     for key in sorted(read & config.keys()):
         _check_value(key, config[key], KINDS[key])
+    for name in sorted(read & _KINDS_IN_TABLES.keys()):
+        table = config.get(name) or {}
+        for key in sorted(table.keys() & _KINDS_IN_TABLES[name].keys()):
+            _check_value(f"{name}.{key}", table[key], _KINDS_IN_TABLES[name][key])
     for name in _TABLES:
         for key, value, kind in _rope_values(config.get(name), name):
             _check_value(key, value, kind)

@@ -372,8 +372,7 @@ def alternating(default_period: int, key: str = "") -> Callable[[Config], dict[s
         pattern = window_pattern(config, window)
         if pattern is None:
             pattern = [(layer + 1) % period != 0 for layer in range(config["num_hidden_layers"])]
-        if True in pattern and not window:
-            raise wrong_config("layers with a window, and no sliding_window")
+        check_window(pattern, window)
         return {"attention.sliding_window": window, "attention.sliding_window_pattern": pattern}
 
     return keys
@@ -394,9 +393,14 @@ def _window(config: Config) -> int:
 def window_pattern(config: Config, window: int) -> list[bool] | None:
     """For each layer, True if it has a window by ``layer_types``; None if *config* lacks these."""
     pattern = layer_kinds(config, config.get("layer_types"), _KINDS)
-    if pattern and any(pattern) and not window:
-        raise wrong_config("layers with a window in layer_types, and no sliding_window")
+    check_window(pattern, window)
     return pattern
+
+
+def check_window(pattern: list[bool] | None, window: int) -> None:
+    """Refuse a *pattern* with layers that have a window if the *window* of a folder is 0."""
+    if pattern and any(pattern) and not window:
+        raise wrong_config("layers with a window (layer_types), and no sliding_window")
 
 
 def layer_kinds(config: Config, kinds: Any, meanings: Mapping[str, Kind]) -> list[Kind] | None:

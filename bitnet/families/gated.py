@@ -15,6 +15,7 @@ from bitnet.families.dense import (
     ModelConfig,
     alternating,
     attention,
+    check_window,
     dense,
     is_fused,
     layer_kinds,
@@ -125,18 +126,24 @@ def _lfm3(keys: Keys) -> ModelConfig:
     return model_of(keys, model_sizes, blocks, final_norm="token_embd_norm")
 
 
-def _lfm3_keys(config: Config) -> dict[str, Any]:
-    layers = range(config["num_hidden_layers"])
-    # the default of transformers' class: kinds by the number modulo 4, but for layer 0
+def _lfm3_kinds(layers: int) -> list[str]:
+    """Kind of each layer by default: by its number modulo 4, but for layer 0."""
     by_place = {0: "sliding_attention", 2: "full_attention"}
-    kinds = config.get("layer_types") or [
-        by_place.get(layer % _PERIOD, "conv") if layer else "conv" for layer in layers
-    ]
+    return [by_place.get(layer % _PERIOD, "conv") if layer else "conv" for layer in range(layers)]
+
+
+def _lfm3_keys(config: Config) -> dict[str, Any]:
+    kinds = config.get("layer_types")
+    if kinds is None:
+        kinds = _lfm3_kinds(config["num_hidden_layers"])
+    window = config["sliding_window"] or 0
+    pattern = layer_kinds(config, kinds, _LFM3_KINDS)
+    check_window(pattern, window)
     heads = dict.fromkeys(("full_attention", "sliding_attention"), config["num_key_value_heads"])
     return {
         "attention.head_count_kv": layer_kinds(config, kinds, {**heads, "conv": 0}),
-        "attention.sliding_window": config["sliding_window"] or 0,
-        "attention.sliding_window_pattern": layer_kinds(config, kinds, _LFM3_KINDS),
+        "attention.sliding_window": window,
+        "attention.sliding_window_pattern": pattern,
     }
 
 

@@ -82,21 +82,21 @@ def _decoder(
 def _kinds(config: Config, table: Config) -> list[str]:
     """Kind of each layer, ``full_attention`` or ``linear_attention``.
 
-    *table* is ``linear_attn_config``; its lists of layers, if it has both, come before
-    ``layer_types``.
+    As in transformers, ``layer_types`` comes before the lists of layers in *table*, which is
+    ``linear_attn_config``; without one of the two lists, the other does not count.
     """
-    layers = config["num_hidden_layers"]
+    kinds: list[str] | None = config.get("layer_types")
+    if kinds is not None:
+        return kinds
+    layers = range(config["num_hidden_layers"])
+    full = {layer for layer in layers if layer and layer % _PERIOD == 0}
     if "full_attn_layers" in table and "kda_layers" in table:
-        full = set(table["full_attn_layers"])  # numbered from 1
-        if full | set(table["kda_layers"]) != set(range(1, layers + 1)):
-            raise wrong_config("full_attn_layers and kda_layers do not list all layers, from 1")
-        return [
-            "full_attention" if layer + 1 in full else "linear_attention" for layer in range(layers)
-        ]
-    return config.get("layer_types") or [
-        "full_attention" if layer and layer % _PERIOD == 0 else "linear_attention"
-        for layer in range(layers)
-    ]
+        numbers = [*table["full_attn_layers"], *table["kda_layers"]]
+        if sorted(numbers) != [layer + 1 for layer in layers]:
+            problem = "full_attn_layers and kda_layers do not list each layer once, from 1"
+            raise wrong_config(f"linear_attn_config: {problem}")
+        full = {number - 1 for number in table["full_attn_layers"]}
+    return ["full_attention" if layer in full else "linear_attention" for layer in layers]
 
 
 def _keys(config: Config) -> dict[str, Any]:
@@ -218,9 +218,12 @@ def _ling3_keys(config: Config) -> dict[str, Any]:
     """GGUF keys of Ling 3; layers without key heads have linear attention."""
     layers = config["num_hidden_layers"]
     period = config["layer_group_size"]
-    kinds = config.get("layer_types") or [
-        "linear_attention" if (layer + 1) % period else "full_attention" for layer in range(layers)
-    ]
+    kinds = config.get("layer_types")
+    if kinds is None:
+        kinds = [
+            "linear_attention" if (layer + 1) % period else "full_attention"
+            for layer in range(layers)
+        ]
     heads = config.get("linear_num_heads", config["num_attention_heads"])
     if heads != config["num_attention_heads"]:
         why = "only as many heads as in full attention are computed"

@@ -226,6 +226,30 @@ def _norms(keys: Keys) -> dict[str, Any]:
     return {"norm_eps": keys.number("attention.layer_norm_epsilon"), "centered_norms": True}
 
 
+def _cohere2_kinds(config: Config) -> list[str]:
+    """Kind of the attention of each layer.
+
+    As in transformers, ``layer_types`` comes first, and without it a layer at the beginning is
+    counted apart by ``first_k_dense_replace`` only, whatever ``mlp_layer_types`` says.
+    """
+    stated: list[str] | None = config.get("layer_types")
+    if stated is not None:
+        return stated
+    layers = config["num_hidden_layers"]
+    first = config.get("first_k_dense_replace", 0)
+    if first > layers:
+        raise wrong_config(f"first_k_dense_replace is {first}, and num_hidden_layers {layers}")
+    kinds = _kinds_of_period(first, config["prefix_dense_sliding_window_pattern"])
+    return kinds + _kinds_of_period(layers - first, config["sliding_window_pattern"])
+
+
+def _kinds_of_period(layers: int, period: int) -> list[str]:
+    """Kinds of so many *layers*: the last of each *period* has full attention."""
+    return [
+        "sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(layers)
+    ]
+
+
 def _cohere2_keys(config: Config) -> dict[str, Any]:
     """GGUF keys of windows and experts; options without a key in GGUF are refused."""
     dense_layers = leading_dense_layers(config, config.get("first_k_dense_replace") or 0)
@@ -245,13 +269,7 @@ def _cohere2_keys(config: Config) -> dict[str, Any]:
         why = "transformers 5.24 ignores it in this class, and reads `rope_parameters`"
         raise refusal("rope_scaling", config["rope_scaling"], why)
     is_sigmoid = selection == "sigmoid"
-    kinds = config.get("layer_types")
-    if kinds is None:
-        period = config["sliding_window_pattern"]
-        layers = range(config["num_hidden_layers"] - dense_layers)
-        others = ["full" if (layer + 1) % period == 0 else "sliding" for layer in layers]
-        kinds = [f"{kind}_attention" for kind in ["full"] * dense_layers + others]
-    keys = alternating(_PERIOD)({**config, "layer_types": kinds}) | {
+    keys = alternating(_PERIOD)({**config, "layer_types": _cohere2_kinds(config)}) | {
         "expert_feed_forward_length": config["intermediate_size"],
         "expert_gating_func": 2 if is_sigmoid else 1,
         # A softmax over the chosen logits is one over all, divided by the sum of the chosen ones.

@@ -113,7 +113,7 @@ def _exaone4_keys(config: Config) -> dict[str, Any]:
     if config["sliding_window"] is None:
         kinds = config.get("layer_types")
         if kinds is not None and "sliding_attention" in kinds:
-            raise wrong_config("layers with a window in layer_types, and no sliding_window")
+            raise wrong_config("layers with a window (layer_types), and no sliding_window")
         return {"attention.sliding_window": 0}
     return alternating(_PERIOD, "sliding_window_pattern")(config)
 

@@ -193,7 +193,7 @@ def test_a_refusal_names_the_key_that_the_file_has(name, changes, expected):
                 "q_lora_rank": None,
                 "linear_attn_config": {"full_attn_layers": [4], "kda_layers": [1, 2]},
             },
-            "full_attn_layers and kda_layers do not list all layers",
+            "linear_attn_config: full_attn_layers and kda_layers do not list each layer once",
         ),
         (
             {"model_type": "mixtral", "num_experts": 3, "num_local_experts": 5},
