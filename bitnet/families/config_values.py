@@ -162,7 +162,7 @@ KINDS: dict[str, Kind] = {
         "linear_head_dim linear_num_heads "
         "mamba_n_groups mamba_n_heads mamba_num_heads n_groups no_rope_layer_interval "
         "num_attention_heads qk_nope_head_dim qk_rope_head_dim ssm_state_size "
-        "v_head_dim dim_model_base full_attention_interval block_ff_dim n_embd n_head dim "
+        "v_head_dim full_attention_interval block_ff_dim n_embd n_head dim "
         "hidden_dim n_heads ffn_dim n_embed d_model rotary_dim "
         "kv_channels num_query_groups expand global_attn_every_n_layers moe_topk num_heads "
         "moe_top_k prefix_dense_sliding_window_pattern state_size window_size attn_layer_period "
@@ -187,7 +187,7 @@ KINDS: dict[str, Kind] = {
         "num_ln_in_parallel_attn multi_query_group_num padded_vocab_size "
         "moe_every_n_layers num_expert_group num_experts_per_token prefix_dense_intermediate_size",
     ),
-    **_of(_or_null(_SIZE), "n_group topk_group"),
+    **_of(_or_null(_SIZE), "dim_model_base n_group topk_group"),
     "intermediate_size": Kind(
         f"{_COUNT.expected}, one for each layer, or null", _are_widths, may_be_null=True
     ),
@@ -205,12 +205,13 @@ KINDS: dict[str, Kind] = {
         "attention_in_multiplier attention_multiplier attention_out_multiplier "
         "embedding_multiplier key_multiplier lm_head_multiplier logit_scale residual_multiplier "
         "moe_routed_scaling_factor route_scale router_scaling_factor routed_scaling_factor "
-        "embedding_scale kda_lower_bound scale_depth scale_emb "
+        "embedding_scale kda_lower_bound scale_emb "
         "embeddings_scale mup_embeddings_scale mup_output_alpha mup_width_scale width_scale "
         "ssm_in_multiplier ssm_out_multiplier",
     ),
     **_of(_POSITIVE, "initializer_range logits_scaling query_pre_attn_scalar rope_ratio"),
     "block_ffn_dim_multiplier": _or_null(_POSITIVE),
+    "scale_depth": _or_null(_FACTOR),
     **_of(_or_null(_NOT_NEGATIVE), "attn_logit_softcapping final_logit_softcapping"),
     **_of(
         _or_null(_POSITIVE),

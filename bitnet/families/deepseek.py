@@ -341,11 +341,12 @@ def _minicpm3(keys: Keys) -> ModelConfig:
 def _translate_minicpm3(config: Config) -> dict[str, Any]:
     layers = config["num_hidden_layers"]
     width = config["hidden_size"]
-    depth = config["scale_depth"] or layers**0.5
+    depth = config["scale_depth"]
+    base = config["dim_model_base"]
     keys = {
         "embedding_scale": float(config["scale_emb"]),
-        "residual_scale": depth / layers**0.5,
-        "logit_scale": width / (config["dim_model_base"] or width),
+        "residual_scale": 1.0 if depth is None else depth / layers**0.5,
+        "logit_scale": 1.0 if base is None else width / base,
     }
     if config.get("v_head_dim") is None:
         keys["attention.value_length_mla"] = width // config["num_attention_heads"]
@@ -359,6 +360,7 @@ register_variant(
     title="MiniCPM 3",
     architecture="minicpm3",
     model_types=("minicpm3",),
+    nullable=("v_head_dim",),
     rope_style="half",
     gguf_rope_style="half",
     config_keys={

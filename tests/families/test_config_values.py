@@ -136,3 +136,27 @@ def test_an_ignored_key_does_not_say_which_layers_have_experts(tmp_path):
         text_config=described.config,
     )
     assert len(described.family.decoder(keys).blocks) == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, (1.4 / 2, 2560 / 256, 64)),
+        ({"scale_depth": None}, (1.0, 2560 / 256, 64)),
+        ({"scale_depth": 0}, (0.0, 2560 / 256, 64)),
+        ({"dim_model_base": None}, (1.4 / 2, 1.0, 64)),
+        ({"v_head_dim": None}, (1.4 / 2, 2560 / 256, 64)),
+        ({"v_head_dim": 32}, (1.4 / 2, 2560 / 256, 32)),
+    ],
+)
+def test_a_null_of_minicpm_3_is_not_as_the_default_of_its_class(changes, expected):
+    config = {"model_type": "minicpm3", "num_hidden_layers": 4, "rope_theta": 10000.0}
+    described = describe(config | changes, model="m")
+    names = ("residual_scale", "logit_scale", "attention.value_length_mla")
+    assert tuple(described.value(name) for name in names) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("key", ["scale_depth", "dim_model_base"])
+def test_a_null_that_a_family_cannot_compute_with_is_refused_by_its_key(key):
+    with pytest.raises(InvalidFormat, match=f"{key} is null, from which minicpm cannot"):
+        describe(MODELS["minicpm"]["config"] | {key: None}, model="m")
