@@ -54,7 +54,6 @@ def encoder(keys: Keys, model_sizes: Sizes, blocks: Iterable[Block], **more: Any
     Attention is bidirectional unless a key says otherwise. Tokens get segment embeddings if the
     file has the table of them, ``token_types``.
     """
-    segments = keys.weights.get("token_types.weight")
     usual_fields: dict[str, Any] = {"norm_biases": True, "final_norm": ""}
     uncounted = None
     if keys.value("uncounted_token_id", None) is not None:
@@ -66,7 +65,7 @@ def encoder(keys: Keys, model_sizes: Sizes, blocks: Iterable[Block], **more: Any
         norm_eps=keys.number("attention.layer_norm_epsilon"),
         causal=keys.flag("attention.causal", False),
         centered_norms=True,
-        text_rows=segments.shape[0] if segments is not None and segments.shape else 0,
+        text_rows=keys.row_count("token_types.weight", 0),
         uncounted_token=uncounted,
         embedding_norm="token_embd_norm",
         **(usual_fields | more),

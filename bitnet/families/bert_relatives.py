@@ -292,8 +292,7 @@ def _jina2(keys: Keys) -> ModelConfig:
         fused=is_fused(keys),
         qk_norm="whole" if "blk.0.attn_q_norm.weight" in names else "",
     )
-    up = names.get("blk.0.ffn_up.weight")
-    is_fused_glu = up is not None and up.shape[0] == 2 * model_sizes.ffn
+    is_fused_glu = keys.row_count("blk.0.ffn_up.weight", 0) == 2 * model_sizes.ffn
     is_gated = is_fused_glu or "blk.0.ffn_gate.weight" in names
     network = FeedForward(model_sizes.ffn, "gelu", gated=is_gated, fused=is_fused_glu)
     block: Block = norms_behind(mixer, network)

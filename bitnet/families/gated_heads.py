@@ -159,9 +159,8 @@ def _laguna(keys: Keys) -> ModelConfig:
 
 def _gate_of(keys: Keys, layer: int, heads: int) -> Literal["numbers", "heads"]:
     """``own_gate`` of a layer, by the rows of the gate's matrix."""
-    matrix = keys.weights.get(f"blk.{layer}.attn_gate.weight")
-    is_of_heads = matrix is None or matrix.shape[0] == heads
-    return "heads" if is_of_heads else "numbers"
+    rows = keys.row_count(f"blk.{layer}.attn_gate.weight", heads)
+    return "heads" if rows == heads else "numbers"
 
 
 def _laguna_keys(config: Config) -> dict[str, Any]:

@@ -67,11 +67,12 @@ def _gemma3n(keys: Keys) -> ModelConfig:
         return rotate(layer, replace(usual, window=window))
 
     attentions = read_last_caches(keys, attention_of, windows, own_caches=layers - shared)
-    residual = LowRank(_rows(keys, "blk.0.laurel_l.weight", _RANK))
+    # The error about a missing tensor comes later, with all others that are missing.
+    residual = LowRank(keys.row_count("blk.0.laurel_l.weight", _RANK))
     added = LayerInput(
         keys.integer("embedding_length_per_layer_input", _INPUT_WIDTH),
         _ACTIVATION,
-        rows=_rows(keys, "per_layer_token_embd.weight", model_sizes.vocab_size),
+        rows=keys.row_count("per_layer_token_embd.weight", model_sizes.vocab_size),
     )
     blocks = (
         (
@@ -96,12 +97,6 @@ def _gemma3n(keys: Keys) -> ModelConfig:
             for name in _LEFT_OUT
         ),
     )
-
-
-def _rows(keys: Keys, name: str, default: int) -> int:
-    """Rows of the matrix *name*; *default* if it is missing, so that the error comes later."""
-    matrix = keys.weights.get(name)
-    return default if matrix is None else matrix.shape[0]
 
 
 def _cutoffs(keys: Keys, layers: int) -> list[float | None]:

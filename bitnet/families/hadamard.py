@@ -118,6 +118,8 @@ def _checks(keys: Mapping[str, Any], tensors: Mapping[str, Any]) -> Iterator[tup
     is_embedding = not set(embeddings) - {"token_embd.weight"}
     yield "inverse_weight_names", is_embedding, "the token embedding at most"
     names = [*embeddings, *keys["weight_names"]]
+    have_columns = all(tensors[name].shape for name in names)
+    yield "weight_names", have_columns, "names of matrices"
     columns = {tensors[name].shape[-1] for name in names}
     yield (
         "block_size",

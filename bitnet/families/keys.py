@@ -129,6 +129,20 @@ class Keys:
         """The tensor *name* of this *shape*, dequantized; None if it does not exist."""
         raise NotImplementedError  # the checkpoint, a subclass, decodes tensors
 
+    def row_count(self, name: str, default: int) -> int:
+        """Rows of the matrix *name*, or *default* if it is missing.
+
+        A tensor without dimensions is an InvalidFormat.
+        """
+        tensor = self.weights.get(name)
+        if tensor is None:
+            return default
+        if not tensor.shape:
+            own_name = self.own_names.get(name, name)
+            raise contradiction(self, f"{own_name} is a single number, expected a matrix")
+        rows: int = tensor.shape[0]
+        return rows
+
     def tensor_name(self, name: str, usual_name: Callable[[str], str]) -> str:
         """The container's own name of the tensor that is GGUF's *name*, for messages.
 
