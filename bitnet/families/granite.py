@@ -215,9 +215,10 @@ register_variant(
 def _granite_windows(keys: Keys) -> ModelConfig:
     """Attention with sinks, with a window or without RoPE in some layers."""
     layers = layer_count(keys)
-    rotates = keys.value("attention.rope_pattern", [True] * layers)
+    key = "attention.rope_pattern"
+    rotates = keys.value(key, [True] * layers)
     if not isinstance(rotates, list) or len(rotates) != layers:
-        raise contradiction(keys, f"attention.rope_pattern does not have {layers:,} entries")
+        raise contradiction(keys, f"{keys.own_name(key)} does not have {layers:,} entries")
     scale = keys.number("attention.scale", 0.0)
 
     def attention_of(layer: int, usual: Attention) -> Attention:
@@ -243,11 +244,14 @@ def _experts_of_windows(keys: Keys) -> Experts:
 
 
 def _window_keys(config: Config) -> dict[str, Any]:
+    layers = config["num_hidden_layers"]
     kinds = config.get("layer_types")
     if kinds is None:
-        layers = range(config["num_hidden_layers"])
-        kinds = [f"{'full' if layer % 4 == 0 else 'sliding'}_attention" for layer in layers]
+        kinds = [f"{'sliding' if layer % 4 else 'full'}_attention" for layer in range(layers)]
     bases = config.get("layer_rope_theta")
+    if bases is not None and len(bases) != layers:
+        problem = f"has {len(bases):,} entries, expected one for each of {layers:,} layers"
+        raise wrong_config(f"layer_rope_theta {problem}")
     base = rope_parameters(config).get("rope_theta", config.get("rope_theta"))
     if bases is not None and {*bases} - {base, 0, None}:
         why = "only layers that do not rotate, or with the base of all, are computed"

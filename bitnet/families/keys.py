@@ -415,6 +415,7 @@ BECOMES = {
 _COMPUTED_FROM = {
     "attention.head_count_kv": "num_key_value_heads layer_types layers_block_type",
     "attention.recurrent_layers": "layer_types full_attention_interval",
+    "attention.rope_pattern": "layer_rope_theta",
     "attention.scale": "query_pre_attn_scalar attention_multiplier head_dim",
     "attention.sliding_window": "sliding_window",
     "attention.sliding_window_pattern": "layer_types sliding_window_pattern",

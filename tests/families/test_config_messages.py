@@ -203,6 +203,15 @@ def test_a_refusal_names_the_key_that_the_file_has(name, changes, expected):
             {"model_type": "mamba2", "hidden_size": 64, "head_dim": 7, "num_heads": 8},
             "num_heads 8 of head_dim 7 do not have the width expand times hidden_size, 128",
         ),
+        (
+            {
+                "model_type": "granite_swa",
+                "num_hidden_layers": 4,
+                "rope_theta": 10000.0,
+                "layer_rope_theta": [0, 10000.0],
+            },
+            "layer_rope_theta has 2 entries, expected one for each of 4 layers",
+        ),
     ],
 )
 def test_the_message_of_a_familys_own_check_is_kept(config, expected):
