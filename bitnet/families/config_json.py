@@ -206,7 +206,8 @@ def _describe(config: Config, quantization: Config, ignored: Config) -> Descript
             config[name] = config[alias]  # the default of the class has the other name
     own_names = {key: key for key in stated}
     own_names |= {name: alias for alias, name in family.aliases.items() if alias in stated}
-    read_config = ReadConfig(config, own_names)
+    usual_nulls = {key for key, value in list_defaults(str(kind)).items() if value is None}
+    read_config = ReadConfig(config, own_names, usual_nulls=usual_nulls)
     try:
         return _describe_for(
             read_config, stated, family, quantization or family.quantization, ignored
@@ -228,6 +229,7 @@ def _describe_for(
     keys = _translate(config, family)
     rope_keys, freq_factors = _rope(config, keys, family)
     keys = rope_keys | keys | _both_ways(config, keys)
+    _check_complete(keys)
     biases = (part for key, part in family.biases.items() if not key or config.get(key))
     name = keys.pop("architecture", family.architecture)
     return Description(
@@ -318,6 +320,13 @@ def _check(config: Config, family: Family) -> None:
             # Without the key, transformers' default would count, which may be refused as well.
             is_ignorable = key not in defaults or rule.allows(defaults[key])
             raise refusal(key, value, rule=rule, is_ignorable=is_ignorable)
+
+
+def _check_complete(keys: Config) -> None:
+    """A TypeError for a null among GGUF *keys*, which would count as a missing key later."""
+    for key, value in keys.items():
+        if value is None or (isinstance(value, list) and None in value):
+            raise TypeError(f"{key} is null")
 
 
 def _both_ways(config: Config, keys: Config) -> dict[str, Any]:

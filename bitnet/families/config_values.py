@@ -18,7 +18,7 @@ from bitnet.families.dense import MAX_LAYERS
 from bitnet.families.keys import COMPARE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from bitnet.families.keys import Config
 
@@ -320,12 +320,16 @@ def check_values(config: Config, read: set[str]) -> None:
 class ReadConfig(dict[str, Any]):
     """A ``config.json`` that records which of its keys are read, so that an error can name one.
 
-    *own_names* are the file's names of keys, by the names under which they are read.
+    *own_names* are the file's names of keys, by the names under which they are read, and
+    *usual_nulls* the keys that are null by default, which a family must be able to read.
     """
 
-    def __init__(self, config: Config, own_names: Mapping[str, str]) -> None:
+    def __init__(
+        self, config: Config, own_names: Mapping[str, str], *, usual_nulls: Collection[str]
+    ) -> None:
         super().__init__(config)
         self._own_names = own_names
+        self._usual_nulls = usual_nulls
         self._read: list[str] = []
 
     def __getitem__(self, key: str) -> Any:
@@ -344,13 +348,15 @@ class ReadConfig(dict[str, Any]):
     def wrong_value(self, error: Exception) -> InvalidFormat:
         """Error for the value that ended a computation with *error*.
 
-        It is blamed on the last value read that is null, or else on the last value read.
+        It is blamed on the last value read that is null, one that is not so by default if there
+        is any, or else on the last value read.
         """
         if not self._read:
             return InvalidFormat(f"config.json: {error}", hint=COMPARE)
         values = dict(self)
         nulls = [key for key in self._read if values[key] is None]
-        key = (nulls or self._read)[-1]
+        unusual_nulls = [key for key in nulls if key not in self._usual_nulls]
+        key = (unusual_nulls or nulls or self._read)[-1]
         problem = f"{self._own_names[key]} is {show_value(values[key])}"
         return InvalidFormat(
             f"config.json: {problem}, from which {values['model_type']} cannot be computed",

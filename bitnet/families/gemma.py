@@ -408,7 +408,10 @@ def _full_heads(config: Config, pattern: list[bool]) -> tuple[int, int]:
     if layer_configs is None:
         kv_heads = config.get("num_global_key_value_heads")
         own = kv_heads if config.get("attention_k_eq_v") and kv_heads is not None else usual[1]
-        return config.get("global_head_dim", 512), own  # 512 is transformers' default
+        head_dim = config.get("global_head_dim", 512)  # transformers' default
+        if head_dim is None:
+            raise wrong_config("global_head_dim is null, and there is no per_layer_config")
+        return head_dim, own
     names = ("head_dim", "num_key_value_heads")
     unknown = {
         name

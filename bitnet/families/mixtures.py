@@ -71,6 +71,19 @@ def _with_shared(keys: Keys, network: Experts) -> Experts:
     return replace(network, shared=width)
 
 
+def _shared_width(config: Config) -> int:
+    """Width of the network beside the experts; without one, a folder is refused.
+
+    GGUF's key of the width would be 0, which means that it is as wide as an expert.
+    """
+    count: int = config["num_shared_experts"]
+    if not count:
+        why = "only a network beside the experts is computed"
+        raise refusal("num_shared_experts", count, why, is_ignorable=False)
+    width: int = config["moe_intermediate_size"]
+    return count * width
+
+
 def _exaone_experts(keys: Keys) -> ModelConfig:
     check_local_base(keys, keys.number("rope.freq_base", 10000.0))
     network = experts(keys, routing=group_routing(keys))
@@ -89,12 +102,11 @@ def _exaone_keys(config: Config) -> dict[str, Any]:
         raise refusal(
             "sliding_window", config["sliding_window"], "in GGUF, some layers have a window"
         )
-    shared = config["num_shared_experts"]
     return {
         **group_keys(config),
         **alternating(_PERIOD, "sliding_window_pattern")(config),
-        "expert_shared_count": shared,
-        "expert_shared_feed_forward_length": shared * config["moe_intermediate_size"],
+        "expert_shared_count": config["num_shared_experts"],
+        "expert_shared_feed_forward_length": _shared_width(config),
         "leading_dense_block_count": leading_dense_layers(config, config["first_k_dense_replace"]),
     }
 
@@ -150,10 +162,9 @@ def _hy_v3(keys: Keys) -> ModelConfig:
 
 def _hy_v3_keys(config: Config) -> dict[str, Any]:
     leading_dense_layers(config, 1)  # only to refuse other lists: a dense layer lacks a router
-    shared = config["num_shared_experts"]
     return {
         "expert_gating_func": 2,
-        "expert_shared_feed_forward_length": shared * config["moe_intermediate_size"],
+        "expert_shared_feed_forward_length": _shared_width(config),
         "expert_weights_norm": True,
         "expert_weights_scale": float(config["router_scaling_factor"]),
     }

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from config_mutants import MODELS, changed, mutants_of, open_model
 
-from bitnet.base.errors import BitnetError, InvalidFormat
+from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported
 from bitnet.families.config_json import READ, describe
 from bitnet.families.config_values import KINDS
 from bitnet.families.family import families
@@ -160,3 +160,49 @@ def test_a_null_of_minicpm_3_is_not_as_the_default_of_its_class(changes, expecte
 def test_a_null_that_a_family_cannot_compute_with_is_refused_by_its_key(key):
     with pytest.raises(InvalidFormat, match=f"{key} is null, from which minicpm cannot"):
         describe(MODELS["minicpm"]["config"] | {key: None}, model="m")
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("gemma4-31b", "head_dim"),
+        ("gpt-oss", "intermediate_size"),
+        ("granitehybrid", "shared_intermediate_size"),
+        ("lfm2", "num_key_value_heads"),
+        ("nemotron-h", "intermediate_size"),
+        ("nemotron-h-experts", "norm_topk_prob"),
+        ("nemotron-h-experts", "moe_intermediate_size"),
+    ],
+)
+def test_a_null_does_not_count_as_a_missing_key_of_gguf(name, key):
+    with pytest.raises(InvalidFormat, match=f"{key} is null"):
+        describe(changed(name, (key,), None), model="m")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "key"),
+    [
+        ("gemma3n_text", "hidden_size_per_layer_input"),
+        ("gemma4_text", "global_head_dim"),
+        ("gpt_neox", "use_parallel_residual"),
+    ],
+)
+def test_a_null_is_not_computed_as_the_default_of_a_gguf_file(model_type, key):
+    config = {"model_type": model_type, "rope_theta": 10000.0}
+    assert describe(config, model="m").metadata
+    with pytest.raises(InvalidFormat, match=f"{key} is null"):
+        describe(config | {key: None}, model="m")
+
+
+@pytest.mark.parametrize("model_type", ["exaone_moe", "hy_v3"])
+def test_experts_without_the_network_beside_them_are_refused_by_the_key(model_type):
+    config = {"model_type": model_type, "rope_theta": 10000.0}
+    assert describe(config, model="m").metadata
+    with pytest.raises(Unsupported, match="num_shared_experts = 0: only a network beside"):
+        describe(config | {"num_shared_experts": 0}, model="m")
+
+
+def test_a_text_config_that_is_not_a_table_is_not_read(tmp_path, monkeypatch):
+    config = MODELS["gemma4-31b"]["config"] | {"text_config": "none"}
+    model = open_model("gemma4-31b", config, tmp_path, monkeypatch)
+    assert any(attention.keys_as_values for attention in model.config.attentions)
