@@ -71,7 +71,7 @@ def _with_shared(keys: Keys, network: Experts) -> Experts:
     return replace(network, shared=width)
 
 
-def _shared_width(config: Config) -> int:
+def _compute_shared_width(config: Config) -> int:
     """Width of the network beside the experts; without one, a folder is refused.
 
     GGUF's key of the width would be 0, which means that it is as wide as an expert.
@@ -106,7 +106,7 @@ def _exaone_keys(config: Config) -> dict[str, Any]:
         **group_keys(config),
         **alternating(_PERIOD, "sliding_window_pattern")(config),
         "expert_shared_count": config["num_shared_experts"],
-        "expert_shared_feed_forward_length": _shared_width(config),
+        "expert_shared_feed_forward_length": _compute_shared_width(config),
         "leading_dense_block_count": leading_dense_layers(config, config["first_k_dense_replace"]),
     }
 
@@ -164,7 +164,7 @@ def _hy_v3_keys(config: Config) -> dict[str, Any]:
     leading_dense_layers(config, 1)  # only to refuse other lists: a dense layer lacks a router
     return {
         "expert_gating_func": 2,
-        "expert_shared_feed_forward_length": _shared_width(config),
+        "expert_shared_feed_forward_length": _compute_shared_width(config),
         "expert_weights_norm": True,
         "expert_weights_scale": float(config["router_scaling_factor"]),
     }
