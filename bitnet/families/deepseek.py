@@ -1,4 +1,4 @@
-"""DeepSeek 2 and 3, GLM 4 and Ling 2: latent attention, and experts chosen by groups."""
+"""DeepSeek 2 and 3 and GLM 4: latent attention, and experts chosen by groups."""
 
 from __future__ import annotations
 
@@ -399,22 +399,6 @@ register_variant(
     llama_cpp=None,
     translate=_translate_glm,
     decoder=_axk1,
-)
-
-
-def _ling(keys: Keys) -> ModelConfig:
-    return dense(keys, qk_norm="head", fused=True, mixture=experts_by_groups(keys))
-
-
-register(
-    title="Ling and Ring 2",
-    architecture="bailingmoe2",
-    model_types=(),
-    gguf_keys=GROUPED_KEYS | reads("expert_shared_feed_forward_length"),
-    llama_cpp=LlamaCppSupport(
-        tensors=("output.weight", "exp_probs_b.bias"), tied=False, whole_width=True
-    ),
-    decoder=_ling,
 )
 
 

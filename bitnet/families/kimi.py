@@ -1,4 +1,7 @@
-"""Kimi Linear and Ling 3: linear attention with decays of its own (KDA), and latent attention."""
+"""Kimi Linear and Ling 3: linear attention with decays of its own (KDA), and latent attention.
+
+Ling 2, whose attention is the usual one, is here, too.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,15 @@ import numpy as np
 
 from bitnet.families.blocks import Experts, FeedForward, KimiDelta, LatentAttention
 from bitnet.families.deepseek import latent_attention, latent_keys
-from bitnet.families.dense import ModelConfig, layer_kinds, model_of, per_layer, sizes, usual_block
+from bitnet.families.dense import (
+    ModelConfig,
+    dense,
+    layer_kinds,
+    model_of,
+    per_layer,
+    sizes,
+    usual_block,
+)
 from bitnet.families.experts import (
     GROUPED_CONFIG,
     GROUPED_KEYS,
@@ -192,6 +203,22 @@ register(
     ),
     translate=_keys,
     decoder=_kimi,
+)
+
+
+def _ling(keys: Keys) -> ModelConfig:
+    return dense(keys, qk_norm="head", fused=True, mixture=experts_by_groups(keys))
+
+
+register(
+    title="Ling and Ring 2",
+    architecture="bailingmoe2",
+    model_types=(),
+    gguf_keys=GROUPED_KEYS | reads("expert_shared_feed_forward_length"),
+    llama_cpp=LlamaCppSupport(
+        tensors=("output.weight", "exp_probs_b.bias"), tied=False, whole_width=True
+    ),
+    decoder=_ling,
 )
 
 
