@@ -42,8 +42,7 @@ _MOST_HOPS = 5  # from a redirect to the server that names the digest
 def file_url(repo: str, revision: str, file: str, options: FetchOptions | None = None) -> str:
     """Address of *file* of *repo* at *revision* on the hub."""
     options = options if options is not None else FetchOptions()
-    parts = file.split("/")
-    if any(part in ("", ".", "..") for part in parts) or _CONTROL.search(file):
+    if not _is_path(file) or _CONTROL.search(file):
         raise UsageError(f"not a file of a repository: {file!r}")
     path = f"{_check_repo(repo)}/resolve/{quote(revision, safe='')}/{quote(file)}"
     return f"{options.endpoint}/{path}"
@@ -212,6 +211,11 @@ def _check_repo(repo: str) -> str:
     return repo
 
 
+def _is_path(file: str) -> bool:
+    """True if *file* is a path in a repository, which does not lead out of its folder."""
+    return not any(part in ("", ".", "..") for part in file.split("/"))
+
+
 def _next_page(url: str, links: str) -> str | None:
     """Address of the page after *url* of a listing; ``None`` at its end."""
     pages = requests.utils.parse_header_links(links)
@@ -236,6 +240,8 @@ def _source(entry: dict[str, object], repo: str, revision: str) -> Source:
     lfs = entry.get("lfs")
     count = entry.get("size", 0)
     path.encode()  # raises ValueError for a lone surrogate: not the name of a file
+    if not _is_path(path):
+        raise ValueError("not the path of a file")
     oid = lfs.get("oid") if isinstance(lfs, dict) else None
     digest = str(oid).removeprefix("sha256:").lower()
     size = http.as_count(str(count)) if type(count) in (int, str) else None

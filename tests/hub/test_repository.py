@@ -162,6 +162,17 @@ def test_a_listing_without_an_end_ends(hub, session):
         list_files("org/model", "main", session)
 
 
+@pytest.mark.parametrize(
+    "name", ["../x.gguf", "/etc/x.gguf", "a/../../x.jinja", "a//x.gguf", "./x.gguf", "a/..", "a/"]
+)
+def test_a_name_that_leaves_the_repository_is_an_unexpected_reply(hub, session, name):
+    body = f'[{{"type": "file", "path": "{name}", "size": 1}}]'.encode()
+    reply = {"status": 200, "headers": {"Content-Type": "application/json"}, "body": body}
+    hub.rules.append(Rule(where="hub", path="/tree/", **reply))
+    with pytest.raises(NetworkError, match="not a list of files"):
+        list_files("org/model", "main", session)
+
+
 @pytest.mark.parametrize("size", ["9" * 5000, "-1", "1e3", "null", "true", '"x"', "[]"])
 def test_a_size_that_is_none_is_an_unexpected_reply(hub, session, size):
     body = f'[{{"type": "file", "path": "a.gguf", "size": {size}}}]'.encode()
