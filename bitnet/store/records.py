@@ -89,7 +89,8 @@ class Pin:
         """Its key in the list of a cache; empty if its repository is not known."""
         if self.kind == "tokenizer" and self.place is not None:
             place = PurePosixPath(self.place)
-            if place.parts[0] == "tokenizers":  # ``tokenizers/KEY/FILE``
+            # ``tokenizers/KEY/FILE``; a lock file may name any place.
+            if place.parts[0] == "tokenizers" and len(place.parts) > 1:
                 return place.parts[1]
             return place.parent.name
         if "://" in self.repo:

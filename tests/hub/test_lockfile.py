@@ -123,3 +123,17 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
 def test_paths_are_relative_to_the_folder_or_not_kept(tmp_path):
     assert records.relative(tmp_path / "models" / "m.gguf", tmp_path) == "models/m.gguf"
     assert records.relative(tmp_path.parent / "m.gguf", tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("place", "key"),
+    [
+        (None, "baseten--Meta-Llama-3-tokenizer/main/tokenizer.json"),
+        ("tokenizers/llama3-128k/tokenizer.json", "llama3-128k"),
+        ("models/tokenizer.json", "models"),
+        ("tokenizers", ""),
+        ("tokenizer.json", ""),
+    ],
+)
+def test_every_place_of_a_tokenizer_has_a_key(place, key):
+    assert replace(TOKENIZER, place=place).key == key
