@@ -4,8 +4,9 @@
     sha256/<sha256>         content, in the order of the digests
 
 Bundles are written and read without a connection. The same files give the same bundle, bit by bit.
-Reading is strict: every header must equal the one that would be written for the listed file. So a
-bundle cannot name a path to write to, and contains only the listed files, without links.
+Reading is strict: every header must equal the one that would be written for the listed file, and
+its place in the cache must be the one that follows from its name. So a bundle cannot name a path to
+write to, and contains only the listed files, without links.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import tarfile
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -39,10 +39,9 @@ from bitnet.base.files import open_file, path_of, require_space
 from bitnet.base.outputs import OutputFile, OutputKind, begins_with
 from bitnet.base.trust import SHA256
 from bitnet.hub.models import files_here, list_models, locate_model
-from bitnet.hub.orders import FileOrder, tokenizer_command, tokenizer_entry
+from bitnet.hub.orders import FileOrder, place_by_name, tokenizer_command, tokenizer_entry
 from bitnet.hub.provide import notices, provide
 from bitnet.hub.ref import Ref, parse
-from bitnet.hub.repository import file_url
 from bitnet.sources import Source
 from bitnet.store import tree
 from bitnet.store.records import (
@@ -59,7 +58,7 @@ from bitnet.store.records import (
 from bitnet.store.root import make_cache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from bitnet.hub.project import Project
     from bitnet.store.blobs import Store
@@ -74,7 +73,6 @@ MANIFEST = "bitnet-bundle.json"
 _CHUNK = 1 << 20
 _BLOCK = tarfile.BLOCKSIZE
 _LARGEST_MANIFEST = 256 << 20  # bytes; an attestation of a large model takes a few MB
-_TOKENIZER = re.compile(r"tokenizers/[A-Za-z0-9][A-Za-z0-9_.@-]*/[^/]+")
 
 ARCHIVE = OutputKind("a bundle", lambda path: begins_with(path, MANIFEST.encode()))
 
@@ -167,14 +165,20 @@ def tokenizer_file(source: Source, project: Project) -> BundledFile:
 def find_tokenizer(path: Path, project: Project) -> list[BundledFile]:
     """The tokenizer at *path*, if it is in the cache and its origin is recorded; else empty."""
     place = relative(path, project.cache)
-    store = project.store
-    if place is None or not _TOKENIZER.fullmatch(place):
+    if place is None or not place.startswith("tokenizers/"):
         return []
-    digest = store.digest_of(path)
-    entries = [entry for entry in store.index if (entry.place, entry.sha256) == (place, digest)]
-    if not entries:
-        logger.warning("%s is not in the bundle: where it is from is not known", path)
-    return [BundledFile(record, path) for record in entries[:1]]
+    names = {
+        (source.repo, source.file)
+        for source in sources.TOKENIZERS.values()
+        if relative(tokenizer_entry(source, project.cache), project.cache) == place
+    }
+    digest = project.store.digest_of(path)
+    for entry in project.store.index:
+        is_here = (entry.kind, entry.place, entry.sha256) == ("tokenizer", place, digest)
+        if is_here and (entry.repo, entry.file) in names:
+            return [BundledFile(entry, path)]
+    logger.warning("%s is not in the bundle: where it is from is not known", path)
+    return []
 
 
 def list_pinned(project: Project) -> list[BundledFile]:
@@ -188,10 +192,8 @@ def list_pinned(project: Project) -> list[BundledFile]:
                 f"{entry.repo}/{entry.file}, which {LOCK_FILE} pins, is not on this machine",
                 hint="fetch it first: bitnet sync",
             )
-        cache_keys = (s.cache_key for s in sources.TOKENIZERS.values() if s.repo == entry.repo)
-        # Needed for tokenizers; :func:`collect` drops the place of other kinds.
-        place = f"tokenizers/{next(cache_keys, '')}/{path_of(entry.file).name}"
-        files.append(BundledFile(replace(entry, place=place), blob.path))
+        place_by_name(entry, f"{LOCK_FILE} pins")  # refuses what an import would refuse
+        files.append(BundledFile(entry, blob.path))
         files += _notices(entry, project)
     return files
 
@@ -216,14 +218,10 @@ def collect(
         sha256 = store.digest_of(path)
         record = store.index.find(*pin.index_name)
         commit = record.commit if record is not None and record.sha256 == sha256 else pin.commit
-        by_name[pin.index_name] = replace(
-            pin,
-            commit=commit,
-            sha256=sha256,
-            size=path.stat().st_size,
-            place=pin.place if pin.kind == "tokenizer" else None,
-            licence="",
-        )
+        size = path.stat().st_size
+        pin = replace(pin, commit=commit, sha256=sha256, size=size, licence="")
+        place = place_by_name(pin, "the bundle would have")
+        by_name[pin.index_name] = replace(pin, place=place)
         places[sha256] = path
     pinned = [entry for entry in project.pins() if entry.sha256 in places]
     lock = lock_text(pinned) if pinned else None
@@ -322,7 +320,9 @@ def import_bundle(
     for row in list_models(project.store):
         # Files in the store are named by their digests.
         if row.path is not None and row.path.name in bundle.blobs:
-            with suppress(NotFound, Offline):  # the bundle has only a part of the model
+            # The bundle may have only a part of the model. Commands do not take the name of a
+            # repository without an owner, which is for lock files.
+            with suppress(NotFound, Offline, UsageError):
                 paths[row.name] = locate_model(parse(row.name), project, fetch=False)
     return bundle, set(added), paths
 
@@ -374,13 +374,7 @@ def _parse_manifest(text: bytes, path: Path) -> Bundle:
             raise ValueError("two sizes of one file")
         if bundle.manifest != text:
             raise ValueError("it is not as this program writes it")
-        for file in files:  # these names become parts of paths
-            if file.kind == "version":
-                raise ValueError(f"not a kind of file: {file.kind!r}")
-            if file.kind != "package":
-                file_url(file.repo, file.revision, file.file)
-            if file.kind == "tokenizer" and not _TOKENIZER.fullmatch(file.place or ""):
-                raise ValueError(f"not a place of a tokenizer: {file.place!r}")
+        _refuse_other_places(files, f"{path} has")
     except Unsupported:
         raise
     except BitnetError as error:
@@ -390,6 +384,24 @@ def _parse_manifest(text: bytes, path: Path) -> Bundle:
     else:
         return bundle
     raise InvalidFormat(f"{path}: its manifest is damaged: {problem}", hint="copy it again")
+
+
+def _refuse_other_places(files: Sequence[Pin], where: str) -> None:
+    """Refuse *files* whose places do not follow from their names, and two files for one place.
+
+    *where* is the beginning of a message about a name.
+    """
+    digests: dict[str, str] = {}  # by place
+    for file in files:
+        place = place_by_name(file, where)
+        if file.place != place:
+            raise InvalidFormat(
+                f"{file.place!r} is not the place of the {file.kind} {file.repo}/{file.file}"
+            )
+        if place is not None and digests.setdefault(place, file.sha256) != file.sha256:
+            raise InvalidFormat(f"two files for {place}")
+    if len({file.index_name for file in files}) != len(files):
+        raise InvalidFormat("two files of one name")
 
 
 def _lock_for(into: Path, bundle: Bundle, *, force: bool) -> str:
@@ -426,8 +438,8 @@ def _order(file: Pin, project: Project) -> FileOrder:
     source = Source(file.repo, file.repo, file.file, file.revision, file.sha256, file.size)
     # By a pin, the order knows that no digest vouched for the file when it was fetched.
     unverified = None if file.verified else file
-    if file.place is not None:
-        entry = project.cache / file.place
+    if file.place is not None:  # a tokenizer's
+        entry = project.cache / path_of(file.place)
         is_free = project.force or not entry.exists()
         return FileOrder(source, file.kind, entry=entry if is_free else None, pinned=unverified)
     packaged = file.repo if file.kind == "package" else ""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from bitnet import sources
-from bitnet.base.errors import BitnetError, Unsupported, UsageError
+from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported, UsageError
 from bitnet.base.files import path_of
 from bitnet.base.trust import redact_url
 from bitnet.hub.http import OTHER_FILE
@@ -312,6 +312,11 @@ def _is_usable(entry: Path, project: Project, check: Callable[[Path], None]) -> 
 def order_from_lock(entry: Pin, project: Project, *, check: VocabularyCheck) -> FileOrder:
     """The order for the file that a lock file's *entry* names."""
     target = project.folder / path_of(entry.place) if entry.place is not None else None
+    if project.is_in_cache(entry.place):
+        raise UsageError(
+            f"{LOCK_FILE} puts {entry.repo}/{entry.file} at {entry.place}, which is in the cache",
+            hint=f"remove that entry, or use a cache outside of {project.folder}: --cache-dir DIR",
+        )
     if entry.kind == "model":
         source = sources.model_source(entry.repo) or Source(entry.repo, entry.repo)
         # Without a digest: `model_order` takes it from this entry, except with --update.
@@ -329,11 +334,55 @@ def order_from_lock(entry: Pin, project: Project, *, check: VocabularyCheck) -> 
             f"this version has {registered}",
             hint="bitnet sync --update, or use the version that wrote the lock file",
         )
+    source = registered_tokenizer(entry, f"{LOCK_FILE} pins")
+    return order_of(source, project, target=target, check=check)
+
+
+def place_by_name(pin: Pin, where: str) -> str | None:
+    """Place in a cache of the file that *pin* names, as a bundle has it; None: the usual one.
+
+    It follows from the name alone. A name that cannot be one, or that this version does not know,
+    is refused; *where* is the beginning of the message.
+    """
+    if pin.kind == "package":
+        _require_packaged(pin, where)
+        return None
+    file_url(pin.repo, pin.revision, pin.file)  # refuses bad names
+    if pin.kind == "model":
+        return None
+    if pin.kind == "tokenizer":
+        return tokenizer_entry(registered_tokenizer(pin, where), Path()).as_posix()
+    raise InvalidFormat(f"{where} a file of the kind {pin.kind!r}")
+
+
+def _require_packaged(pin: Pin, where: str) -> None:
+    """Refuse a *pin* that is not a file of a registered packaged model."""
+    model = sources.PACKAGED.get(pin.repo)
+    if model is None or pin.revision != model.revision:
+        registered = model.revision if model is not None else "no such model"
+        raise Unsupported(
+            f"{where} {pin.repo} {pin.revision}, this version of bitnet has {registered}",
+            hint="use the same version of bitnet on both machines",
+        )
+    expected = {package.file_name: pin.sha256 for package in model.notices}
+    expected[model.file] = str(model.sha256)
+    if pin.file not in expected:
+        raise InvalidFormat(f"{where} {pin.file}, which is not a file of {pin.repo}")
+    if pin.sha256 != expected[pin.file]:
+        raise InvalidFormat(
+            f"{where} {pin.repo}/{pin.file} with sha256 {pin.sha256}, expected {expected[pin.file]}"
+        )
+
+
+def registered_tokenizer(pin: Pin, where: str) -> Source:
+    """The registered tokenizer that *pin* names; refused if there is none.
+
+    *where* is the beginning of the message: ``bitnet.lock.json pins``.
+    """
     for tokenizer in sources.TOKENIZERS.values():
-        if (tokenizer.repo, tokenizer.file) == (entry.repo, entry.file):
-            source = replace(tokenizer, revision=entry.revision)
-            return order_of(source, project, target=target, check=check)
+        if (tokenizer.repo, tokenizer.file) == (pin.repo, pin.file):
+            return replace(tokenizer, revision=pin.revision)
     raise Unsupported(
-        f"{LOCK_FILE} pins the tokenizer {entry.repo}/{entry.file}, which is not registered",
+        f"{where} the tokenizer {pin.repo}/{pin.file}, which is not registered",
         hint=f"registered: {', '.join(s.repo for s in sources.TOKENIZERS.values())}",
     )

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bitnet.base import locks, settings, trust
 from bitnet.base.errors import NotFound, Offline, PermissionDenied, UsageError, from_os_error
-from bitnet.base.files import open_file, write_text
+from bitnet.base.files import open_file, path_of, write_text
 from bitnet.hub import http
 from bitnet.hub.http import Limits
 from bitnet.hub.repository import file_url
 from bitnet.hub.session import HubSession
-from bitnet.store import Store, records
+from bitnet.store import Store, records, tree
 from bitnet.store.placing import ABANDONED_S
 from bitnet.store.records import LOCK_FILE
 
@@ -120,10 +120,22 @@ class Project:
         """*path* relative to the lock file; ``None`` if it is outside."""
         return records.relative(path, self.folder) if path is not None else None
 
+    def is_in_cache(self, place: str | None) -> bool:
+        """True if *place*, of a lock file in this folder, is in the cache, which may be inside.
+
+        The cache trusts its files by their names, so a lock file must not choose one.
+        """
+        return place is not None and tree.is_in_area(self.cache, self.folder / path_of(place))
+
     def refuse_unpinnable(self, pin: Pin) -> None:
         """Refuse a *pin* that the lock file could not contain, if this command writes one."""
         if self.records:
             records.refuse_unreadable(pin)
+        if self._writes_pins and self.is_in_cache(pin.place):
+            raise UsageError(
+                f"{LOCK_FILE} cannot pin {pin.repo}/{pin.file} at {pin.place}: it is in the cache",
+                hint="choose another folder: --output DIR",
+            )
 
     def pins(self) -> list[Pin]:
         """Entries of the lock file."""
@@ -134,7 +146,7 @@ class Project:
 
         Nothing is written if the project is the cache itself, which has no lock file.
         """
-        if not self.records or self.folder.absolute() == self.cache.absolute():
+        if not self._writes_pins:
             return
         pins = self.pins()
         changed = [entry for entry in records.add_pins(pins, entries) if entry not in pins]
@@ -154,6 +166,11 @@ class Project:
         """Write *text* as the lock file; safe for several processes."""
         with self._hold_lock_file():
             write_text(self.lock_path, text)
+
+    @property
+    def _writes_pins(self) -> bool:
+        """True if this command writes into the lock file; the cache itself has none."""
+        return self.records and self.folder.absolute() != self.cache.absolute()
 
     @contextmanager
     def _hold_lock_file(self) -> Iterator[None]:

@@ -30,12 +30,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bitnet.base.files import real_path
+
 if TYPE_CHECKING:
     from pathlib import Path
 
 AREAS = ("tokenizers", "models", "store", "exact-heads", "prompts")  # folders of a cache
 SUPERSEDED = ".superseded"
 COMPILED = "compiled"  # folder beside the tokenizers, not a key
+
+
+def is_in_area(cache: Path, path: Path) -> bool:
+    """True if *path* is in a folder of *cache*, also if its folder is a link to it.
+
+    Letter case does not count: on some systems two spellings are one folder.
+    """
+    root = [part.casefold() for part in real_path(cache).parts]
+    parts = [part.casefold() for part in (*real_path(path.parent).parts, path.name)]
+    inner = parts[len(root) :]
+    return parts[: len(root)] == root and bool(inner) and inner[0] in AREAS
 
 
 def store_folder(cache: Path) -> Path:

@@ -5,6 +5,7 @@ import os
 from dataclasses import replace
 
 import pytest
+from cache_places import every_place
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -105,6 +106,41 @@ def test_a_lock_file_names_no_place_that_it_must_not_write(project, path):
     with pytest.raises(InvalidFormat, match="path"):
         sync(project)
     assert sorted(item.name for item in project.folder.iterdir()) == ["bitnet.lock.json"]
+
+
+@pytest.mark.parametrize("folder", ["cache", "Cache", "link", "way/cache"])
+def test_a_lock_file_names_no_place_in_a_cache_that_is_in_the_project(project, folder):
+    cache = project.folder / "cache"
+    cache.mkdir()
+    (project.folder / "link").symlink_to("cache")
+    (project.folder / "way").symlink_to(project.folder)
+    inside = replace(project, cache=cache)
+    for place in every_place():
+        if place == "CACHEDIR.TAG":
+            continue  # not in a folder of the cache
+        hostile(project, f"{folder}/{place}")
+        with pytest.raises(UsageError, match="which is in the cache"):
+            sync(inside)
+    assert list(cache.rglob("*")) == []
+    assert sorted(path.name for path in project.folder.iterdir()) == [
+        "bitnet.lock.json", "cache", "link", "way",
+    ]  # fmt: skip
+
+
+def test_a_download_into_the_cache_is_not_pinned(project):
+    inside = replace(project, cache=project.folder / "cache")
+    source = Source("m", "org/model", "model.gguf")
+    with pytest.raises(UsageError, match=r"cannot pin .* at cache/models/"):
+        fetch_source(source, inside, target=inside.cache / "models" / "m.gguf")
+    assert [path.name for path in project.folder.iterdir()] == []
+
+
+def test_a_project_that_contains_the_cache_has_files_beside_it(project):
+    inside = replace(project, cache=project.folder / "cache")
+    for place in ("models/org-model/model.gguf", "cached/models/model.gguf"):
+        hostile(project, place)
+        (file,) = sync(inside)
+        assert file.path == project.folder / place
 
 
 @given(st.text())

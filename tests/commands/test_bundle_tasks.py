@@ -340,8 +340,15 @@ HOSTILE = {
     "a repository upwards": lambda path: _rewritten(path, _named(repo="../..")),
     "a key upwards": lambda path: _rewritten(path, _named(kind="tokenizer", path="../../evil")),
     "a place elsewhere": lambda path: _rewritten(
-        path, _named(kind="tokenizer", path="models/evil/tokenizer.json")
+        path,
+        _named(
+            kind="tokenizer",
+            repo=MIRROR,
+            file="tokenizer.json",
+            path="models/evil/tokenizer.json",
+        ),
     ),
+    "a place of a model": lambda path: _rewritten(path, _named(path="exact-heads/evil.copy")),
     "a name that steers": lambda path: _rewritten(path, _named(file="\x1b[2Jx")),
     "a kind that is none": lambda path: _rewritten(path, _named(kind="version")),
     "a name without a file": lambda path: _rewritten(path, _named(sha256="0" * 64)),
