@@ -39,7 +39,7 @@ from bitnet.base.files import open_file, path_of, require_space
 from bitnet.base.outputs import OutputFile, OutputKind, begins_with
 from bitnet.base.trust import SHA256
 from bitnet.hub.models import files_here, list_models, locate_model
-from bitnet.hub.orders import FileOrder, place_by_name, tokenizer_command, tokenizer_entry
+from bitnet.hub.orders import FileOrder, derive_place, tokenizer_command, tokenizer_entry
 from bitnet.hub.provide import notices, provide
 from bitnet.hub.ref import Ref, parse
 from bitnet.sources import Source
@@ -192,7 +192,7 @@ def list_pinned(project: Project) -> list[BundledFile]:
                 f"{entry.repo}/{entry.file}, which {LOCK_FILE} pins, is not on this machine",
                 hint="fetch it first: bitnet sync",
             )
-        place_by_name(entry, f"{LOCK_FILE} pins")  # refuses what an import would refuse
+        derive_place(entry, f"{LOCK_FILE} pins")  # refuses what an import would refuse
         files.append(BundledFile(entry, blob.path))
         files += _notices(entry, project)
     return files
@@ -220,7 +220,7 @@ def collect(
         commit = record.commit if record is not None and record.sha256 == sha256 else pin.commit
         size = path.stat().st_size
         pin = replace(pin, commit=commit, sha256=sha256, size=size, licence="")
-        place = place_by_name(pin, "the bundle would have")
+        place = derive_place(pin, "the bundle would have")
         by_name[pin.index_name] = replace(pin, place=place)
         places[sha256] = path
     pinned = [entry for entry in project.pins() if entry.sha256 in places]
@@ -393,7 +393,7 @@ def _refuse_other_places(files: Sequence[Pin], where: str) -> None:
     """
     digests: dict[str, str] = {}  # by place
     for file in files:
-        place = place_by_name(file, where)
+        place = derive_place(file, where)
         if file.place != place:
             raise InvalidFormat(
                 f"{file.place!r} is not the place of the {file.kind} {file.repo}/{file.file}"

@@ -334,11 +334,11 @@ def order_from_lock(entry: Pin, project: Project, *, check: VocabularyCheck) -> 
             f"this version has {registered}",
             hint="bitnet sync --update, or use the version that wrote the lock file",
         )
-    source = registered_tokenizer(entry, f"{LOCK_FILE} pins")
+    source = find_registered(entry, f"{LOCK_FILE} pins")
     return order_of(source, project, target=target, check=check)
 
 
-def place_by_name(pin: Pin, where: str) -> str | None:
+def derive_place(pin: Pin, where: str) -> str | None:
     """Place in a cache of the file that *pin* names, as a bundle has it; None: the usual one.
 
     It follows from the name alone. A name that cannot be one, or that this version does not know,
@@ -351,7 +351,7 @@ def place_by_name(pin: Pin, where: str) -> str | None:
     if pin.kind == "model":
         return None
     if pin.kind == "tokenizer":
-        return tokenizer_entry(registered_tokenizer(pin, where), Path()).as_posix()
+        return tokenizer_entry(find_registered(pin, where), Path()).as_posix()
     raise InvalidFormat(f"{where} a file of the kind {pin.kind!r}")
 
 
@@ -374,7 +374,7 @@ def _require_packaged(pin: Pin, where: str) -> None:
         )
 
 
-def registered_tokenizer(pin: Pin, where: str) -> Source:
+def find_registered(pin: Pin, where: str) -> Source:
     """The registered tokenizer that *pin* names; refused if there is none.
 
     *where* is the beginning of the message: ``bitnet.lock.json pins``.
