@@ -29,7 +29,7 @@ from bitnet.hub.resolve import resolve
 from bitnet.hub.session import HubSession
 from bitnet.shipped import SHIPPED
 from bitnet.sources import Source
-from bitnet.store import Pin, Store, links, tree
+from bitnet.store import Pin, Store, links
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -215,19 +215,15 @@ def locate_tokenizer(
             f"--tokenizer is {remote.name}: a whole model is not fetched for its tokenizer",
             hint=f"fetch the model: {remote.command}",
         )
-    key = f"hub-{remote.repo}@{remote.revision}/{path_of(remote.file).parent.as_posix()}"
-    key = re.sub(r"[^\w.@-]+", "--", key).rstrip("-.")  # hub-ORG--REPO@REVISION--FOLDER
-    if remote.url:
-        key = address_key(remote.url)
-    folder = tree.tokenizer_path(project.cache, key, "tokenizer.json").parent
-    for name in _tokenizer_names(remote) or names:
+    folder = remote.tokenizer_folder(project.cache)
+    for name in [remote.tokenizer_name] if remote.tokenizer_name else names:
         path = folder / name
         if path.is_file() and project.store.may_replace(path):  # it is as it was put there
             logger.info("tokenizer %s is in the cache: %s", remote.name, path)
             return path
     logger.info("Downloading tokenizer for repo: %s", remote.name)
     if remote.url:
-        files = [Source(remote.name, "", _tokenizer_names(remote)[0], url=remote.url)]
+        files = [Source(remote.name, "", remote.tokenizer_name, url=remote.url)]
     else:
         files = _tokenizer_files(remote, folder, project, names, beside, order_names)
     orders = []
@@ -251,15 +247,6 @@ def locate_tokenizer(
     return path
 
 
-def _tokenizer_names(remote: Ref) -> tuple[str, ...]:
-    """Names that the file may have in the cache, which decide its reader; empty if unknown."""
-    if not remote.url:
-        return (path_of(remote.file).name,) if remote.file else ()
-    name = remote.file
-    fits = name.endswith((".json", ".model", ".txt"))
-    return (str(path_of(name)) if fits else "tokenizer.json",)
-
-
 def _tokenizer_files(
     remote: Ref,
     folder: Path,
@@ -270,7 +257,9 @@ def _tokenizer_files(
 ) -> list[Source]:
     """Files of a tokenizer in a repository; the main file is last, so that it is placed last."""
     if project.is_offline:
-        files = {file.file: file for file in _list_recorded(remote, project.store)}
+        # A tokenizer in another folder was fetched by its file's name, which decides nothing here.
+        own_folder = None if remote.file else folder
+        files = {file.file: file for file in _list_recorded(remote, project.store, own_folder)}
 
         def read_config() -> Any:
             path = project.store.path_of(str(files["config.json"].sha256))
@@ -311,13 +300,21 @@ def _main_of(
     return next(iter(order_names(files, read_config, f"hf://{remote.repo}")), "")
 
 
-def _list_recorded(ref: Ref, store: Store) -> list[Source]:
-    """The files of the repository and revision of *ref* that are recorded and in the store."""
+def _list_recorded(ref: Ref, store: Store, folder: Path | None = None) -> list[Source]:
+    """The files of the repository and revision of *ref* that are recorded and in the store.
+
+    With *folder*, files of a tokenizer whose place is in another folder are left out.
+    """
     return [
         Source(pin.repo, pin.repo, pin.file, pin.revision, pin.sha256, pin.size)
         for pin in store.index
         if (pin.repo, pin.revision) == (ref.repo, ref.revision)
         and pin.kind in ("model", "tokenizer")
+        and (
+            None in (folder, pin.place)
+            or pin.kind == "model"
+            or folder in (store.root / str(pin.place)).parents
+        )
         and store.path_of(pin.sha256).is_file()
     ]
 

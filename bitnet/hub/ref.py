@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 from bitnet import sources
 from bitnet.base import settings, trust
 from bitnet.base.errors import UsageError
-from bitnet.base.files import exists
+from bitnet.base.files import exists, path_of
 from bitnet.base.invocation import shell_quote
 from bitnet.hub.tags import has_tag, is_tag
 from bitnet.shipped import SHIPPED
@@ -51,6 +52,7 @@ _PAGE = re.compile(
 _HUB = "https://huggingface.co"
 _WITHOUT_SCHEME = re.compile(r"(?:(?:www\.)?huggingface\.co|hf\.co)/", re.IGNORECASE)
 _SUFFIXES = (".gguf", ".safetensors", ".json", ".model", ".txt")
+_LONGEST_KEY = 100  # characters of a name that are legible in the key of a tokenizer
 _FORMS = "write hf:ORG/REPO, hf:ORG/REPO:TAG, hf:ORG/REPO:FILE, a path, or https://..."
 
 
@@ -106,6 +108,28 @@ class Ref:
         if self.packaged:
             return tree.models_folder(cache) / self.packaged
         return tree.models_folder(cache) / "hf" / f"{self.repo}@{quote(self.revision, safe='')}"
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Name in the cache of a tokenizer's file, which decides its reader; empty if not known."""
+        if not self.url:
+            return path_of(self.file).name if self.file else ""
+        fits = self.file.endswith((".json", ".model", ".txt"))
+        return str(path_of(self.file)) if fits else "tokenizer.json"
+
+    def tokenizer_folder(self, cache: Path) -> Path:
+        """Folder in *cache* of the tokenizer that it means, and of no other.
+
+        A repository without a file has another folder than its file: which one of its files is the
+        tokenizer must be decided, whatever was fetched before.
+        """
+        key = address_key(self.url)
+        if not self.url:
+            name = f"hub-{self.repo}@{self.revision}/{self.file}".rstrip("/")
+            readable = re.sub(r"[^\w.@-]+", "--", name, flags=re.ASCII)[:_LONGEST_KEY]
+            exact = json.dumps([self.repo, self.revision, self.file])
+            key = f"{readable}-{hashlib.sha256(exact.encode()).hexdigest()[:16]}"
+        return tree.tokenizer_path(cache, key, "tokenizer.json").parent
 
 
 def address_key(url: str) -> str:

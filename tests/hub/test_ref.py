@@ -15,6 +15,7 @@ from bitnet.hub.orders import order_of
 from bitnet.hub.project import Project
 from bitnet.hub.ref import Ref, parse
 from bitnet.sources import Source
+from bitnet.store import tree
 
 
 def facts(ref):
@@ -181,3 +182,29 @@ def test_a_model_at_an_address_is_fetched_once(bitnet, model, hub):
     hub.forget()
     assert bitnet("run", url, "a", "--max-tokens", 1).code == 0
     assert hub.requests() == []
+
+
+def test_no_two_tokenizers_have_one_folder(tmp_path):
+    repositories = ["org/a", "org/a--b", "org--a/b", "org/A", "org/a-", "org/a.", "gpt2"]
+    revisions = ["main", "main-", "main.", "Main", "a/b", "a--b", "a-b", "é", "e", "x" * 300]
+    files = ["", "tokenizer.json", "tokenizer.model", "a/b.json", "a--b.json", "b.json", "é" * 200]
+    refs = [
+        Ref("", repo=repository, revision=revision, file=file)
+        for repository in repositories
+        for revision in revisions
+        for file in files
+    ]
+    refs += [Ref("", url=f"https://h.example/{file}?x=1") for file in files]
+    folders = [ref.tokenizer_folder(tmp_path) for ref in refs]
+    assert len({str(folder).casefold() for folder in folders}) == len(refs)
+    for folder in folders:
+        assert folder.parent == tmp_path / "tokenizers"
+        assert len(folder.name) < 150
+        assert folder.name.isascii()
+        assert folder.name != tree.COMPILED
+
+
+def test_the_folder_of_a_tokenizer_says_what_it_is(tmp_path):
+    ref = parse("hf:org/words@v1:old/vocab.txt")
+    name = ref.tokenizer_folder(tmp_path).name
+    assert re.fullmatch("hub-org--words@v1--old--vocab.txt-[0-9a-f]{16}", name)

@@ -135,12 +135,30 @@ def test_templates_with_names_are_fetched_with_a_tokenizer(project, hub):
 def test_a_repository_is_fetched_once_with_what_belongs_to_it(project, hub):
     path = provide(parse(REPO), project, check=read)
     assert path.read_bytes() == CONTENT
-    assert path == project.cache / "tokenizers" / "hub-org--words@main" / "tokenizer.json"
+    (folder,) = (project.cache / "tokenizers").glob("hub-org--words@main-*")
+    assert path == folder / "tokenizer.json"
     assert (path.parent / "tokenizer_config.json").exists()
     assert not (path.parent / "README.md").exists()
     hub.forget()
     assert provide(parse(f"hf://{REPO}"), project, check=read) == path
     assert hub.requests() == []
+
+
+def test_a_file_by_its_name_does_not_become_the_tokenizer_of_its_repository(
+    project, hub, monkeypatch
+):
+    hub.add(REPO, "tokenizer.model", b"sentencepiece")
+    named = provide(parse(f"hf:{REPO}:tokenizer.model"), project, check=read)
+    monkeypatch.setenv("BITNET_OFFLINE", "1")
+    with pytest.raises(Offline):  # another file may come first
+        provide(parse(REPO), project, check=read)
+    monkeypatch.delenv("BITNET_OFFLINE")
+    path = provide(parse(REPO), project, check=read)
+    assert path.read_bytes() == CONTENT
+    assert named.read_bytes() == b"sentencepiece"
+    monkeypatch.setenv("BITNET_OFFLINE", "1")
+    assert provide(parse(f"hf:{REPO}:tokenizer.model"), project, check=read) == named
+    assert provide(parse(REPO), project, check=read) == path
 
 
 def test_one_file_of_a_revision(project, hub):
