@@ -14,10 +14,11 @@ Source: ``file_download.py`` and ``utils/_shared_blobs.py`` of that package.
 
 from __future__ import annotations
 
+import glob
 from typing import TYPE_CHECKING
 
 from bitnet.base import settings
-from bitnet.base.files import git_oid, read_bytes, sha256_of
+from bitnet.base.files import git_oid, path_of, read_bytes, sha256_of, text_of
 from bitnet.base.trust import COMMIT, SHA256
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def files_of(repo: str, revision: str) -> tuple[str | None, dict[str, Path]]:
         folder = root / "snapshots" / commit
         files = [path for path in folder.rglob("*") if path.is_file()]
         linked = [path for path in files if _is_link_to(root / "blobs", path)]
-        return commit, {path.relative_to(folder).as_posix(): path for path in linked}
+        return commit, {text_of(path.relative_to(folder).as_posix()): path for path in linked}
     except (OSError, RuntimeError, ValueError):  # RuntimeError: a loop of links
         return None, {}
 
@@ -69,11 +70,12 @@ def blobs_with(sha256: str) -> list[Path]:
 
 def snapshots_of(repo: str, file: str) -> Iterator[Path]:
     """Paths of *file* in every snapshot of *repo*, sorted by commit."""
-    yield from sorted(_folder_of(repo).glob(f"snapshots/*/{file}"))
+    name = glob.escape(str(path_of(file)))
+    yield from sorted(_folder_of(repo).glob(f"snapshots/*/{name}"))
 
 
 def _folder_of(repo: str) -> Path:
-    return settings.hugging_face_cache() / f"models--{repo.replace('/', '--')}"
+    return settings.hugging_face_cache() / path_of(f"models--{repo.replace('/', '--')}")
 
 
 def _is_link_to(blobs: Path, path: Path) -> bool:

@@ -280,3 +280,17 @@ def test_every_snapshot_of_a_file_is_listed(download, hub):
     found = [path.read_bytes() for path in hugging_face.snapshots_of(REPO, "config.json")]
     assert sorted(found) == [SMALL, SMALL + b" "]
     assert list(hugging_face.snapshots_of("org/none", "config.json")) == []
+
+
+@pytest.mark.parametrize("name", ["a[1].json", "*.json", "a?.json", "[a]/x.json", "modèle.json"])
+def test_a_file_is_found_in_a_snapshot_by_exactly_its_name(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    snapshot = tmp_path / "models--org--one" / "snapshots" / "c1"
+    (snapshot / "a").mkdir(parents=True)
+    for other in ("a1.json", "ab.json", "b.json", "a/x.json"):
+        (snapshot / other).write_bytes(b"other")
+    assert list(hugging_face.snapshots_of("org/one", name)) == []
+    path = snapshot / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"own")
+    assert list(hugging_face.snapshots_of("org/one", name)) == [path]
