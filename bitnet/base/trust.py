@@ -153,7 +153,7 @@ def place_problem(text: str) -> str:
     problem = path_problem(text) if is_plain_text(text) else "it is not a plain relative path"
     if problem:
         return problem
-    if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.parts):
+    if any(len(part.encode()) > _LONGEST_NAME for part in path.parts):
         return "its name is too long"
     if any(part.startswith(".") for part in path.parts):
         return "it is hidden"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base import locks, settings
 from bitnet.base.errors import BitnetError, CacheBusy, NotFound, UsageError, from_os_error
-from bitnet.base.files import real_path
+from bitnet.base.files import path_of, real_path
 from bitnet.base.options import parse_duration
 from bitnet.base.quantities import human_size
 from bitnet.base.tables import DIGITS, quantity
@@ -166,7 +166,7 @@ def _last_used_by_file(
 
 def _id_of_name(root: Path, name: Pin, ids: Mapping[Path, Hashable]) -> Hashable | None:
     """Identity of the file that *name* means; None if neither it nor its link is in the cache."""
-    place = None if name.place is None else ids.get(root / name.place)
+    place = None if name.place is None else ids.get(root / path_of(name.place))
     return ids.get(Store(root).path_of(name.sha256), place)
 
 
@@ -208,7 +208,8 @@ def plan_model(root: Path, files: ModelFiles) -> Removal:
     # Links: at the places of the model, and to the bytes that are removed.
     ids = file_ids(root, everything)
     freed_ids = {ids[entry.path] for entry in freed_entries}
-    places = {root / record.place for record in matching_records if record.place is not None}
+    named_places = [record.place for record in matching_records if record.place is not None]
+    places = {root / path_of(place) for place in named_places}
     link_entries = [
         entry
         for entry in everything
@@ -307,12 +308,12 @@ def _of_key(
             # The bytes are kept for the other names.
             names += meant
             paths.discard(entry.path)
-            paths.update(root / name.place for name in meant if name.place is not None)
+            paths.update(root / path_of(name.place) for name in meant if name.place is not None)
 
     # Bytes are removed if all of their names are links chosen above. A name without a place in the
     # cache is that of a project's file, for which the bytes are kept.
     for entry in everything:
-        places = [root / name.place for name in entry.names if name.place is not None]
+        places = [root / path_of(name.place) for name in entry.names if name.place is not None]
         are_all_in_cache = bool(places) and len(places) == len(entry.names)
         if entry.path not in paths and are_all_in_cache and paths.issuperset(places):
             paths.add(entry.path)

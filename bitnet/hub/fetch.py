@@ -31,6 +31,7 @@ from bitnet.base.files import (
     check_writable,
     device_of,
     git_oid,
+    path_of,
     require_space,
 )
 from bitnet.base.progress import Mode, Progress
@@ -306,7 +307,7 @@ class _Fetch:
             here = self._find_version(facts)
             if here is not None:
                 return here  # another process fetched it while we waited
-            file = source.file.rpartition("/")[2]
+            file = path_of(source.file).name
             name = source.index_name
             if source.url:
                 name = redact_url(source.url), address_key(source.url)

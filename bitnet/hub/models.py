@@ -311,9 +311,10 @@ def _list_recorded(ref: Ref, store: Store, folder: Path | None = None) -> list[S
         if (pin.repo, pin.revision) == (ref.repo, ref.revision)
         and pin.kind in ("model", "tokenizer")
         and (
-            None in (folder, pin.place)
+            folder is None
+            or pin.place is None
             or pin.kind == "model"
-            or folder in (store.root / str(pin.place)).parents
+            or folder in (store.root / path_of(pin.place)).parents
         )
         and store.path_of(pin.sha256).is_file()
     ]
@@ -373,7 +374,7 @@ def _name_of(pin: Pin, store: Store) -> str:
         # The record has the address without its query, which may be a secret. The place has the key
         # of the whole address: if that is another key, only the path in the cache is a name.
         is_whole = pin.place is None or address_key(pin.repo) in pin.place.split("/")
-        return pin.repo if is_whole else str(store.root / str(pin.place))
+        return pin.repo if is_whole else str(store.root / path_of(str(pin.place)))
     # A folder with safetensors is one model.
     return f"{pin.repository}:{pin.file}" if pin.file.endswith(".gguf") else pin.repository
 

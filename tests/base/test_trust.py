@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -125,6 +127,24 @@ def test_a_lock_file_names_no_place_in_a_cache_that_is_in_the_project(project, f
     assert sorted(path.name for path in project.folder.iterdir()) == [
         "bitnet.lock.json", "cache", "link", "way",
     ]  # fmt: skip
+
+
+def test_a_name_is_read_in_a_locale_that_cannot_encode_it(project):
+    """A lock file, a list of a hub and an index are UTF-8 in every locale."""
+    hostile(project, "models/modèle ☃.gguf")
+    program = (
+        "import sys; from pathlib import Path; from bitnet.store.records import read_lock; "
+        "print(ascii(read_lock(Path(sys.argv[1]))[0].place))"
+    )
+    environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(project.lock_path)],
+        env=os.environ | environment,
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert (done.stdout.strip(), done.stderr) == (ascii("models/modèle ☃.gguf"), "")
 
 
 def test_a_download_into_the_cache_is_not_pinned(project):

@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -321,3 +323,57 @@ def test_a_projects_disk_that_is_too_small_is_found_before_the_download(
     assert hub.sent("cdn") == 0
     space[False] += 1
     assert fetch_source(source, projects[0]).path.read_bytes() == CONTENT
+
+
+# Downloads a file whose name is in the last argument, finds it by its name, and removes it.
+IN_A_LOCALE = """
+import json, sys
+from pathlib import Path
+from bitnet.base.files import text_of
+from bitnet.hub.fetch_options import FetchOptions
+from bitnet.hub.models import locate_model, remove_model
+from bitnet.hub.project import Project
+from bitnet.hub.provide import fetch_source
+from bitnet.hub.ref import parse
+from bitnet.sources import Source
+from bitnet.store import hugging_face
+
+folder, url, name = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+project = Project(folder, folder / "cache", FetchOptions(base_url=url, retries=1), "none")
+model = parse(f"hf:org/model:{name}")
+paths = [fetch_source(Source("m", "org/model", name), project).path]
+paths.append(locate_model(model, project, fetch=False))
+removal = remove_model(model, project, dry_run=False)
+paths += [entry.path for entry in removal.remove if not entry.is_stored]
+_, files = hugging_face.files_of("org/model", "main")
+print(json.dumps([[text_of(path.relative_to(folder)) for path in paths], list(files)]))
+"""
+
+
+def test_a_file_is_fetched_and_removed_in_a_locale_that_cannot_encode_its_name(
+    hub, tmp_path, monkeypatch
+):
+    name = "sub/modèle ☃.gguf"
+    hub.add("org/model", name, CONTENT)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf"))
+    repository = tmp_path / "hf" / "models--org--model"
+    link = repository / "snapshots" / ("c" * 40) / name
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("c" * 40)
+    (repository / "blobs").mkdir()
+    (repository / "blobs" / DIGEST).write_bytes(CONTENT)
+    link.parent.mkdir(parents=True)
+    link.symlink_to(f"../../../blobs/{DIGEST}")
+    environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_LOCALE, str(tmp_path), hub.url, json.dumps(name)],
+        env=os.environ | environment,
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    paths, files = json.loads(done.stdout)
+    in_cache = f"cache/models/hf/org/model@main/{name}"
+    assert paths == [f"models/org-model/{name}", in_cache, in_cache]
+    assert files == [name]
