@@ -78,10 +78,9 @@ class Patience:
         wait = min(BACKOFF_S * 2 ** min(failures - 1, 30), LONGEST_BACKOFF_S)
         wait *= 1 + JITTER * session.jitter()
         # If the server asks for a wait, it counts together with the time since the last byte.
-        asked_s = wait
-        if broken.retry_after_s is not None:
-            wait = max(wait, broken.retry_after_s)
-            asked_s = wait + session.clock() - self._last_byte
+        server_wait_s = broken.retry_after_s or 0.0
+        wait = max(wait, server_wait_s)
+        asked_s = server_wait_s + session.clock() - self._last_byte if server_wait_s else 0.0
 
         # Give up?
         limits = [limit for limit in (session.attempts, broken.attempts) if limit]
@@ -101,7 +100,7 @@ class Patience:
             raise kind(f"{broken.error.message} ({ending})", hint=hint)
 
         # Wait. A wait requested by the server is not silence.
-        if broken.retry_after_s is None:
+        if not server_wait_s:
             with self._lock:
                 self._waited_s += wait
         number = f"{failures} of {most}" if most is not None else f"{failures}"
@@ -114,6 +113,6 @@ class Patience:
             until = session.clock() + wait
             while (left := until - session.clock()) > 0 and not stopped():
                 session.sleep(min(left, STOP_POLL_S))
-        if broken.retry_after_s is not None:
+        if server_wait_s:
             with self._lock:
                 self._last_gain = session.clock()

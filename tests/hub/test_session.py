@@ -199,6 +199,47 @@ def test_a_long_wait_ends_when_the_others_have_failed(session, clock):
     assert clock.seconds < 1
 
 
+@pytest.mark.parametrize("asked_s", [None, 0.0])
+@pytest.mark.parametrize("limit_s", ["0", "1", "15"])
+def test_the_limit_of_waits_that_servers_ask_for_is_not_one_of_our_own(
+    session, clock, monkeypatch, limit_s, asked_s
+):
+    monkeypatch.setenv("BITNET_RETRY_AFTER_MAX", limit_s)
+    broken = Transient(NetworkError("the connection broke"), retry_after_s=asked_s)
+    with session(retries=9) as one:
+        patience = Patience(one)
+        for _ in range(8):
+            patience.report_failure("model.gguf", broken)
+        with pytest.raises(NetworkError, match="9 attempts"):
+            patience.report_failure("model.gguf", broken)
+    assert clock.waits == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 20.0]
+
+
+def test_a_short_wait_that_a_server_asks_for_is_allowed_when_ours_is_longer(
+    session, clock, monkeypatch
+):
+    monkeypatch.setenv("BITNET_RETRY_AFTER_MAX", "15")
+    broken = Transient(NetworkError("the connection broke"))
+    busy = Transient(NetworkError("busy"), retry_after_s=1.0)
+    with session(retries=10) as one:
+        patience = Patience(one)
+        for _ in range(7):
+            patience.report_failure("model.gguf", broken)
+        patience.report_bytes(1)
+        patience.report_failure("model.gguf", busy)
+        assert clock.waits[-1] == 20.0
+        with pytest.raises(NetworkError, match="asks to wait 21 s"):  # with the time before it
+            patience.report_failure("model.gguf", busy)
+
+
+def test_a_server_may_not_ask_for_a_wait_where_none_is_allowed(session, clock, monkeypatch):
+    monkeypatch.setenv("BITNET_RETRY_AFTER_MAX", "0")
+    busy = Transient(NetworkError("busy"), retry_after_s=1.0)
+    with session() as one, pytest.raises(NetworkError, match="asks to wait 1 s"):
+        Patience(one).report_failure("model.gguf", busy)
+    assert clock.waits == []
+
+
 def test_a_redirect_that_gives_up_encryption_is_refused(session):
     encrypted = responses.RequestsMock()
     encrypted.get("https://hub.example.org/f", status=302, headers={"Location": "http://cdn/f"})
