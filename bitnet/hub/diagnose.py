@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 PROBE = "openai-community/gpt2/resolve/main/tokenizer.json"  # small, public, needs no token
 TIMEOUT_S = 10.0
+SOCKS_PORT = 1080  # of a SOCKS proxy without one, as PySocks has it
 SPEED_BYTES = 4 << 20  # fetched at most to measure the speed
 
 _HINT = "try again, or use a mirror: --base-url=URL"
@@ -57,9 +58,11 @@ def diagnose(options: FetchOptions) -> Iterator[Finding]:
     names = ["DNS", "TCP", "reply", "speed"]
     if is_secured:
         names.insert(2, "TLS")
-    _, host, port = origin(proxy or url)
+    scheme, host, port = origin(proxy or url)
+    if port is None:
+        port = SOCKS_PORT if scheme.startswith("socks") else 443
     with HubSession(options) as session:
-        steps = _steps(session, url, str(host), port or 443, bundle if is_secured else None)
+        steps = _steps(session, url, str(host), port, bundle if is_secured else None)
         for name in names:
             started = time.monotonic()
             try:

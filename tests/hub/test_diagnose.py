@@ -104,6 +104,32 @@ def test_behind_a_proxy_the_proxy_is_what_is_connected_to(monkeypatch, scheme):
     assert list(steps)[-1] == "TCP"
 
 
+@pytest.mark.parametrize(
+    ("proxy", "port"),
+    [
+        ("proxy.invalid", 80),
+        ("http://proxy.invalid", 80),
+        ("https://proxy.invalid", 443),
+        ("socks4://proxy.invalid", 1080),
+        ("socks4a://proxy.invalid", 1080),
+        ("socks5://proxy.invalid", 1080),
+        ("socks5h://proxy.invalid", 1080),
+        ("socks5://proxy.invalid:9050", 9050),
+    ],
+)
+def test_a_proxy_without_a_port_is_reached_at_the_usual_one(monkeypatch, proxy, port):
+    asked = []
+
+    def ask(host, port, **options):
+        asked.append((host, port))
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", ask)
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    look("https://hub.invalid")
+    assert asked == [("proxy.invalid", port)]
+
+
 def test_the_token_and_signed_addresses_are_in_no_step(hub, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_do_not_show")
     hub.add(REPO, FILE, b"x" * 5000)
