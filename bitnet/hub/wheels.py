@@ -351,4 +351,4 @@ def _run(command: list[str], folder: Path) -> tuple[int, str]:
 
 def _canonical(name: str) -> str:
     """*name* of a distribution in the normalized form of PEP 503."""
-    return name.lower().replace("_", "-").replace(".", "-")
+    return re.sub(r"[-_.]+", "-", name).lower()

