@@ -82,7 +82,9 @@ class Removal:
         Links that the plan removes do not count.
         """
         planned = sum(each.inode == entry.inode for each in self.remove)
-        other_links = entry.links - len(entry.users) - max(planned, 1)
+        # A project's file may also be a reflink or a copy, which is not a link.
+        of_users = sum(_inode_of(path) == entry.inode for path in entry.users)
+        other_links = entry.links - of_users - max(planned, 1)
         return [*entry.users, *([f"{other_links} links"] if other_links > 0 else [])]
 
     def facts(self) -> dict[str, Any]:
@@ -106,6 +108,15 @@ class Removal:
             *(f"{verb} the name {name.key}" for name in self.lone_names),
             *(f"kept: {e.path} (in use by {e.owner})" for e in self.busy),
         ]
+
+
+def _inode_of(path: str) -> tuple[int, int] | None:
+    """Device and inode number of *path* itself; None if it is gone."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def plan(root: Path, selection: Selection, *, now_s: float | None = None) -> Removal:

@@ -101,6 +101,29 @@ def test_a_file_over_a_limit_goes_with_every_name(root, form):
     assert listing(root) == ([], [])
 
 
+@pytest.mark.parametrize("of_project", ["hard link", "copy"])
+@pytest.mark.parametrize("further", range(3))
+def test_links_of_a_removed_file_are_counted_beside_copies_in_projects(
+    root, tmp_path, of_project, further
+):
+    path = add(root, "a", age_days=99)
+    project = tmp_path / "project"
+    project.mkdir()
+    used = project / "a.gguf"
+    if of_project == "copy":
+        used.write_bytes(path.read_bytes())
+        os.utime(used, (NOW_S, NOW_S))
+    else:
+        os.link(path, used)
+    Store(root).verified.remember(used, path.name, placed=True)
+    for number in range(further):
+        os.link(path, project / f"further{number}")
+    planned = plan(root, Selection(models=True), now_s=NOW_S)
+    (entry,) = (each for each in planned.remove if each.is_stored)
+    links = [f"{further} links"] if further else []
+    assert planned.holders_of(entry) == [str(used), *links]
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("is_planned_before", [True, False])
 def test_no_name_of_a_file_in_use_is_removed(root, form, is_planned_before):
