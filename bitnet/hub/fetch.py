@@ -12,12 +12,12 @@ until the caller has put the file into its place, so that no removal comes in be
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bitnet import sources
 from bitnet.base.errors import (
+    BitnetError,
     HashMismatch,
     InvalidFormat,
     NetworkError,
@@ -39,7 +39,7 @@ from bitnet.base.quantities import human_size
 from bitnet.base.trust import redact_url
 from bitnet.hub.ref import address_key
 from bitnet.hub.repository import head
-from bitnet.hub.transfer import Replaced, Transfer
+from bitnet.hub.transfer import PASSING, Replaced, Transfer
 from bitnet.hub.wheels import fetch_packaged
 from bitnet.store import Pin
 from bitnet.store.records import LOCK_FILE
@@ -249,17 +249,9 @@ class _Fetch:
         )
 
     def _ask_server(self) -> Version:
-        """The server's description of the file, if it is the expected one."""
+        """The first server's description of the file, if it is the expected one."""
         source = self.order.source
-        *others, last = self.urls
-        for url in others:
-            with suppress(NetworkError):
-                facts = head(url, self.session, attempts=FACTS_ATTEMPTS)
-                break
-            logger.warning("%s does not answer, another server is asked", redact_url(url))
-        else:
-            url = last
-            facts = head(url, self.session)
+        url, facts = self._ask_servers()
         for name, expected, actual in (
             ("SHA-256", source.sha256 or self.order.listed, facts.sha256),
             ("size", source.size, facts.size),
@@ -276,6 +268,24 @@ class _Fetch:
             sha256=facts.sha256 or source.sha256 or self.order.listed,
             is_digest_announced=(facts.sha256 or self.order.listed) is not None,
         )
+
+    def _ask_servers(self) -> tuple[str, Version]:
+        """The first address whose server describes the file, and the description.
+
+        If none does, the error is that of the first server that answered.
+        """
+        errors: list[BitnetError] = []
+        for url in self.urls:
+            is_last = url == self.urls[-1]
+            try:
+                return url, head(url, self.session, attempts=None if is_last else FACTS_ATTEMPTS)
+            except PASSING as error:
+                errors.append(error)
+                if not is_last:
+                    text = "%s: another server is asked: %s"
+                    logger.warning(text, redact_url(url), error.message)
+        answers = [error for error in errors if not isinstance(error, NetworkError)]
+        raise answers[0] if answers else errors[-1]
 
     def _find_version(self, facts: Version, target: Path | None = None) -> Obtained | None:
         """The file of this version, if it is at *target*, in the store or in another cache."""

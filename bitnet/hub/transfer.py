@@ -58,7 +58,7 @@ MOST_RESTARTS = 10  # from the first byte, with a server that cannot continue a 
 SMALLEST_PIECE = 1 << 20  # bytes
 
 # Errors of one server after which the next one is asked.
-_PASSING = (AuthError, HashMismatch, NetworkError, NotFound, RateLimited)
+PASSING = (AuthError, HashMismatch, NetworkError, NotFound, RateLimited)
 
 
 class Replaced(Exception):  # never leaves the package
@@ -123,7 +123,7 @@ class Transfer:
                 for url in others:
                     try:
                         return self._fetch_from(url)
-                    except (*_PASSING, Replaced) as error:  # noqa: PERF203
+                    except (*PASSING, Replaced) as error:  # noqa: PERF203
                         reason = getattr(error, "message", "") or "it has another file"
                         text = "%s goes on without %s: %s"
                         logger.warning(text, self.name, redact_url(url), reason)

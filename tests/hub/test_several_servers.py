@@ -6,7 +6,14 @@ from dataclasses import replace
 import pytest
 from hub_server import HubServer, Rule
 
-from bitnet.base.errors import NetworkError, UpstreamChanged, UsageError
+from bitnet.base.errors import (
+    AuthError,
+    NetworkError,
+    NotFound,
+    RateLimited,
+    UpstreamChanged,
+    UsageError,
+)
 from bitnet.hub import transfer
 from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.project import Project
@@ -76,6 +83,35 @@ def test_the_first_server_may_be_the_one_that_is_down(hub, other, project):
     hub.close()
     options = replace(project.options, base_url=f"{hub.url},{other.url}")
     assert received(replace(project, options=options))
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 429, 500, 503])
+def test_the_first_server_may_refuse_or_lack_the_file(hub, other, project, status, caplog):
+    hub.rules.append(Rule(where="hub", status=status))
+    assert received(project)
+    assert "another server is asked" in caplog.text
+    assert other.sent("cdn") == len(CONTENT)
+    assert hub.sent("cdn") == 0
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kind"),
+    [
+        (401, 404, AuthError),
+        (404, 401, NotFound),
+        (429, 404, RateLimited),
+        (503, 404, NotFound),
+        (404, 503, NotFound),
+    ],
+)
+def test_without_a_server_that_has_the_file_the_first_answer_is_the_error(
+    hub, other, project, first, second, kind
+):
+    options = replace(project.options, retries=1)
+    hub.rules.append(Rule(where="hub", status=first))
+    other.rules.append(Rule(where="hub", status=second))
+    with pytest.raises(kind):
+        fetch_source(WEIGHTS, replace(project, options=options))
 
 
 def test_a_file_that_another_server_describes_otherwise_is_reported_of_that_server(
