@@ -16,7 +16,7 @@ from bitnet.tokenizer.load import extract_tokenizer_from_gguf
 from bitnet.tokenizer.probes import PROBES
 from bitnet.tokenizer.spec import ADDED_FLAGS, BYTE_NAMES, SPACE_SYMBOL, TokenType
 from bitnet.tokenizer.tokenizer import Tokenizer
-from bitnet.tokenizer.vocabularies import halves_of, merges_by_score
+from bitnet.tokenizer.vocabularies import find_halves, merges_by_score
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -209,7 +209,7 @@ def _merges(spec: TokenizerSpec) -> list[str]:
     if spec.model == "bpe":
         return [f"{tokens[left]} {tokens[right]}" for left, right in spec.merges]
     cut_out = BYTE_NAMES.keys() | {tokens[token.id] for token in spec.added}
-    merges = merges_by_score(tokens, spec.scores)
+    merges = merges_by_score(tokens, spec.scores, spec.source)
     return [" ".join(pair) for pair in merges if "".join(pair) not in cut_out]
 
 
@@ -271,8 +271,9 @@ def as_sentencepiece(spec: TokenizerSpec) -> TokenizerSpec | None:
             ranks[result] = len(ranks)
     vocabulary = set(tokens)
     # Every way to make a token must be a merge.
-    ways = (halves_of(text, vocabulary) for text in tokens if text not in BYTE_NAMES)
-    if sum(1 for way in ways for _ in way) != len(set(spec.merges)):
+    merged = [text for text in tokens if text not in BYTE_NAMES]
+    ways = find_halves(merged, vocabulary, spec.source)
+    if sum(1 for _ in ways) != len(set(spec.merges)):
         return None
     return replace(
         spec,

@@ -196,7 +196,7 @@ def _model(spec: TokenizerSpec) -> dict[str, Any]:
         flags = {"unk_id": spec.unknown_id, "byte_fallback": spec.byte_fallback}
         return {"type": "Unigram", "vocab": scored, **flags}
     if spec.model == "spm":
-        merges = merges_by_score(tokens, spec.scores)
+        merges = merges_by_score(tokens, spec.scores, spec.source)
     else:
         merges = [[tokens[left], tokens[right]] for left, right in spec.merges]
     return {

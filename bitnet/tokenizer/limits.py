@@ -32,7 +32,7 @@ STEPS = 64  # normalizers and pre-tokenizers of one tokenizer
 # Most ids and ranks that fit into the tables of a compiled file, see native/tokenizer/file.hpp.
 TOKENS = (1 << 21) - 2
 MERGES = (1 << 22) - 2
-RANK_WORK = 1 << 26  # sum of squared token lengths when deriving merges from ranks
+RANK_WORK = 1 << 26  # sum of squared token lengths when deriving merges from ranks or scores
 TOKEN_BYTES = 4_096
 ADDED_TOKEN_BYTES = 512
 UNIGRAM_PIECE_BYTES = 2_048  # 512 characters, the most that sentencepiece trains

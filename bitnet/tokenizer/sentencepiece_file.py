@@ -19,6 +19,7 @@ from bitnet.tokenizer.sentencepiece_model import parse_model
 from bitnet.tokenizer.side_files import TokenizerFile, read_token_text
 from bitnet.tokenizer.spec import AddedToken, TokenizerSpec, TokenType
 from bitnet.tokenizer.tokenizer_class import read_class
+from bitnet.tokenizer.vocabularies import find_halves
 from bitnet.tokenizer.vocabulary_files import spec_of_built
 
 if TYPE_CHECKING:
@@ -216,30 +217,28 @@ def _as_class(file: TokenizerFile, spec: TokenizerSpec, chosen: FolderClass) -> 
     if chosen.name not in _REBUILT:
         raise _refuse_class(file, chosen.name)
     vocabulary = {text: id for id, text in enumerate(spec.tokens)}
+    merges = _merges(vocabulary, spec.source)
     document: dict[str, Any] = {
         "version": "1.0",
         "added_tokens": [],
         **dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "decoder")),
-        "model": {"type": "BPE", "vocab": vocabulary, "merges": _merges(vocabulary)},
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": merges},
     }
     changed = TokenizerFile(file.path, file.pre, file.files)
     changed.side = _with_pieces(file.side, spec)
     return spec_of_built(changed, document, file.data)
 
 
-def _merges(vocabulary: dict[str, int]) -> list[list[str]]:
+def _merges(vocabulary: dict[str, int], source: str) -> list[list[str]]:
     """Merges whose halves and result are in *vocabulary*, in the order of the result's id.
 
-    Of one result, those with a short left half come first.
+    Of one result, those with a short left half come first. *source* is the tokenizer's name in
+    errors.
     """
     ranked = []
-    for text, rank in vocabulary.items():
-        for cut in range(1, len(text)):
-            left = text[:cut]
-            right = text[cut:]
-            if left in vocabulary and right in vocabulary:
-                order = (rank, len(left), len(right), vocabulary[left], vocabulary[right])
-                ranked.append((order, [left, right]))
+    for text, left, right in find_halves(vocabulary, vocabulary, source):
+        order = (vocabulary[text], len(left), len(right), vocabulary[left], vocabulary[right])
+        ranked.append((order, [left, right]))
     return [parts for _, parts in sorted(ranked)]
 
 

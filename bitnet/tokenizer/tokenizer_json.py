@@ -13,7 +13,9 @@ from bitnet.tokenizer import vocabularies
 from bitnet.tokenizer.decoding import decoder_steps
 from bitnet.tokenizer.library import load_library, translate_errors
 from bitnet.tokenizer.limits import (
+    ADDED_TOKEN_BYTES,
     AFFIX_IDS,
+    beyond,
     check_id_range,
     damage_error,
     json_fault,
@@ -78,9 +80,8 @@ def _check_normalized_twice(
     texts = once_normalized - normalized
     if _kind(document["model"]) == "WordPiece":
         texts |= normalized
-    library_normalizer = load_library(source, normalizer=normalizer).normalizer
-    for text in sorted(texts):
-        if library_normalizer.normalize_str(text) != text:
+    for text, changed in _normalize_texts(sorted(texts), normalizer, source).items():
+        if changed != text:
             raise refusal(
                 f"{source}: the files beside it add {text!r:.60} twice, with normalized: true, and"
                 " its normalizer changes this text"
@@ -269,18 +270,27 @@ def _normalize_added(
     """*added*, with the normalized texts of those tokens that are matched in normalized text."""
     if not normalizer or not any(token.normalized for token in added):
         return added
-    library_normalizer = load_library(source, normalizer=normalizer).normalizer
-    with translate_errors(f"the tokenizer {source}"):
-        texts = {
-            token: library_normalizer.normalize_str(token.text)
-            for token in added
-            if token.normalized
-        }
-    if "" in texts.values() or len(set(texts.values())) < sum(token.normalized for token in added):
+    found = [token.text for token in added if token.normalized]
+    texts = _normalize_texts(found, normalizer, source)
+    if "" in texts.values() or len(set(texts.values())) < len(found):
         raise refusal(f"{source} has added tokens that normalization makes empty or the same")
     return tuple(
-        replace(token, text=texts[token]) if token.normalized else token for token in added
+        replace(token, text=texts[token.text]) if token.normalized else token for token in added
     )
+
+
+def _normalize_texts(texts: Sequence[str], normalizer: Any, source: str) -> dict[str, str]:
+    """Normalized forms of *texts*, those of added tokens, by text.
+
+    A long text is refused before the library's *normalizer* sees it: expressions take quadratic
+    time.
+    """
+    longest = max((len(text.encode("utf-8", "surrogatepass")) for text in texts), default=0)
+    if longest > ADDED_TOKEN_BYTES:
+        raise beyond(source, f"{longest:,} bytes in an added token", ADDED_TOKEN_BYTES)
+    library_normalizer = load_library(source, normalizer=normalizer).normalizer
+    with translate_errors(f"the tokenizer {source}"):
+        return {text: library_normalizer.normalize_str(text) for text in texts}
 
 
 def _with_special(

@@ -13,11 +13,13 @@ tokenizer it is, since two different tokenizers never share one.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,7 +28,7 @@ from bitnet.tokenizer.limits import MERGES, RANK_WORK, beyond, damage_error
 from bitnet.tokenizer.spec import Step, TokenizerSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator
+    from collections.abc import Callable, Collection, Container, Iterable, Iterator
 
 T = TypeVar("T")
 
@@ -248,13 +250,26 @@ def token_ids(tokens: Sequence[str]) -> dict[str, int]:
     return dict(zip(reversed(texts), range(len(texts) - 1, -1, -1), strict=True))
 
 
-def halves_of(text: str, tokens: Container[str]) -> Iterator[tuple[str, str]]:
-    """All pairs of *tokens* that *text* consists of."""
-    for cut in range(1, len(text)):
-        left = text[:cut]
-        right = text[cut:]
-        if left in tokens and right in tokens:
-            yield left, right
+def find_halves(
+    texts: Collection[str], tokens: Container[str], source: str
+) -> Iterator[tuple[str, str, str]]:
+    """Each of *texts* with the halves of every cut of it into two *tokens*.
+
+    Every cut copies the text, so time grows with the squared length of a text. *source* is the name
+    of the tokenizer in the error.
+
+    Raises:
+        Unsupported: it would take more than ``RANK_WORK`` steps.
+    """
+    work = sum(len(text) * len(text) for text in texts)
+    if work > RANK_WORK:
+        raise beyond(source, f"tokens of {work:,} squared characters", RANK_WORK)
+    for text in texts:
+        for cut in range(1, len(text)):
+            left = text[:cut]
+            right = text[cut:]
+            if left in tokens and right in tokens:
+                yield text, left, right
 
 
 def merges_from_ranks(
@@ -266,25 +281,26 @@ def merges_from_ranks(
     so every split of a token into two tokens is a merge, in the order of the joined token's rank.
     """
     id_by_text = {tokens[id]: id for id in ids}
-    work = sum(len(text) * len(text) for text in id_by_text)
-    if work > RANK_WORK:
-        raise beyond(source, f"tokens of {work:,} squared bytes", RANK_WORK)
     merges: list[tuple[int, int]] = []
-    for text in id_by_text:
-        pairs = halves_of(text, id_by_text)
-        merges.extend(sorted((id_by_text[left], id_by_text[right]) for left, right in pairs))
+    cuts = find_halves(id_by_text, id_by_text, source)
+    for _, cuts_of_text in itertools.groupby(cuts, key=itemgetter(0)):
+        pairs = ((id_by_text[left], id_by_text[right]) for _, left, right in cuts_of_text)
+        merges.extend(sorted(pairs))
         if len(merges) > MERGES:
             raise beyond(source, f"{len(merges):,} merges or more", MERGES)
     return merges
 
 
-def merges_by_score(tokens: list[str], scores: Iterable[float]) -> list[list[str]]:
-    """All ways to join two tokens into a third, best score first: SentencePiece's order."""
+def merges_by_score(tokens: list[str], scores: Iterable[float], source: str) -> list[list[str]]:
+    """All ways to join two tokens into a third, best score first: SentencePiece's order.
+
+    *source* is the name of the tokenizer in errors, those of :func:`find_halves`.
+    """
     ids = {text: id for id, text in enumerate(tokens)}
     score_of = dict(zip(tokens, map(float, scores), strict=True))
-    ranked = []
-    for text in ids:
-        for left, right in halves_of(text, ids):
-            ranked.append((-score_of[text], ids[left], ids[right]))
+    ranked = [
+        (-score_of[text], ids[left], ids[right])
+        for text, left, right in find_halves(ids, ids, source)
+    ]
     ranked.sort()
     return [[tokens[left], tokens[right]] for _, left, right in ranked]

@@ -6,17 +6,20 @@ import itertools
 import json
 import math
 import struct
+from dataclasses import replace
 
 import pytest
 from charsmaps import charsmap
+from sentencepiece_writer import write_model
 from small_specs import BYTE_LEVEL_STEP, byte_level, pieces, split, words
 
 from bitnet.base import native
 from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported
 from bitnet.tokenizer import Tokenizer, compiled
+from bitnet.tokenizer.comparison import as_sentencepiece
 from bitnet.tokenizer.from_files import spec_from_file
-from bitnet.tokenizer.library import library_engine, open_engine
-from bitnet.tokenizer.spec import AddedToken, Step, byte_spelling
+from bitnet.tokenizer.library import library_engine, open_engine, tokenizer_json
+from bitnet.tokenizer.spec import ADDED_FLAGS, AddedToken, Step, byte_spelling
 
 needs_native = pytest.mark.skipif(native.module() is None, reason="the native module is missing")
 TEXT = "a hello aab \u00e9\u5b57 12"
@@ -414,5 +417,43 @@ def test_ranks_whose_merges_take_long_to_find_are_refused(texts, tmp_path):
     path.write_bytes(b"".join(lines))
     tokenizer = spec_from_file(path, pre="gpt-2")
     for engine in (Tokenizer.from_spec, open_engine):
-        with pytest.raises(Unsupported, match="squared bytes, at most"):
+        with pytest.raises(Unsupported, match="squared characters, at most"):
             engine(tokenizer)
+
+
+LONG = "a" * 20_000  # a copy of each of its beginnings has 200 million characters
+SPACES = Step("Replace", {"pattern": {"String": " "}, "content": "\u2581"})
+
+
+def _class_folder(folder):
+    """Read a ``tokenizer.model`` whose class in transformers builds merges of the pieces."""
+    spec = pieces("spm", tokens=["<unk>", "<s>", "</s>", LONG], scores=[0.0] * 4)
+    model = write_model(replace(spec, token_types=[2, 3, 3, 1], bos_id=1, eos_id=2))
+    (folder / "tokenizer.model").write_bytes(model)
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    spec_from_file(folder / "tokenizer.model")
+
+
+def _merges_as_scores(_):
+    spec = pieces("bpe", scores=(), normalizer=(SPACES,), byte_fallback=True)
+    as_sentencepiece(replace(spec, tokens=[*spec.tokens, LONG]))
+
+
+def _scores_as_merges(_):
+    tokenizer_json(pieces("spm", tokens=["<unk>", LONG], scores=[0.0] * 2, token_types=[2, 1]))
+
+
+@pytest.mark.parametrize("read", [_class_folder, _merges_as_scores, _scores_as_merges])
+def test_a_token_whose_halves_take_long_to_find_is_refused_before_the_search(read, tmp_path):
+    with pytest.raises(Unsupported, match="squared characters, at most"):
+        read(tmp_path)
+
+
+def test_an_added_token_is_normalized_only_if_it_is_short(tmp_path):
+    entry = {"id": 1, "content": "a" * 513, **dict.fromkeys(ADDED_FLAGS, False)}
+    normalizer = {"type": "Replace", "pattern": {"Regex": "a+b"}, "content": ""}
+    document = {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}
+    document |= {"normalizer": normalizer, "added_tokens": [entry | {"normalized": True}]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    with pytest.raises(Unsupported, match="513 bytes in an added token, at most 512"):
+        spec_from_file(tmp_path / "tokenizer.json")
