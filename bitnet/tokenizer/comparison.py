@@ -7,6 +7,7 @@ import json
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import BitnetError
@@ -29,12 +30,14 @@ if TYPE_CHECKING:
 # Fields of a specification that are compared as they are.
 _OPTIONS = (
     *("byte_level", "byte_fallback", "fuse_unknown", "ignore_merges", "add_space_prefix"),
-    *("remove_extra_whitespaces", "continuing_prefix", "max_chars_per_word", "unknown_text"),
-    *("unknown_id", "bos_id", "eos_id", "chat_template"),
+    *("remove_extra_whitespaces", "continuing_prefix", "word_suffix", "max_chars_per_word"),
+    *("unknown_text", "unknown_id", "bos_id", "eos_id", "second_type", "chat_template"),
 )
 # Parts that can differ without another result, see ``TokenizerDifference.certain``.
 _UNCERTAIN = frozenset({
-    "normalizer", "pre_tokenizer", "decoder", "unknown_id", "bos_id", "eos_id", "chat_template",
+    "normalizer", "charsmap", "pre_tokenizer", "decoder", "unknown_id", "bos_id", "eos_id",
+    "second_type",  # few models use it
+    "chat_template", "named_templates", "texts in templates",
     "stop_ids", "fuse_unknown", "ignore_merges",  # the last two rarely change any ids
 })  # fmt: skip
 
@@ -149,6 +152,10 @@ def differences(left: TokenizerSpec, right: TokenizerSpec) -> list[TokenizerDiff
         ignored.add("unknown_text")
     if left.byte_level and right.byte_level:
         ignored.add("unknown_id")
+    if left.middle_ids is None and right.middle_ids is None:
+        ignored.add("second_type")
+    if not any(spec.chat_template or spec.named_templates for spec in (left, right)):
+        ignored.add("texts in templates")
     parts = _compare_tables("vocabulary", _vocabulary(left), _vocabulary(right))
     if models == {"unigram"}:
         parts += _compare_tables(
@@ -174,23 +181,38 @@ def differences(left: TokenizerSpec, right: TokenizerSpec) -> list[TokenizerDiff
         values = (left_values[name], right_values[name])
         texts = (json.dumps(value, ensure_ascii=False, sort_keys=True) for value in values)
         both = " / ".join(text if len(text) <= 200 else f"{text[:197]}..." for text in texts)
-        parts.append(TokenizerDifference(name, both, certain=name not in _UNCERTAIN))
+        # A file that does not say how two texts are joined joins none: not another result.
+        certain = name not in _UNCERTAIN and None not in values
+        parts.append(TokenizerDifference(name, both, certain=certain))
     return parts
 
 
 def _values(spec: TokenizerSpec) -> dict[str, Any]:
     """Parts of *spec* that are compared as a whole, as JSON values by name."""
     first, last = map(list, spec.affixes)
+    middle = None if spec.middle_ids is None else list(spec.middle_ids)
     return {
         "model": spec.model,
         "normalizer": significant(spec.normalizer),
+        "charsmap": sha256(spec.charsmap).hexdigest() if spec.charsmap else "",
         "pre_tokenizer": significant(spec.pre_tokenizer),
         "decoder": significant(spec.decoding),
         **{name: getattr(spec, name) for name in _OPTIONS},
         "ids put first": first,
         "ids put last": last,
+        "ids between two texts": middle,
         "stop_ids": sorted(spec.stop_ids),
+        "named_templates": dict(spec.named_templates),
+        "texts in templates": _texts_in_templates(spec),
     }
+
+
+def _texts_in_templates(spec: TokenizerSpec) -> dict[str, str]:
+    """Texts of special tokens that chat templates see, by their names there (``bos_token``)."""
+    ids = {"bos_token": spec.bos_id, "eos_token": spec.eos_id}
+    texts = {role: spec.tokens[id] for role, id in ids.items() if id is not None}
+    texts |= dict(spec.template_tokens)
+    return {role: text for role, text in texts.items() if text}
 
 
 def _vocabulary(spec: TokenizerSpec) -> dict[int, str]:

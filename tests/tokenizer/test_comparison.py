@@ -1,6 +1,6 @@
 """Two tokenizers compared: parts, ids of texts, texts of ids."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from small_specs import BYTE_LEVEL_STEP, byte_level, pieces, words
@@ -13,7 +13,7 @@ from bitnet.tokenizer.comparison import (
     measure_agreement,
 )
 from bitnet.tokenizer.load import load_spec
-from bitnet.tokenizer.spec import Step, TokenizerSpec
+from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec
 
 
 def test_agreement_counts_texts_with_equal_ids():
@@ -76,6 +76,7 @@ def _changes(spec):
     yield "ids put first", {"prefix_ids": (1, 2)}
     yield "ids put last", {"suffix_ids": (2,)}
     yield "ids put last", {"eos_id": 3, "add_eos": not spec.add_eos}
+    yield "ids between two texts", {"middle_ids": (1, 1)}
     if spec.added:
         first, *others = spec.added
         for flag in ("special", "lstrip", "rstrip", "single_word"):
@@ -93,6 +94,8 @@ def _changes(spec):
         yield "add_space_prefix", {"add_space_prefix": not spec.add_space_prefix}
         yield "remove_extra_whitespaces", {"remove_extra_whitespaces": True}
         yield "byte_fallback", {"byte_fallback": not spec.byte_fallback}
+    if spec.model == "bpe":
+        yield "word_suffix", {"word_suffix": "</w>"}
     if spec.model == "wordpiece":
         yield "continuing_prefix", {"continuing_prefix": "@@"}
         yield "max_chars_per_word", {"max_chars_per_word": 7}
@@ -102,6 +105,7 @@ def _changes(spec):
     "spec", [byte_level(), pieces(), pieces("spm"), words()], ids=lambda spec: spec.model
 )
 def test_every_change_of_a_part_is_a_certain_difference(spec):
+    spec = replace(spec, middle_ids=(1,))
     assert differences(spec, replace(spec, source="another name", fingerprint="x")) == []
     for part, change in _changes(spec):
         found = {entry.part: entry.certain for entry in differences(spec, replace(spec, **change))}
@@ -113,6 +117,8 @@ def test_every_change_of_a_part_is_a_certain_difference(spec):
     [
         ("stop_ids", {"stop_ids": frozenset({1})}),
         ("chat_template", {"chat_template": "x"}),
+        ("named_templates", {"named_templates": (("tool_use", "x"),)}),
+        ("ids between two texts", {"middle_ids": (1,)}),
         ("normalizer", {"normalizer": (Step("NFC"),)}),
         ("pre_tokenizer", {"pre_tokenizer": (Step("Digits"), BYTE_LEVEL_STEP)}),
     ],
@@ -121,6 +127,57 @@ def test_what_ids_and_texts_may_not_show_is_said(part, change):
     spec = byte_level(added=())
     found = differences(spec, replace(spec, **change))
     assert [(entry.part, entry.certain) for entry in found] == [(part, False)]
+
+
+def test_texts_that_only_templates_see_are_a_part_of_tokenizers_with_templates():
+    spec = byte_level()
+    changed = replace(spec, template_tokens=(("pad_token", "<pad>"),))
+    assert differences(spec, changed) == []
+    (found,) = differences(*(replace(each, chat_template="x") for each in (spec, changed)))
+    assert (found.part, found.certain) == ("texts in templates", False)
+
+
+# Fields without a meaning of their own, and the one that GGUF files lack: it has an effect only on
+# texts in which special tokens are not looked for.
+_NOT_COMPARED = {"token_types", "outside", "pre", "source", "document", "fingerprint"}
+_OTHER_VALUES = {
+    "model": "wordlevel",
+    "added": (AddedToken(1, "x"),),
+    "chat_template": "y",
+    "named_templates": (("tool_use", "x"),),
+    "template_tokens": (("pad_token", "x"),),
+}
+
+
+def _other(name, value):
+    """Another value than *value* of the field *name*."""
+    if name in _OTHER_VALUES:
+        return _OTHER_VALUES[name]
+    if name in ("tokens", "merges", "scores", "token_types"):
+        return [*value][::-1]
+    if name.endswith("_ids") or name == "restarts":
+        return frozenset({2}) if isinstance(value, frozenset) else (2, 1)
+    if isinstance(value, tuple):
+        return (Step("NFC"),)
+    return {bool: not value, str: "~", bytes: b"~"}.get(type(value), 2)
+
+
+def test_every_field_of_a_specification_is_compared():
+    """By one kind of tokenizer at least: others may have no use for it."""
+    specs = [
+        replace(spec, chat_template="x", middle_ids=(1,), add_bos=True, bos_id=1, eos_id=1)
+        for spec in (byte_level(), pieces(), pieces("spm"), words())
+    ]
+    missed = set()
+    for field in fields(TokenizerSpec):
+        changed = [
+            replace(spec, **{field.name: _other(field.name, getattr(spec, field.name))})
+            for spec in specs
+        ]
+        found = [differences(*pair) for pair in zip(specs, changed, strict=True)]
+        if not any(found):
+            missed.add(field.name)
+    assert missed == _NOT_COMPARED
 
 
 def test_a_tokenizer_without_a_part_of_another_is_not_the_same():
