@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import TokenizerNotFound, Unsupported
 from bitnet.convert.convert_options import MIXTURES
 from bitnet.families.family import find_zero, of_gguf
+from bitnet.families.heads import classifier
 from bitnet.formats.containers import ROUNDED_INPUTS, effective_keys
 from bitnet.formats.gguf_write import encode_value, raw_values
 from bitnet.quants import registry
@@ -106,8 +107,7 @@ def _keys_of_folder(checkpoint: Checkpoint) -> dict[str, Any]:
     keys = dict(checkpoint.metadata)
     prefix = checkpoint.architecture
     if family is not None and family.encodes:
-        types = checkpoint.weights.get("token_types.weight")
-        keys[_TEXT_COUNT] = types.shape[0] if types is not None else 1
+        keys[_TEXT_COUNT] = _count_types(checkpoint)
     keys["general.name"] = checkpoint.path.resolve().name
     keys[f"{prefix}.vocab_size"] = checkpoint.weights["token_embd.weight"].shape[0]
     head_dim = keys.get(f"{prefix}.attention.key_length")
@@ -119,6 +119,12 @@ def _keys_of_folder(checkpoint: Checkpoint) -> dict[str, Any]:
     if not keys.get(window) and not prefix.startswith("gemma"):
         keys.pop(window, None)  # its absence means the same, and older readers fail on 0
     return keys
+
+
+def _count_types(checkpoint: Checkpoint) -> int:
+    """Number of types of texts that the model tells apart."""
+    types = checkpoint.weights.get("token_types.weight")
+    return types.shape[0] if types is not None else 1
 
 
 def _tokenizer(
@@ -136,7 +142,15 @@ def _tokenizer(
         ) from None
     rows = checkpoint.weights["token_embd.weight"].shape[0]
     name = checkpoint.metadata.get("general.name", checkpoint.path.name)
-    keys = gguf_keys(spec, rows=rows, pre=request.pre or None, further_keys={"general.name": name})
+    head = classifier(checkpoint)
+    keys = gguf_keys(
+        spec,
+        rows=rows,
+        pre=request.pre or None,
+        further_keys={"general.name": name},
+        ranks=head is not None and head.ranks,
+        has_types=_count_types(checkpoint) > 1,
+    )
     return _encode(keys, checkpoint.path.name)
 
 

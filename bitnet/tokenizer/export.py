@@ -111,7 +111,26 @@ def _prove_files(files: Mapping[str, Any], spec: TokenizerSpec) -> None:
         for name, content in files.items():
             (Path(folder) / name).write_text(json.dumps(content), "utf-8")
         copied = spec_from_folder(folder)
+        if spec.middle_ids is not None:
+            _check_facts(_pair_facts(spec, copied), spec, _AS_FILES)
         _compare(spec, copied, _AS_FILES, extra_facts=("special_ids", "named_templates"))
+
+
+def _pair_facts(
+    spec: TokenizerSpec, copied: TokenizerSpec
+) -> tuple[tuple[str, Any, Any], tuple[str, Any, Any]]:
+    """Names and values, of *spec* and *copied*, of what a tokenizer does to two texts."""
+    return (
+        ("what goes between two texts", spec.middle_ids, copied.middle_ids),
+        ("the type of a second text", spec.second_type, copied.second_type),
+    )
+
+
+def _check_facts(facts: Iterable[tuple[str, Any, Any]], spec: TokenizerSpec, form: _Form) -> None:
+    """Refuse to write *spec* in a *form* if a fact, ``(name, value, copied value)``, differs."""
+    for name, expected, got in facts:
+        if expected != got:
+            raise _inexact(spec, form, f"{name} is {expected}, and would be {got}")
 
 
 def _compare(
@@ -168,12 +187,15 @@ def gguf_keys(
     rows: int,
     pre: str | None = None,
     further_keys: Mapping[str, Any] | None = None,
+    ranks: bool = False,
+    has_types: bool = False,
 ) -> dict[str, Any]:
     """*spec* as metadata; arrays are lists, ``bytes`` an array of uint8.
 
     Ids without a token, up to *rows* of the embedding, become unused ones. *pre* names the
     pre-tokenizer, if it does not follow from *spec*. *further_keys*, which the file has besides,
-    may change how a reader understands these: the result is proved with them.
+    may change how a reader understands these: the result is proved with them. *ranks* says that the
+    model scores pairs of texts, *has_types* that it also gets the type of each text.
     """
     if spec.vocab_size > rows:
         raise VocabMismatch(
@@ -196,6 +218,7 @@ def gguf_keys(
     keys |= {f"{_GGML}{role}_token_id": id for role, id in ids.items() if id is not None}
     keys[f"{_GGML}add_bos_token"] = gguf_spec.add_bos and gguf_spec.bos_id is not None
     keys[f"{_GGML}add_eos_token"] = gguf_spec.add_eos and gguf_spec.eos_id is not None
+    keys |= _between(gguf_spec)
     if spec.chat_template is not None:
         keys["tokenizer.chat_template"] = spec.chat_template
     # Stop ids that a reader does not know by their texts are named. With more than two of them, the
@@ -203,8 +226,17 @@ def gguf_keys(
     missing_stops = sorted(spec.stop_ids - _read_back(keys, further_keys or {}, spec).stop_ids)
     for role, id in zip(("eot", "eom"), missing_stops, strict=False):
         keys[f"{_GGML}{role}_token_id"] = id
-    _prove(_read_back(keys, further_keys or {}, spec), spec)
+    copied = _read_back(keys, further_keys or {}, spec)
+    _prove(copied, spec, ranks=ranks, has_types=has_types)
     return keys
+
+
+def _between(spec: TokenizerSpec) -> dict[str, Any]:
+    """Keys of the separator that follows EOS between two texts; none without one."""
+    middle = spec.middle_ids or ()
+    if not spec.add_eos or len(middle) != 2 or middle[0] != spec.eos_id:
+        return {}
+    return {f"{_GGML}seperator_token_id": middle[1], f"{_GGML}add_sep_token": True}
 
 
 def pre_name(spec: TokenizerSpec) -> str:
@@ -325,12 +357,21 @@ def _read_back(
         raise Unsupported(text, hint=_AS_GGUF.hint) from None
 
 
-def _prove(copied: TokenizerSpec, spec: TokenizerSpec) -> None:
-    """Refuse *copied*, read back, if it differs from *spec*; it may have more ids, unused ones."""
-    for what, expected, got in (
+def _prove(copied: TokenizerSpec, spec: TokenizerSpec, *, ranks: bool, has_types: bool) -> None:
+    """Refuse *copied*, read back, if it differs from *spec*; it may have more ids, unused ones.
+
+    GGUF has no key for some ways to join two texts: *copied* may define none, and then joins none.
+    *ranks* and *has_types* are as for :func:`gguf_keys`.
+    """
+    facts = [
         ("what goes around a text", spec.affixes, copied.affixes),
         ("BOS", spec.bos_id, copied.bos_id),
-    ):
-        if expected != got:
-            raise _inexact(spec, _AS_GGUF, f"{what} is {expected}, and would be {got}")
+    ]
+    if copied.middle_ids is not None:
+        middle, second_type = _pair_facts(spec, copied)
+        if ranks or spec.middle_ids is not None:
+            facts.append(middle)
+        if ranks and has_types:
+            facts.append(second_type)
+    _check_facts(facts, spec, _AS_GGUF)
     _compare(spec, copied, _AS_GGUF)

@@ -22,6 +22,7 @@ from bitnet.base.errors import BitnetError, Unsupported, is_panic
 from bitnet.base.invocation import extra_command
 from bitnet.tokenizer.compiled import NativeEngine, NotNative, is_verbatim, meta_of, open_compiled
 from bitnet.tokenizer.limits import SPACES, check_spec, damage_error, over_budget
+from bitnet.tokenizer.post_processor import write_post_processor
 from bitnet.tokenizer.sentencepiece_model import charsmaps_of, check_charsmap, write_model
 from bitnet.tokenizer.spec import (
     BYTE_NAMES,
@@ -87,7 +88,7 @@ def tokenizer_json(spec: TokenizerSpec, *, finds_raw: bool = False) -> dict[str,
         ],
         "normalizer": _sequence(normalizer, "normalizers"),
         "pre_tokenizer": _sequence(pre_tokenizer, "pretokenizers"),
-        "post_processor": _template(spec),
+        "post_processor": write_post_processor(spec),
         "decoder": _decoder(spec),
         "model": _model(spec),
     }
@@ -133,27 +134,6 @@ def _sentencepiece_normalizer(spec: TokenizerSpec) -> list[dict[str, Any]]:
             steps.append({"type": "Prepend", "prepend": SPACE_SYMBOL})
         steps.append({"type": "Replace", "pattern": {"String": " "}, "content": SPACE_SYMBOL})
     return steps
-
-
-def _template(spec: TokenizerSpec) -> dict[str, Any] | None:
-    """Post-processor that puts the affixes around each text of one or two; None without affixes."""
-    before, after = spec.affixes
-    if not (before or after):
-        return None
-    first, last = (
-        [{"SpecialToken": {"id": spec.tokens[id], "type_id": 0}} for id in ids]
-        for ids in (before, after)
-    )
-    single = [*first, {"Sequence": {"id": "A", "type_id": 0}}, *last]
-    special = {spec.tokens[id]: id for id in (*before, *after)}
-    return {
-        "type": "TemplateProcessing",
-        "single": single,
-        "pair": [*single, *first, {"Sequence": {"id": "B", "type_id": 1}}, *last],
-        "special_tokens": {
-            text: {"id": text, "ids": [id], "tokens": [text]} for text, id in special.items()
-        },
-    }
 
 
 def _decoder(spec: TokenizerSpec) -> dict[str, Any] | None:

@@ -16,11 +16,13 @@ from conversions import convert  # noqa: E402 - needs torch
 from engine_vectors import smallest_cosine, vectors_by_llama_cpp  # noqa: E402
 from sentence_folders import (  # noqa: E402
     TEXTS,
+    change_json,
     encoder_folder,
     sentence_folder,
 )
 
 from bitnet import load  # noqa: E402
+from bitnet.base.errors import Unsupported  # noqa: E402
 from bitnet.convert.convert_options import ConvertOptions  # noqa: E402
 from bitnet.convert.engines import differences  # noqa: E402
 from bitnet.formats.containers import open_checkpoint  # noqa: E402
@@ -145,3 +147,11 @@ def test_what_llama_cpp_has_otherwise_in_a_classifier_is_named(kind, options, wa
     assert len(found) == len(warned)
     for part, text in zip(warned, found, strict=True):
         assert part in text
+
+
+def test_a_reranker_is_not_converted_if_its_second_text_would_get_another_type(tmp_path):
+    path = encoder_folder(tmp_path / "model", "Bert", "ForSequenceClassification", num_labels=1)
+    convert(path, tmp_path / "with types.gguf", ConvertOptions("F32"))
+    change_json(path / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask"])
+    with pytest.raises(Unsupported, match="type of a second text is 0, and would be 1"):
+        convert(path, tmp_path / "without.gguf", ConvertOptions("F32"))

@@ -103,3 +103,44 @@ def test_real_tokenizers_are_said_exactly(test_data, name):
     spec = load_spec(test_data / "tokenizers" / name)
     keys = gguf_keys(spec, rows=spec.vocab_size + 3)  # compares them itself
     assert spec_from_metadata(keys).vocab_size == spec.vocab_size + 3
+
+
+ENCODER = {"add_eos": True, "middle_ids": (2,)}
+
+
+def encoder(**more):
+    """A tokenizer that puts BOS and EOS around a text and joins two."""
+    return from_json(**(ENCODER | more))
+
+
+@pytest.mark.parametrize(
+    ("middle", "second_type"), [((2,), 0), ((2, 2), 0), ((2, 1), 1), ((2, 0), 0)]
+)
+def test_what_goes_between_two_texts_is_read_back(middle, second_type):
+    spec = encoder(middle_ids=middle, second_type=second_type)
+    assert spec_from_metadata(gguf_keys(spec, rows=len(TOKENS))).middle_ids == middle
+
+
+@pytest.mark.parametrize("middle", [(), (1,), (1, 2), (2, 2, 2)])
+def test_two_texts_that_gguf_would_join_otherwise_are_refused(middle):
+    with pytest.raises(Unsupported, match="what goes between two texts is"):
+        gguf_keys(encoder(middle_ids=middle), rows=len(TOKENS))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"middle_ids": None}, r"between two texts is None, and would be \(2,\)"),
+        ({"second_type": 1}, "type of a second text is 1, and would be 0"),
+    ],
+)
+def test_a_model_that_scores_pairs_needs_all_of_their_form(change, text):
+    spec = encoder(**change)
+    gguf_keys(spec, rows=len(TOKENS), has_types=True)  # another model never joins two texts
+    with pytest.raises(Unsupported, match=text):
+        gguf_keys(spec, rows=len(TOKENS), ranks=True, has_types=True)
+
+
+def test_two_texts_are_not_joined_if_gguf_cannot_say_how():
+    keys = gguf_keys(from_json(middle_ids=(1,), second_type=1), rows=len(TOKENS), ranks=True)
+    assert spec_from_metadata(keys).middle_ids is None
