@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from bitnet.formats.gguf_write import encode_value, raw_values
 from bitnet.quants import registry
 from bitnet.tokenizer.export import gguf_keys
 from bitnet.tokenizer.from_gguf import spec_from_gguf
-from bitnet.tokenizer.load import load_spec
+from bitnet.tokenizer.load import spec_from_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from bitnet.convert.convert_options import ConvertOptions
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.formats.gguf import GGUF
+
+logger = logging.getLogger(__name__)
 
 # Rows of token types, without which llama.cpp loads no encoder.
 _TEXT_COUNT = "tokenizer.ggml.token_type_count"
@@ -135,7 +138,7 @@ def _tokenizer(
     if request.no_tokenizer or path is None:
         return {}
     try:
-        spec = load_spec(path, pre=request.pre or None)
+        spec = spec_from_path(path, pre=request.pre or None)
     except TokenizerNotFound as error:
         raise TokenizerNotFound(
             error.message, hint="name one: --tokenizer PATH, or leave it out: --no-tokenizer"
@@ -151,6 +154,9 @@ def _tokenizer(
         ranks=head is not None and head.ranks,
         has_types=_count_types(checkpoint) > 1,
     )
+    if request.pre and keys.get("tokenizer.ggml.pre") != request.pre:
+        text = "the pre-tokenizer %s is not written: %s says itself how text is cut into words"
+        logger.warning(text, request.pre, spec.source)
     return _encode(keys, checkpoint.path.name)
 
 

@@ -49,7 +49,8 @@ def spec_from_file(
     """The tokenizer in the file *path*, whose format is recognised by its content.
 
     *pre* names the pre-tokenizer of tiktoken ranks, ``tekken.json`` and ``vocab.json``; other
-    formats ignore it. *files* is the inventory of its folder, if the caller has one.
+    formats have their own and do not use it. *files* is the inventory of its folder, if the caller
+    has one.
     """
     file = TokenizerFile(Path(path), pre, files)
     with reading(file.path, "tokenizer"):

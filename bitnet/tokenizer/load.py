@@ -32,12 +32,13 @@ from bitnet.tokenizer.from_files import (
     tokenizer_names,
 )
 from bitnet.tokenizer.from_gguf import spec_from_gguf
-from bitnet.tokenizer.side_files import SIDE_FILES, template_files
+from bitnet.tokenizer.side_files import SIDE_FILES, TEMPLATE_FOLDER, template_files
 from bitnet.tokenizer.spec import BYTE_NAMES, TokenizerSpec, TokenType
 from bitnet.tokenizer.tokenizer import Tokenizer
 from bitnet.tokenizer.vocabularies import split_merge
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import BinaryIO
 
     from bitnet.formats.checkpoint import Checkpoint
@@ -75,15 +76,32 @@ def load_tokenizer(
         BitnetError: as :func:`load_spec`, whose arguments it takes.
     """
     check_type("path", path, "a path", str, os.PathLike)
-    key = _content_key(Path(path), pre, verify=verify)
-    tokenizer = Tokenizer.from_cache(key, source=str(path)) if key else None
-    if tokenizer is not None:
-        return tokenizer
+    file = _file_of(Path(path))
+    key = _content_key(file, pre, verify=verify)
+    tokenizer = Tokenizer.from_cache(key, source=_source_of(file)) if key else None
+    if tokenizer is None:
+        tokenizer = _load_uncached(Path(path), file, pre=pre, files=files, key=key)
+    _warn_if_unused(pre, tokenizer.pre, tokenizer.source)
+    return tokenizer
+
+
+def _load_uncached(
+    path: Path, file: Path, *, pre: str | None, files: Inventory | None, key: str
+) -> Tokenizer:
+    """The tokenizer in *path*, whose *file* has the content *key*, or none that has a key.
+
+    Its compiled form is kept under *key* if that is the hash of what was read. It is not if a file
+    was written in the meantime, or since *files* was read.
+    """
+    if key and files is None:
+        files = Inventory(file.parent)
     collects = gc.isenabled()
     gc.disable()  # a vocabulary is a million objects without cycles, which would only be walked
     try:
-        spec = load_spec(path, pre=pre, files=files)
-        return Tokenizer.from_spec(replace(spec, fingerprint=key or spec.fingerprint))
+        spec = spec_from_path(path, pre=pre, files=files)
+        if key and files is not None and key == _key_of_content(file.name, files, pre):
+            spec = replace(spec, fingerprint=key)
+        return Tokenizer.from_spec(spec)
     finally:
         if collects:
             gc.enable()
@@ -96,9 +114,26 @@ def load_spec(
 
     *path* is a GGUF file, ``tokenizer.json``, ``tekken.json``, ``tokenizer.model`` (SentencePiece
     or tiktoken ranks), ``vocab.json`` next to ``merges.txt``, or a folder with one of these or with
-    a single GGUF file. *pre* names a pre-tokenizer, if the file has none or a wrong one; *files* is
-    the inventory of the folder, if the caller has one.
+    a single GGUF file. *pre* names a pre-tokenizer, if the file has none or a wrong one: a
+    ``tokenizer.json`` and SentencePiece's and BERT's models have their own, and with them *pre* is
+    not used, which a warning says. *files* is the inventory of the folder, if the caller has one.
     """
+    spec = spec_from_path(path, pre=pre, files=files)
+    _warn_if_unused(pre, spec.pre, spec.source)
+    return spec
+
+
+def _warn_if_unused(requested: str | None, used: str, source: str) -> None:
+    """Warn if the *requested* pre-tokenizer is not the one that is *used*."""
+    if requested and requested != used:
+        text = "the pre-tokenizer %s is not used: %s says itself how text is cut into words"
+        logger.warning(text, requested, source)
+
+
+def spec_from_path(
+    path: str | os.PathLike[str], *, pre: str | None = None, files: Inventory | None = None
+) -> TokenizerSpec:
+    """As :func:`load_spec`, without the warning."""
     path = Path(path)
     if not path.exists():
         if has_gguf_name(path):
@@ -127,14 +162,16 @@ def extract_tokenizer_from_gguf(
 
     Args:
         model: the file, or the first part of a split one, or either when it is open.
-        pre: overrides ``tokenizer.ggml.pre``.
+        pre: overrides ``tokenizer.ggml.pre``; see :func:`load_spec`.
 
     Raises:
         TokenizerNotFound: none is embedded, or its pre-tokenizer is unknown.
         InvalidFormat: the file is damaged.
         Unsupported: the kind of tokenizer is unknown.
     """
-    return Tokenizer.from_spec(_spec_in_gguf(model, pre))
+    tokenizer = Tokenizer.from_spec(_spec_in_gguf(model, pre))
+    _warn_if_unused(pre, tokenizer.pre, tokenizer.source)
+    return tokenizer
 
 
 def extract_tokens(path: str | os.PathLike[str], key: str = "tokenizer.ggml.tokens") -> list[str]:
@@ -194,47 +231,80 @@ def mock_tokenizer() -> Tokenizer:
     return Tokenizer.from_spec(spec)
 
 
+def _file_of(path: Path) -> Path:
+    """The tokenizer file in a folder that has one, or whose first one is ``tokenizer.json``.
+
+    Any other *path* is returned as it is.
+    """
+    if not path.is_dir():
+        return path
+    try:
+        names = tokenizer_names(Inventory(path))
+    except BitnetError:
+        return path  # loading reports it
+    return path / names[0] if len(names) == 1 or names[:1] == ["tokenizer.json"] else path
+
+
+def _source_of(file: Path) -> str:
+    """Name in messages of the tokenizer in *file*, the same as in its specification."""
+    return str(file.with_name(VOCABULARY_FILES[0]) if file.name in VOCABULARY_FILES else file)
+
+
 def _content_key(path: Path, pre: str | None, *, verify: bool) -> str:
     """Hash of the content of a tokenizer file and its side files.
 
-    It is empty for GGUF files, for files that cannot be read, and for a folder in which the first
-    of several tokenizer files is not ``tokenizer.json``.
+    It is empty for GGUF files, for folders, and for files that cannot be read.
     """
-    if path.is_dir():
-        try:
-            names = tokenizer_names(Inventory(path))
-        except BitnetError:
-            return ""  # loading reports it
-        path = path / names[0] if len(names) == 1 or names[:1] == ["tokenizer.json"] else path
     if not path.is_file():
         return ""
-    # Another version of this package may read the same files differently.
-    digest = hashlib.sha256(f"{__version__}\n{pre}".encode())
     files = Inventory(path.parent)
+    sha256 = {}
     try:
-        for name in _deciding_files(path.name, files):
+        for name in _deciding_names(path.name, template_files(files)):
+            if name not in files:
+                continue
             with open_file(files.path(name)) as file:
                 if name == path.name and file.read(len(MAGIC)) in (MAGIC, b""):
                     return ""
-                sha256 = _digest(files.path(name), file, verify=verify)
-            digest.update(os.fsencode(name) + f"\n{sha256}\n".encode())
-        if "tokenizer.json" in files:
-            digest.update(b"tokenizer.json is there\n")
+                sha256[name] = _digest(files.path(name), file, verify=verify)
+        return _key_of(sha256, files, pre)
     except (BitnetError, OSError, ValueError):
         return ""  # unreadable or empty: loading reports it
+
+
+def _key_of_content(name: str, files: Inventory, pre: str | None) -> str:
+    """As :func:`_content_key`, of the content that was read from *files* for the file *name*."""
+    was_read = files.names
+    templates = [each for each in was_read if each.startswith(f"{TEMPLATE_FOLDER}/")]
+    names = [each for each in _deciding_names(name, templates) if each in was_read]
+    sha256 = {each: hashlib.sha256(files.read(each)).hexdigest() for each in names}
+    return _key_of(sha256, files, pre)
+
+
+def _key_of(sha256: dict[str, str], files: Inventory, pre: str | None) -> str:
+    """Hash of the digests by name, of the pre-tokenizer *pre*, and of this package's version.
+
+    Another version may read the same files differently. Of a ``tokenizer.json`` beside another
+    file, only the presence counts: the class that the folder names then reads it instead of that
+    file.
+    """
+    digest = hashlib.sha256(f"{__version__}\n{pre}".encode())
+    for name, content in sha256.items():
+        digest.update(os.fsencode(name) + f"\n{content}\n".encode())
+    if "tokenizer.json" in files:
+        digest.update(b"tokenizer.json is there\n")
     return digest.hexdigest()
 
 
-def _deciding_files(name: str, files: Inventory) -> list[str]:
-    """Names of the *files* of a folder whose content decides on the tokenizer in the file *name*.
+def _deciding_names(name: str, templates: Sequence[str]) -> list[str]:
+    """Names of files whose content decides on the tokenizer in the file *name*, if they exist.
 
-    Of a ``tokenizer.json`` beside another file, only the presence counts: the class that the folder
-    names then reads it instead of that file.
+    *templates* are names of chat templates in a folder of their own.
     """
-    names = [name, *SIDE_FILES, *template_files(files)]
+    names = [name, *SIDE_FILES, *templates]
     if name in VOCABULARY_FILES:
         names += VOCABULARY_FILES
-    return [each for each in dict.fromkeys(names) if each in files]
+    return [*dict.fromkeys(names)]
 
 
 def _digest(path: Path, file: BinaryIO, *, verify: bool) -> str:

@@ -1,11 +1,14 @@
 """Tokenizers that a conversion embeds in its file."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from builders import vocabulary
 from conversions import convert
 from hf_folders import tiny_folder, tokenizer_folder
+from sentencepiece_writer import write_model
+from small_specs import pieces
 from tiny_models import TOKENS, tiny_gguf
 
 import bitnet
@@ -46,6 +49,20 @@ def test_a_model_without_tokenizer_wants_to_be_told(tmp_path):
         convert(folder, tmp_path / "out.gguf", ConvertOptions("F16"))
     assert "--no-tokenizer" in error.value.hint
     assert not list(tmp_path.glob("*out*"))
+
+
+def test_a_named_pre_tokenizer_is_written_or_a_warning_says_that_it_is_not(tmp_path, caplog):
+    options = ConvertOptions("F16", pre="gpt-2")
+    folder = tokenizer_folder(tiny_folder(tmp_path / "model", "llama"), TOKENS)
+    convert(folder, tmp_path / "out.gguf", options)
+    assert "pre-tokenizer" not in caplog.text
+    with GGUF.open(tmp_path / "out.gguf") as file:
+        assert file.metadata["tokenizer.ggml.pre"] == "gpt-2"
+
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(write_model(pieces("spm", bos_id=1, eos_id=2)))
+    convert(folder, tmp_path / "pieces.gguf", replace(options, tokenizer=str(path)))
+    assert "the pre-tokenizer gpt-2 is not written" in caplog.text
 
 
 def test_a_cut_without_a_name_in_gguf_is_refused(tmp_path):

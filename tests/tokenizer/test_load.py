@@ -6,6 +6,7 @@ import json
 import mmap
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 import tekken_files
@@ -27,7 +28,7 @@ from bitnet.tokenizer import (
     load_tokenizer,
 )
 from bitnet.tokenizer.from_files import spec_from_file
-from bitnet.tokenizer.load import _content_key
+from bitnet.tokenizer.load import _content_key, load_spec
 from bitnet.tokenizer.side_files import SIDE_FILES
 from bitnet.tokenizer.spec import byte_spelling
 
@@ -233,19 +234,18 @@ def _write_kind(kind, folder, name):
     return path, "gpt-2" if kind in ("vocabulary", "ranks") else None
 
 
+KINDS = [
+    ("tokenizer.json", "tokenizer.json"),
+    ("tekken", "tekken.json"),
+    ("vocabulary", "vocab.json"),
+    ("vocabulary", "merges.txt"),
+    ("ranks", "qwen.tiktoken"),
+    ("sentencepiece", "tokenizer.model"),
+]
+
+
 @pytest.mark.parametrize("tokenizer_class", [None, "LlamaTokenizer", "GPT2Tokenizer"])
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        ("tokenizer.json", "tokenizer.json"),
-        ("tokenizer.json", "other.json"),
-        ("tekken", "tekken.json"),
-        ("vocabulary", "vocab.json"),
-        ("vocabulary", "merges.txt"),
-        ("ranks", "qwen.tiktoken"),
-        ("sentencepiece", "tokenizer.model"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "name"), [*KINDS, ("tokenizer.json", "other.json")])
 def test_every_file_that_a_reader_looks_for_counts_in_the_key(
     kind, name, tokenizer_class, tmp_path, monkeypatch
 ):
@@ -302,3 +302,66 @@ def test_ids_of_another_vocab_json_are_not_those_of_the_cache(tmp_path):
         vocabulary = {text: id for id, text in enumerate(change(BYTES))}
         (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
         assert load_tokenizer(path, pre=pre).encode("a") == [vocabulary["a"]]
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+@pytest.mark.parametrize(("kind", "name"), KINDS)
+def test_the_name_of_a_tokenizer_does_not_depend_on_the_cache(
+    kind, name, is_folder, tmp_path, monkeypatch
+):
+    path, pre = _write_kind(kind, tmp_path, name)
+    for each in ("tokenizer_config.json", "additional_chat_templates/a.jinja"):
+        (tmp_path / each).parent.mkdir(exist_ok=True)
+        (tmp_path / each).write_text("{}")
+    monkeypatch.chdir(tmp_path.parent)
+    loaded = f"./{tmp_path.name}" if is_folder else f"./{tmp_path.name}/{name}"
+    first = load_tokenizer(loaded, pre=pre)
+    if first.engine != "native":
+        pytest.skip("the compiled form belongs to the native module, which is not in use")
+    monkeypatch.setattr("bitnet.tokenizer.load.spec_from_path", None)  # it is not read again
+    again = load_tokenizer(loaded, pre=pre)
+    read_name = "vocab.json" if kind == "vocabulary" else path.name
+    assert first.source == again.source == str(Path(tmp_path.name) / read_name)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_what_was_read_before_a_change_is_not_kept_as_the_content_after_it(name, tmp_path):
+    def write(template, words):
+        word_level(tmp_path / "tokenizer.json", words)
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+
+    write("before", ["ab"])
+    files = Inventory(tmp_path)
+    files.read(name)
+    write("after", ["ab", "cd"])
+    load_tokenizer(tmp_path, files=files)
+    tokenizer = load_tokenizer(tmp_path)
+    assert (tokenizer.chat_template, tokenizer.encode("cd")) == ("after", [5])
+
+
+@pytest.mark.parametrize(("kind", "name"), KINDS)
+def test_a_pre_tokenizer_that_a_file_does_not_use_is_a_warning_each_time(
+    kind, name, tmp_path, caplog
+):
+    path, _ = _write_kind(kind, tmp_path, name)
+    for load in (load_tokenizer, load_tokenizer, load_spec):  # the second one is from the cache
+        caplog.clear()
+        load(path, pre="qwen2")
+        expected = []
+        if kind in ("tokenizer.json", "sentencepiece"):
+            text = f"the pre-tokenizer qwen2 is not used: {path} says itself how text is cut"
+            expected.append(f"{text} into words")
+        assert [record.getMessage() for record in caplog.records] == expected
+
+
+@pytest.mark.parametrize(("model", "is_used"), [("gpt2", True), ("llama", False), ("bert", False)])
+def test_a_pre_tokenizer_that_a_gguf_file_does_not_use_is_a_warning(
+    model, is_used, tmp_path, caplog
+):
+    tokens = ["<unk>", "<s>", "</s>", "a"]
+    metadata = {"general.architecture": "llama"} | vocabulary(tokens, merges=[], pre="gpt-2")
+    metadata |= {"tokenizer.ggml.model": model, "tokenizer.ggml.scores": [0.0] * 4}
+    metadata |= {"tokenizer.ggml.unknown_token_id": 0}
+    path = write_gguf(tmp_path / "m.gguf", metadata)
+    extract_tokenizer_from_gguf(path, pre="qwen2")
+    assert ("the pre-tokenizer qwen2 is not used" in caplog.text) is not is_used
