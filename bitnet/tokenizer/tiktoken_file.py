@@ -142,18 +142,26 @@ def _digest_of_ranks(ranks: dict[int, bytes]) -> str:
 
 
 def _ranks(data: bytes, path: Path) -> dict[int, bytes]:
-    """Tokens by rank."""
+    """Tokens by rank; a rank or a token that is there twice is refused."""
     tokens: dict[int, bytes] = {}
+    ranks: dict[bytes, int] = {}
     for number, line in enumerate(data.splitlines(), 1):
         if not line:
             continue
+        where = f"{path}, line {number}"
         try:
-            text, rank = line.split()
+            text, digits = line.split()
             token = b"" if text == _NO_BYTES else base64.b64decode(text, validate=True)
-            tokens[int(rank)] = token
+            rank = int(digits)
         except (ValueError, binascii.Error):
             expected = "expected a token in base64 and its rank"
-            raise damage_error(f"{path}, line {number}: {expected}, found {line[:40]!r}") from None
+            raise damage_error(f"{where}: {expected}, found {line[:40]!r}") from None
+        if rank in tokens:
+            raise damage_error(f"{where}: the rank {rank} is that of an earlier line, too")
+        if token in ranks:
+            raise damage_error(f"{where}: rank {rank} has the token of rank {ranks[token]}")
+        tokens[rank] = token
+        ranks[token] = rank
     return tokens
 
 

@@ -87,9 +87,21 @@ def test_a_special_token_may_sit_between_the_ranks(tmp_path):
         spec_from_file(path, pre="gpt-2")
 
 
-@pytest.mark.parametrize("damage", [b"!!!! 256\n", b"AAA 256\n", b"IQ== 300\n", b"IQ==\n"])
-def test_damaged_ranks_are_refused(damage, tmp_path):
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (b"!!!! 256\n", "line 257: expected a token in base64"),
+        (b"AAA 256\n", "line 257: expected a token in base64"),
+        (b"IQ==\n", "line 257: expected a token in base64"),
+        (b"YWI= 300\n", "some are missing"),
+        (b"YWI= 256\nenp6 97\n", "line 258: the rank 97 is that of an earlier line"),  # the byte a
+        (b"YQ== 97\n", "line 257: the rank 97 is that of an earlier line"),
+        (b"IQ== 256\n", "line 257: rank 256 has the token of rank 33"),
+        (b"= 256\n= 257\n", "line 258: rank 257 has the token of rank 256"),
+    ],
+)
+def test_damaged_ranks_are_refused(damage, text, tmp_path):
     path = write_ranks(tmp_path / "tokenizer.model", 256)
     path.write_bytes(path.read_bytes() + damage)
-    with pytest.raises(InvalidFormat):
+    with pytest.raises(InvalidFormat, match=text):
         spec_from_file(path, pre="qwen2")
