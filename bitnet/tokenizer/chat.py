@@ -247,12 +247,25 @@ def _too_deep() -> UsageError:
 
 
 def flatten(parts: Sequence[Any]) -> str:
-    """The texts of the *parts* of a message, joined by line breaks; other content is refused."""
+    """The texts of the *parts* of a message, joined by line breaks.
+
+    Raises:
+        UsageError: a part of the type ``text`` has no text.
+        Unsupported: a part is of another type.
+    """
     texts: list[Any] = [part.get("text") if isinstance(part, dict) else part for part in parts]
     for part, text in zip(parts, texts, strict=True):
-        if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise Unsupported(f"content of type {kind!r} is not supported; only text is")
+        if isinstance(text, str):
+            continue
+        is_object = isinstance(part, dict)
+        kind = part.get("type", "text") if is_object else type(part).__name__
+        if is_object and kind == "text":
+            found = "nothing" if text is None else f"a value of type {type(text).__name__}"
+            raise UsageError(
+                f"a part of content has {found} as its text, expected a string",
+                hint='write it as {"type": "text", "text": "..."}',
+            )
+        raise Unsupported(f"content of type {kind!r} is not supported; only text is")
     return "\n".join(texts)
 
 

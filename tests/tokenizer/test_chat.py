@@ -5,7 +5,7 @@ import pytest
 
 from bitnet.base.errors import InvalidFormat, Unsupported, UsageError
 from bitnet.tokenizer import chat_child
-from bitnet.tokenizer.chat import ChatTemplate, chat_template
+from bitnet.tokenizer.chat import ChatTemplate, chat_template, flatten
 from bitnet.tokenizer.spec import AddedToken, TokenizerSpec
 from bitnet.tokenizer.tokenizer import Tokenizer
 
@@ -262,3 +262,21 @@ def test_a_bos_of_the_template_is_not_doubled():
     tokenizer = Tokenizer.from_spec(spec)
     assert tokenizer.encode(chat_template(tokenizer).render([USER])) == [2, 0, 1]
     assert tokenizer.encode("Hi") == [2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("part", "error", "text"),
+    [
+        ({"type": "text"}, UsageError, "has nothing as its text"),
+        ({"type": "text", "text": None}, UsageError, "has nothing as its text"),
+        ({"type": "text", "text": 5}, UsageError, "has a value of type int as its text"),
+        ({"text": 5}, UsageError, "has a value of type int as its text"),
+        ({}, UsageError, "has nothing as its text"),
+        ({"type": "image_url"}, Unsupported, "content of type 'image_url' is not supported"),
+        (5, Unsupported, "content of type 'int' is not supported"),
+    ],
+)
+def test_a_part_of_content_without_a_text_is_refused_with_the_reason(part, error, text):
+    with pytest.raises(error, match=text) as caught:
+        flatten([{"type": "text", "text": "a"}, part])
+    assert type(caught.value) is error
