@@ -121,9 +121,13 @@ def _repository_in_lock_file(path: Path) -> str:
 
 
 def _has_other_models(folder: Path, gguf: GGUF) -> bool:
-    """True if *folder* has GGUF files of models other than *gguf*."""
+    """True if *folder* has GGUF files of models other than *gguf*, or if it cannot be listed."""
     own = {path.name for path in gguf.paths}
-    return any(path.name not in own for path in list_models(folder))
+    try:
+        models = list_models(folder)
+    except OSError:  # a folder may be open to those who know a name in it
+        return True
+    return any(path.name not in own for path in models)
 
 
 def _versions_in_cache(repository: str) -> Iterator[dict[str, Path]]:

@@ -212,3 +212,15 @@ def test_commands_name_what_is_odd(bitnet, tmp_path, command, template, text):
     assert text in " ".join(done.out.split())
     if command == "verify":
         assert "unusual: template" in done.out
+
+
+def test_a_folder_that_cannot_be_listed_is_not_compared_with(tmp_path, monkeypatch):
+    path = model_with(tmp_path / "folder")
+    beside(path.parent, OTHER)
+    assert differences(path)
+
+    def refuse(folder):
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert differences(path) == []
