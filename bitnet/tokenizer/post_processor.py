@@ -24,7 +24,7 @@ def write_post_processor(spec: TokenizerSpec) -> dict[str, Any] | None:
     """
     own = json.loads(spec.document).get("post_processor") if spec.document else None
     if any(step.type in _AROUND for step in read_steps(own, "processors")):
-        return own  # type: ignore[no-any-return]
+        return own
     if any(spec.affixes) or spec.middle_ids is not None:
         return _write_template(spec)
     return None
