@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bitnet.tokenizer.discover import TokenizerDiscovery, TokenizerStrategy, resolve_tokenizer
+    from bitnet.tokenizer.discover import TokenizerDiscovery, resolve_tokenizer
     from bitnet.tokenizer.load import (
         detect_architecture_from_gguf,
         extract_merges,
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         extract_tokens,
         load_tokenizer,
     )
+    from bitnet.tokenizer.strategy import TokenizerStrategy
     from bitnet.tokenizer.tokenizer import Tokenizer, TokenSpan, TokenStream
 
 __all__ = [
@@ -44,7 +45,8 @@ __all__ = [
 # Submodule that defines each name.
 _HOME = dict.fromkeys(__all__, "load") | {
     **dict.fromkeys(("TokenSpan", "TokenStream", "Tokenizer"), "tokenizer"),
-    **dict.fromkeys(("TokenizerDiscovery", "TokenizerStrategy", "resolve_tokenizer"), "discover"),
+    **dict.fromkeys(("TokenizerDiscovery", "resolve_tokenizer"), "discover"),
+    "TokenizerStrategy": "strategy",
 }
 
 

@@ -249,9 +249,7 @@ def _too_deep() -> UsageError:
 def flatten(parts: Sequence[Any]) -> str:
     """The texts of the *parts* of a message, joined by line breaks.
 
-    Raises:
-        UsageError: a part of the type ``text`` has no text.
-        Unsupported: a part is of another type.
+    A part of the type ``text`` that has no text is refused, and so is a part of another type.
     """
     texts: list[Any] = [part.get("text") if isinstance(part, dict) else part for part in parts]
     for part, text in zip(parts, texts, strict=True):

@@ -9,7 +9,7 @@ import logging
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from bitnet.base import settings
 from bitnet.base.errors import BitnetError, InvalidFormat, TokenizerNotFound, VocabMismatch
@@ -30,6 +30,7 @@ from bitnet.tokenizer.load import (
 )
 from bitnet.tokenizer.model_origin import repository_of, text_of
 from bitnet.tokenizer.probes import probe_texts
+from bitnet.tokenizer.strategy import Strategy, TokenizerStrategy
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
@@ -158,54 +159,6 @@ def _whole(metadata: Mapping[str, Any], key: str) -> int | None:
     """The value of *key* if it is a positive integer, else None."""
     value = metadata.get(key)
     return value if type(value) is int and value > 0 else None
-
-
-class _Variant:
-    """A way in which a model gets its tokenizer, with the path or value that belongs to it."""
-
-    _text: ClassVar[str]
-
-    def description(self) -> str:
-        """This way in words, for messages."""
-        return self._text.format(self)
-
-
-class TokenizerStrategy:
-    """The ways in which a model gets its tokenizer: classes for the patterns of a ``match``."""
-
-    @dataclass(frozen=True)
-    class Exact(_Variant):
-        """The tokenizer the user named."""
-
-        path: Path
-        _text = "user-specified tokenizer: {0.path}"
-
-    @dataclass(frozen=True)
-    class Discovered(_Variant):
-        """A file beside the model, in the folder above, or in a cache."""
-
-        path: Path
-        _text = "auto-discovered tokenizer: {0.path}"
-
-    @dataclass(frozen=True)
-    class NeedsDownload(_Variant):
-        """Not on disk; *info* describes the download."""
-
-        info: TokenizerDownloadInfo
-        _text = "smart download required: {0.info.repo}"
-
-    @dataclass(frozen=True)
-    class EmbeddedGguf(_Variant):
-        """The tokenizer inside the GGUF file."""
-
-        tokenizer: Tokenizer
-        _text = "GGUF-embedded tokenizer: {0.tokenizer.vocab_size} tokens"
-
-    @dataclass(frozen=True)
-    class Mock(_Variant):
-        """Bytes instead of tokens, only if explicitly allowed."""
-
-        _text = "MOCK tokenizer: the ids mean nothing to the model"
 
 
 @dataclass(frozen=True)
@@ -483,7 +436,7 @@ class TokenizerDiscovery:
         """Number of ids the tokenizer must have."""
         return self.model.vocab_size
 
-    def discover_tokenizer_strategy(self) -> _Variant:
+    def discover_tokenizer_strategy(self) -> Strategy:
         """The way in which the model gets its tokenizer, one of :class:`TokenizerStrategy`."""
         outcome = search(self.model)
         if outcome.tokenizer is not None:

@@ -125,7 +125,7 @@ def _has_other_models(folder: Path, gguf: GGUF) -> bool:
     own = {path.name for path in gguf.paths}
     try:
         models = list_models(folder)
-    except OSError:  # a folder may be open to those who know a name in it
+    except BitnetError:  # a folder may be open to those who know a name in it
         return True
     return any(path.name not in own for path in models)
 

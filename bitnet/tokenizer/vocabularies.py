@@ -255,11 +255,8 @@ def find_halves(
 ) -> Iterator[tuple[str, str, str]]:
     """Each of *texts* with the halves of every cut of it into two *tokens*.
 
-    Every cut copies the text, so time grows with the squared length of a text. *source* is the name
-    of the tokenizer in the error.
-
-    Raises:
-        Unsupported: it would take more than ``RANK_WORK`` steps.
+    Every cut copies the text, so time grows with the squared length of a text: more than
+    ``RANK_WORK`` steps are refused. *source* is the name of the tokenizer in the error.
     """
     work = sum(len(text) * len(text) for text in texts)
     if work > RANK_WORK:
