@@ -126,8 +126,10 @@ def _cache(root: Path) -> list[Finding]:
     except BitnetError as error:
         return [*findings, Finding.of("locks", error)]
     except OSError as error:
-        text = from_os_error(error, existing).message
-        folder_error = PermissionDenied(text, hint="choose another: BITNET_CACHE_DIR=DIR")
+        folder_error = from_os_error(error, existing)
+        if not isinstance(folder_error, NoSpace):
+            text = folder_error.message
+            folder_error = PermissionDenied(text, hint="choose another: BITNET_CACHE_DIR=DIR")
         return [*findings, Finding.of("cache folder", folder_error)]
     text = f"{human_size(free)} free"
     if free < SPACE_BYTES:

@@ -1,5 +1,6 @@
 """Findings of ``bitnet.doctor`` on this machine, without the network."""
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -9,6 +10,7 @@ from builders import write_gguf
 from locked_folders import lock_folder
 
 import bitnet
+from bitnet.base import locks
 from bitnet.base.errors import NetworkError, NoSpace, PermissionDenied
 from bitnet.base.findings import Finding
 from bitnet.doctor import examine, markdown, verdict
@@ -93,6 +95,14 @@ def test_a_read_only_cache_folder_is_found(tmp_path):
     tmp_path.chmod(0o500)
     problem = by_name(examine(tmp_path / "cache"))["cache folder"]
     assert problem.exit_code == PermissionDenied.exit_code
+
+
+def test_a_full_disk_is_not_taken_for_a_missing_permission(tmp_path, monkeypatch):
+    def fill(*_arguments, **_options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(locks, "hold", fill)
+    assert by_name(examine(tmp_path))["cache folder"].exit_code == NoSpace.exit_code
 
 
 def test_a_cache_folder_that_may_not_be_looked_up_is_found(tmp_path, monkeypatch):

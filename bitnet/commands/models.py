@@ -242,7 +242,7 @@ def _list_files(model, file, rev, select, common):
     if free is not None and total > free:
         failure = NoSpace(
             f"the files have {human_size(total)}, the disk has {human_size(free)} free",
-            hint="choose fewer with --include and --exclude, or another disk with --output DIR",
+            hint="choose fewer with --include and --exclude, or download them to another disk",
         )
     facts = {"files": files, "size_bytes": total, "free_disk": free}
     common.output.finish(facts, table(("file", "size"), rows, whole=0, right=(1,)), failure)
@@ -369,9 +369,9 @@ def _download(refs, select, output, sha256, common, **options):
 
 
 def _is_list_of_files(path):
-    """True if each line of the file *path* is ORG/REPO/FILE."""
+    """True if each line of *path* is ORG/REPO/FILE, as ``sync`` writes it: it may be replaced."""
     lines = read_bytes(path).decode(errors="replace").splitlines()
-    return all(re.fullmatch(r"[^/\s]+/[^/\s]+/\S+", line) for line in lines)
+    return all(re.fullmatch(r"[^/\s]+/[^/\s]+/\S.*", line) for line in lines)
 
 
 NAMES = OutputKind("a list of files", _is_list_of_files)

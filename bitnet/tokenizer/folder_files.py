@@ -150,7 +150,7 @@ def _describe(name: str, files: Inventory, templates: _Templates) -> FileUse:
         is_read = name in files.names
         return FileUse(name, _PURPOSES[name], is_read, "no reader asked for it")
     if name in files.names:  # in a folder of a module of sentence-transformers
-        return FileUse(name, "pooling of embeddings", True)
+        return FileUse(name, "settings of a module of sentence-transformers", True)
     return FileUse(name, "", False, _unread_reason(name))
 
 

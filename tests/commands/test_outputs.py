@@ -8,8 +8,11 @@ import pytest
 from tiny_models import tiny_gguf
 
 import bitnet as package
+from bitnet.base.errors import UsageError
+from bitnet.base.outputs import OutputFile
 from bitnet.commands import load
 from bitnet.commands.generate import _save
+from bitnet.commands.models import NAMES
 from bitnet.runtime.dialog import Conversation
 from bitnet.runtime.request import Request
 
@@ -220,3 +223,13 @@ def test_no_command_writes_a_file_otherwise():
                 assert name not in writers or (path.name, name) in allowed, (path.name, name)
             if isinstance(node, ast.ImportFrom) and node.module == "bitnet.base.files":
                 assert not {alias.name for alias in node.names} & {"write_text", "write_bytes"}
+
+
+def test_a_list_of_skipped_files_is_replaced_whatever_their_names_are(tmp_path):
+    """A repository may have a file with a space in its name."""
+    path = tmp_path / "skipped.txt"
+    path.write_text("org/tiny/model card.md\norg/tiny/folder/model.gguf\n")
+    OutputFile(path, NAMES).check()
+    path.write_text("some notes of mine\n")
+    with pytest.raises(UsageError, match="not overwritten"):
+        OutputFile(path, NAMES).check()
