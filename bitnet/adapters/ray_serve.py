@@ -87,7 +87,7 @@ class Replica:
             max_output_tokens=options["max_output_tokens"],
         )
         self._models.load_first()
-        # Doors of other nodes pass on requests with whatever Host header their clients sent.
+        # The door passes on requests with whatever Host header their clients sent.
         access = ServeOptions(
             host="*", api_key=api_key, allow_unauthenticated=True, worker_id=worker_id
         )
@@ -95,7 +95,7 @@ class Replica:
 
     @serve.multiplexed(max_num_models_per_replica=256)
     async def remember(self, prefix: str) -> str:
-        """Note that this replica holds *prefix*; Ray tells the doors, which send more of it here.
+        """Note that this replica holds *prefix*; Ray tells the door, which sends more of it here.
 
         Ray forgets the prefixes that were used least recently, as the cache of prefixes does.
         """
@@ -151,7 +151,7 @@ async def forward(scope: Scope, receive: Receive, send: Send) -> None:
     await serve.get_replica_context().servable_object.answer(scope, receive, send)
 
 
-@serve.ingress(lambda: forward)  # Ray calls a function for the ASGI application that it returns
+@serve.ingress(lambda: forward)  # Ray calls this function to get the ASGI application
 class Door:
     """Sends each request to a replica, and to another one if the first is lost."""
 
@@ -213,8 +213,8 @@ class Door:
 def prefix_of(body: bytes) -> str:
     """Digest of what *body* shares with later requests of its conversation; empty if nothing.
 
-    They share the model, the instructions and the first two messages, or the first characters of a
-    long prompt.
+    They share the model, the field ``system`` and the first two messages, or the first characters
+    of a long prompt.
     """
     try:
         fields = json.loads(body)
@@ -239,8 +239,8 @@ def app(args: Mapping[str, str]) -> Any:
 
     Args:
         args: ``model``, a name that ``bitnet serve`` takes, or a path that exists on every node;
-            and as far as they are given ``min_replicas`` and ``max_replicas`` (1), ``cpus`` and
-            ``threads`` of a replica (1; 0: as many as *cpus*), its ``max_batch`` (8) and ``queue``
+            and as far as they are given ``min_replicas`` and ``max_replicas`` (1), ``cpus`` (1)
+            and ``threads`` (0: as many as *cpus*) of a replica, its ``max_batch`` (8) and ``queue``
             (64), ``max_output_tokens`` (4096), and ``drain``, seconds for the answers of a replica
             that is removed (30). The key of clients is ``BITNET_API_KEY``.
     """

@@ -281,6 +281,7 @@ def _metric_lines(answer, running):
     sequence = answer.sequence
     blocks = sequence.passes * running.config.n_layers
     elapsed_s = answer.prefill_s + answer.decode_s
+    # See docs/architecture/exact-head.md.
     exact_head = f"{sequence.exact_head_tokens} of {answer.tokens}"
     if sequence.exact_head_tokens:
         exact_head += f", with {sequence.exact_head_rows:.3%} of its rows"
@@ -292,6 +293,7 @@ def _metric_lines(answer, running):
     reading = f"{human_size(answer.read_bytes)}, {answer.page_faults} page faults"
     if elapsed_s > 0:
         reading += f", {human_size(answer.read_bytes / elapsed_s)} a second"
+    # The numbers of the GPU are constants, since everything runs on the CPU.
     return (
         f"finish reason: {answer.finish_reason}",
         f"load {answer.load_s:.3f} s, prompt {answer.prefill_s:.3f} s, "

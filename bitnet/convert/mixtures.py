@@ -124,8 +124,8 @@ _COUNTS = ".counts"
 class _TensorPosition:
     """A tensor as the rules see it."""
 
-    layer: int  # its number among the tensors of its role; with experts, that of its block
-    layers: int  # the number of these tensors, or of the blocks, each as often as it runs
+    layer: int  # its number among the tensors of its role; for `down` of experts, that of its block
+    layers: int  # number of tensors of its role; for `down`, of the blocks times `num_loops`
     sharing: int  # query heads per key head in the first block
     has_importance: bool  # there is an importance matrix
 

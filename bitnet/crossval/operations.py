@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from bitnet.kernels.program import Program, Register
     from bitnet.models.transformer import Model
 
-_BLOCK = "l_out-"  # name of the residual stream behind a block
-_STREAM = ("embed", _BLOCK, "result_")  # names of the residual stream itself
+_BLOCK = "l_out-"  # prefix of the name of the residual stream behind a block
+_STREAM = ("embed", _BLOCK, "result_")  # prefixes of its names, and of that of the norm at its end
 _HALF = ("F16", "BF16")
 _CACHED = ("Kcur-", "Vcur-")  # prefixes of the values that a cache stores
 
@@ -58,7 +58,8 @@ class Operation:
     kind: Kind  # what it rounds
     error: float  # ``|theirs - float64| / |float64|`` of the worst position
     gain: float  # slope of theirs over float64's values, less 1
-    mean: float  # length of the mean residual of :data:`ROWS` positions, relative to one's
+    # length of the mean residual of :data:`ROWS` positions, over that of one position's value
+    mean: float
 
     @property
     def residual(self) -> Residual:
@@ -139,7 +140,7 @@ def describe(engine: str, steps: Sequence[Operation], layers: int) -> tuple[bool
         )
     compared_names = {step.name for step in real_steps}
     not_given = (step.name for step in steps if step.error == NOT_GIVEN)
-    # Up to the first one that is not shown: a report may state any number of layers.
+    # Lazy, since it is read up to the first name only: a report may state billions of layers.
     not_shown = (
         f"{_BLOCK}{layer}"
         for layer in range(layers)
@@ -201,7 +202,7 @@ def check_operations(
     """
     stop = _count_cached(exact, ids)
     cache = KVCache(exact.config, len(ids), dtype=np.float64)
-    cache.reach = len(ids)
+    cache.reach = len(ids)  # selects the RoPE scaling
     round_stored = partial(_round_to_cache, half=half_cache)
     if stop and not fill_caches(exact, cache, ids[:stop], theirs, round_stored=round_stored):
         return ()
@@ -307,7 +308,8 @@ def _kinds(
         elif isinstance(step, instructions.Rotate):
             rounds.append("rotation")
         elif isinstance(step, (DeltaRule, SelectiveScan)):
-            # llama.cpp divides by products of the decays of rows, chunk by chunk (KDA)
+            # llama.cpp divides by products of the decays of rows, chunk by chunk (KDA), which loses
+            # precision: the looser bound of gates
             is_by_row = isinstance(step, DeltaRule) and step.alpha.width > step.beta.width
             rounds.append("gate" if is_by_row and arithmetic != "float32" else "state")
         worst: Kind = max(rounds, key=get_args(Kind).index, default="sum")

@@ -63,11 +63,11 @@ def _our_prompt(
         return PromptTrace(prompt.text, ids, error=prompt.error, first=prompt.first)
     count = 2 + len(generation.list_suppressed(0))
     has_all = count <= MAX_LOGPROBS
-    # Of more than a request may ask for, passes like those of the positions give the gaps.
+    # Beyond a request's maximum, prompt_trace runs the steps too, for their gaps.
     passes = replace(prompt, steps=0) if has_all else prompt
     try:
         cache = KVCache(model.config, len(ids) + passes.steps)
-        cache.reach = len(ids)
+        cache.reach = len(ids)  # selects the RoPE scaling
         forward = partial(model.engine.model.forward, cache=cache)
         answer = prompt_trace(
             forward, passes, generation=generation, causal=model.config.looks_back

@@ -2,6 +2,8 @@
 
 Most are published with code of their own, which transformers downloads and runs. That code is not
 run here: the equations are those of llama.cpp's graphs and of the published code.
+
+The keywords of ``register`` are described at ``family.Family`` and ``family.LlamaCppSupport``.
 """
 
 from __future__ import annotations

@@ -43,10 +43,10 @@ _TABLES = "_embeddings"  # end of the names of modules whose factors are in the 
 _OF_TASKS = re.compile(r"(?P<matrix>.+)\.parametrizations\.weight\.0\.lora_(?P<part>[AB])")
 _FILE_NAME = re.compile(r"(?P<matrix>.+)\.lora_(?P<part>[ab])")
 _FOLDER_NAME = re.compile(r"base_model\.model\.(?P<matrix>.+)\.lora_(?P<part>[AB])\.weight")
-# Factors of an embedding are stored transposed, so that B is the first of the product.
+# PEFT adds (B A)^T = A^T B^T to an embedding: both factors are transposed, and swap their names.
 _EMBEDDING = re.compile(r"base_model\.model\.(?P<matrix>.+)\.lora_embedding_(?P<part>[AB])")
 _MAGNITUDE = re.compile(r"base_model\.model\.(?P<matrix>.+)\.lora_magnitude_vector(\.weight)?")
-# A whole matrix, or that below the factors of an embedding, which PEFT saves beside them.
+# A whole matrix, or the base matrix of an adapted embedding, which PEFT saves beside the factors.
 _WHOLE = re.compile(r"base_model\.model\.(?P<matrix>.+?)(\.base_layer)?\.weight")
 
 # Keys of adapter_config.json that say nothing about the computation, or that are read.
@@ -99,7 +99,10 @@ class Change:
             yield (len(self.pair.b), self.pair.a.shape[1])
 
     def take(self, rows: NDArray[np.intp]) -> Change:
-        """The change of these *rows* of the matrix; a matrix that replaces it stays whole."""
+        """The change of these *rows* of the matrix; a matrix that replaces it stays whole.
+
+        Only the embedding, the head and the token types are replaced, whose rows have one order.
+        """
         pair = self.pair
         magnitudes = self.magnitudes
         if pair is not None:
@@ -115,7 +118,7 @@ class Change:
         return replace(self, pair=self.pair._replace(scale=self.pair.scale * factor))
 
     def scale_rows(self, factors: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> Change:
-        """The change with its product multiplied row by row, by the function *factors*."""
+        """The change with the rows of its product scaled; the function *factors* scales B's."""
         assert self.pair is not None, "factors are on what is added"
         return replace(self, pair=self.pair._replace(b=factors(self.pair.b)))
 

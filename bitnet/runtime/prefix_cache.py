@@ -99,7 +99,8 @@ class PrefixCache:
         cache = self._find_or_create(ids, self.cost(positions), adapter, stored, reuse=reuse)
         if cache is not None:
             cache.adapter = adapter
-            cache.keep(len(ids) - 1)  # for the same prompt, or one that ends differently
+            # It stays truncatable to here, for the same prompt or one that ends differently.
+            cache.keep(len(ids) - 1)
         return cache
 
     def _find_or_create(

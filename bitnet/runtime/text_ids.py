@@ -45,13 +45,14 @@ def text_ids(
     """Ids of *prompt* and *text* to embed; with *truncate*, only as many as fit.
 
     *room* is the limit of the model's settings, if they have one, and its context. Without
-    *truncate*, a text that exceeds the limit of the settings is refused.
+    *truncate*, a text that exceeds the limit of the settings is refused. Ids given by the caller
+    get no prompt and no limit.
     """
     own_limit, context = room
     limit = min(own_limit or context, context)
     if not isinstance(text, str):
         return encode_input(tokenizer, "input", text)
-    if not prompt + text:
+    if not prompt + text:  # an embedding allows an empty text, which check_prompt refuses
         return tokenizer.encode_array("")
     ids = encode_input(tokenizer, "input", prompt + text, limit if truncate else None)
     if own_limit is not None and len(ids) > limit:
@@ -69,9 +70,9 @@ def pair_ids(
 ) -> tuple[TokenIds, int]:
     """Ids of a *pair* of a query and a document, and the position where the document begins.
 
-    The texts are put into *template*, or between the tokenizer's own tokens. With *truncate*, the
-    longer text loses its end first, as in the ``tokenizers`` library; texts in a template are never
-    cut, but refused if they are too long.
+    The texts are put into *template*, for which the position is 0, or between the tokenizer's own
+    tokens. With *truncate*, the longer text loses its end first, as in the ``tokenizers`` library;
+    texts in a template are never cut, but refused if they are too long.
     *room* is as for :func:`text_ids`.
     """
     own_limit, context = room
@@ -95,6 +96,7 @@ def pair_ids(
     if len(query) + len(document) > available:
         if not truncate:
             length = len(query) + len(document) + limit - available
+            # The caller truncates only under a limit of the settings.
             raise _too_long(length, limit, may_be_cut=own_limit is not None)
         kept_query, kept_document = _shares(len(query), len(document), max(available, 0))
         query = query[:kept_query]

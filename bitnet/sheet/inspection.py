@@ -48,7 +48,7 @@ class VocabularySize:
 
     size: int | None  # number of tokens, ``None`` if the file does not say
     stated: dict[str, int | None]  # value of each key that may state it, ``None`` if absent
-    derived_from: str  # source of a derived *size*; empty if it is stated
+    derived_from: str  # key or tensor with *size* entries; empty if tokens and embedding are absent
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,11 @@ def parse_added_token(id: int, entry: dict[str, Any]) -> AddedToken:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a normalizer or pre-tokenizer, named as in Hugging Face's ``tokenizer.json``."""
+    """One step of a normalizer, pre-tokenizer or decoder.
+
+    Types are named as in Hugging Face's ``tokenizer.json``; the decoders ``Bytes`` and
+    ``SentencePiece`` are ours, see :mod:`bitnet.tokenizer.decoding`.
+    """
 
     type: str  # ``NFC``, ``Lowercase``, ``Prepend``, ``Replace``, ``Split``, ``ByteLevel`` ...
     options: dict[str, object] = field(default_factory=dict)  # its other fields
@@ -175,7 +179,7 @@ class TokenizerSpec:
     def shows_unknown_text(self) -> bool:
         """True if *unknown_id* is decoded to *unknown_text*, not its piece, as in SentencePiece.
 
-        In transformers 5 the unknown token is an added one, which is decoded to its piece.
+        False if the loader set *unknown_text* to the piece, as transformers 5 decodes it.
         """
         id = self.unknown_id
         return self.is_sentencepiece and id is not None and self.tokens[id] != self.unknown_text

@@ -177,6 +177,7 @@ TokenizerFile::TokenizerFile(const char* data, size_t size) {
     slots_ = table<uint32_t>(Section::kSlots, &n_slots_);
     merge_slots_ = table<uint64_t>(Section::kMergeSlots, &n_merge_slots_);
     merge_results_ = table<uint32_t>(Section::kMergeResults, &n_merges_);
+    // A Unigram model after steps runs as in the tokenizers library, whose scores are doubles.
     if (config.flags & kSteps)
         exact_ = table<double>(Section::kScores, &n_scores_);
     else
@@ -238,7 +239,8 @@ void TokenizerFile::check_texts() const {
         wrong("its tokens lie outside of their bytes");
     // All tokens are UTF-8 when their bytes as a whole are, and none begins inside a character.
     const bool whole = (config.flags & kByteLevel) == 0 && unicode::is_utf8(bytes_);
-    // True if the token is UTF-8 where decoding expects text, and <0xNN> where it expects a byte.
+    // True if the token is UTF-8 where decoding expects text, and has six bytes, with hex digits at
+    // 3 and 4 but for their highest bits, where it expects a byte as <0xNN>.
     const auto is_text = [&](uint32_t id) {
         const std::string_view text = token(id);
         const bool bytes = (config.flags & kByteLevel) != 0 && !(flags(id) & kVerbatim);

@@ -390,7 +390,7 @@ bool Regex::back(size_t base, uint32_t* pc, uint32_t* pos) {
 }
 
 // Attempts a match from pc, which begins a body of this kind; kMatch stands for the whole pattern.
-// True if it matches; then *stop is its end.
+// True if it matches; then *stop is its end, except in a look, which may leave it as it was.
 bool Regex::run(Op kind, uint32_t pc, uint32_t pos, uint32_t* stop) {
     const size_t base = stack_.size(), trail = trail_.size();
     const bool looks = kind == Op::kLook || kind == Op::kNotLook;

@@ -20,7 +20,7 @@ enum class StepKind : uint32_t {
     kReplaceRegex,
     kNmt,
     kStrip,
-    kSpellNormalizer,
+    kSpellNormalizer,  // ByteLevel: bytes as the characters of GPT-2's vocabularies
     kPrecompiled,
     // pre-tokenizers
     kSplitRegex = 20,
@@ -34,7 +34,7 @@ enum class StepKind : uint32_t {
     kWhitespace,
     kFixedLength,
     kUnicodeScripts,
-    kSpell
+    kSpell  // ByteLevel: bytes as the characters of GPT-2's vocabularies
 };
 
 // Of a Split: what becomes of the matches, named as in tokenizer.json.
@@ -60,7 +60,9 @@ enum StripSide : uint32_t { kLeft = 1, kRight = 2 };
 struct TokenizerStep {
     StepKind kind;
     uint32_t mode = 0;  // Behavior, Scheme, bits of BertOption or StripSide, or a length of pieces
-    uint32_t flag = 0;  // kSplit...: 1 keeps the matches; kMetaspace: 1 splits at its symbol
+    // kSplit...: 1 exchanges the roles of the matches and of the stretches between; kMetaspace: 1
+    // splits at its symbol
+    uint32_t flag = 0;
     std::string text;   // what it looks for, puts before a text, or the pattern
     std::string other;  // kReplace...: what it puts there
 };
@@ -98,7 +100,8 @@ public:
     bool empty() const { return steps_.empty(); }
     // Whether the first character of the result may come from another one than the first.
     bool moves() const;
-    // Whether it may put characters before a text without an origin in it.
+    // Whether an expression may match the empty text, so that what replaces it comes from none of
+    // the text's characters.
     bool inserts() const { return inserts_; }
     // Throws OverBudget, and std::invalid_argument for a fault of the character map that only this
     // text shows.
@@ -119,7 +122,7 @@ struct Cut {
     std::vector<Piece> pieces;
     bool traced = false;    // whether to fill in origin
     Origin origin;          // of text
-    bool at_start = false;  // whether the text begins where the whole one does
+    bool at_start = false;  // whether a piece whose source begins at 0 begins the whole text
 };
 
 // Where a stretch of a changed text comes from.

@@ -233,6 +233,7 @@ void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, const
     cut.text = text;
     cut.pieces.assign(1, {0, text.size()});
     cut.traced = whole.traced;
+    // With origins, pieces know where they begin in the stretch; without, only in this part.
     cut.at_start = at_start && (begin == 0 || !whole.origin.empty());
     cut.origin.clear();
     if (!whole.origin.empty()) {

@@ -189,7 +189,7 @@ HeadResult choose(const ExactHead& m, const HeadQuery& query, const HeadInput& x
 // ---- rounding of a hidden state for products with the copy, and a bound on all errors of that
 
 constexpr double kUnit = 0x1p-24;  // largest relative error of a float operation
-constexpr double kTiny = 1e-30;    // steps below it could be subnormal
+constexpr double kTiny = 1e-30;    // a block of smaller numbers could have a subnormal step
 
 // The least float that is not below *value*.
 float round_up(double value) {
@@ -283,7 +283,7 @@ bool head_input(const ExactHead& m, const float* x, HeadInput& out) {
     const double approximate = double(3 * blocks + 16) * 1.02 * kUnit;
     const double exact = double(m.cols + 8) * 1.02 * kUnit;
     const double residual = 16.0 * kUnit;
-    // Products that underflow: 2^-125 each, per unit of a norm that is at least 1e-17.
+    // Products that underflow: 2^-125 each, per unit of the row's norm, at least 1e-17 (norm_up).
     const double underflow = double(m.cols) * 0x1p-125 / 1e-17;
     out.slack = round_up(
         (rounded + approximate * (norm + rounded) + (exact + residual) * norm + underflow) * sums);

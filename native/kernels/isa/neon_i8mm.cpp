@@ -48,8 +48,8 @@ inline float32x4_t for_pair(float first, float second) {
     return vcombine_f32(vdup_n_f32(first), vdup_n_f32(second));
 }
 
-// Four rows, from the sums *a* and *b* of two pairs of them, of the first token of a pair, or of
-// its *second*.
+// From the sums *a* and *b* of two pairs of rows, each times two tokens: the four sums of the first
+// token or, if *second*, of the second.
 inline int32x4_t four_rows(int32x4_t a, int32x4_t b, int second) {
     const int64x2_t left = vreinterpretq_s64_s32(a), right = vreinterpretq_s64_s32(b);
     return vreinterpretq_s32_s64(second ? vzip2q_s64(left, right) : vzip1q_s64(left, right));
@@ -65,6 +65,7 @@ template <bool kHalves, bool kMin>
 struct PairedGroup {
     static constexpr int kLine = 16 * kPairs, kScales = kHalves ? 2 : 1;
     static constexpr int kBytes = kLine * (4 + kScales + (kMin ? 1 : 0));
+    // Without the constant part of scratch_bytes, 4096, so that a tile of any width fits.
     static_assert(scratch_bytes(32) >= kBytes + 4096, "a tile does not fit the scratch memory");
     const uint8_t* at;
     int8x16_t codes(int step, int pair) const {

@@ -119,7 +119,7 @@ std::vector<uint8_t> random_matrix(Type type, int64_t rows, int64_t cols, Random
 
 // A product of random numbers, which any kernel of *type* can compute.
 struct Product {
-    int64_t rows, tokens;  // whole tiles and a rest, and pairs of tiles and a single one
+    int64_t rows, tokens;  // both: whole tiles and a rest; if ternary, a pair of tiles and one more
     std::vector<uint8_t> weight;
     std::vector<float> x;
     Activations activations;

@@ -9,8 +9,9 @@
 //   Ternary, TernaryBlocks   16 columns: four fields of two bits, the first in the lowest
 //   TernaryDense             20 columns: five digits, worth 1, 3, 9, 28 and 84
 //
-// 28 instead of 27 leaves a gap, so that the upper six bits of a byte, or the upper four and one
-// comparison, tell its last two digits (3 x 28 = 84, and 7 steps of four are 28).
+// 28 instead of 27, since it is a multiple of four: the upper six bits of a byte give byte / 28,
+// that is, its last two digits (84 is 3 x 28). The upper four bits leave two candidates, between
+// which one comparison decides.
 //
 // TernaryBlocks has in addition, behind the codes of all tiles, a float32 for every 256 columns of
 // a row: (tiles, cols / 256, 16).

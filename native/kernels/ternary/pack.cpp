@@ -94,18 +94,18 @@ bool pack_ternary(TernarySource kind, const uint8_t* data, int64_t rows, int64_t
     const int64_t tiles = ternary_tiles(rows),
                   row_bytes = ternary_source_bytes(kind, rows, inputs) / rows;
     const bool dense = type == Type::TernaryDense;
-    const bool has_two_bits = kind == TernarySource::i2_s || kind == TernarySource::tq2_0;
+    const bool kernel_packs = kind == TernarySource::i2_s || kind == TernarySource::tq2_0;
     // A dense tile is made from one with two bits per weight, which stays in a core's own cache.
     const int64_t wide = (cols + kTernaryStep - 1) / kTernaryStep * kTernaryStep;
     const Kernels& kernels = detail::active();
-    const std::vector<uint8_t> zeros(size_t(has_two_bits ? row_bytes : 0), kZeroWeights);
+    const std::vector<uint8_t> zeros(size_t(kernel_packs ? row_bytes : 0), kZeroWeights);
     std::atomic<bool> valid{true};
     Split(tiles, 1, rows * cols < kSerialWork).run([&](int64_t t0, int64_t t1) {
         for (int64_t tile = t0; tile < t1; ++tile) {
             uint8_t* at = out + tile * ternary_tile_bytes(type, cols);
             uint8_t* two_bits = dense ? thread_scratch(size_t(wide) * 4) : at;
             bool bad;
-            if (has_two_bits) {
+            if (kernel_packs) {
                 const uint8_t* tile_rows[kTernaryRows];
                 for (int64_t i = 0, r = tile * kTernaryRows; i < kTernaryRows; ++i, ++r)
                     tile_rows[i] = r < rows ? data + r * row_bytes : zeros.data();
@@ -180,7 +180,7 @@ void put_fields(const uint8_t* const* run, int lane, uint8_t* block) {
     }
 }
 
-// The same, with eight bits to a byte.
+// The same, with eight codes of one bit to a byte.
 void put_bits(const uint8_t* const* run, int lane, uint8_t* block) {
     for (int i = 0; i < kRunLines; i += 2) {
         uint64_t words = 0;
