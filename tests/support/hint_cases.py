@@ -298,7 +298,7 @@ CASES = (
         llama3,
     ),
     Case(
-        "tokenizer --source {same[0]}",
+        "tokenizer --source {names[0]}",
         "bitnet tokenizer --source mirror",
         "works",
         llama3,

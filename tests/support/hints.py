@@ -29,7 +29,7 @@ FILLED = {
     "{EVERY[0]}": "release",
     "HOST/OWNER/REPO@COMMIT": f"example.org/me/bitnet@{'0' * 40}",
     "{shell_quote(first.key)}{models_option}": "llama3-128k",
-    "{same[0]}": "mirror",
+    "{names[0]}": "mirror",
     "--source {source}": "--source mirror",
     "bundle export MODEL --output FILE": "bundle export smollm2-135m --output bundle.tar",
     "{model.id}": "smollm2-135m",
