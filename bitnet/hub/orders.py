@@ -366,8 +366,8 @@ def _require_packaged(pin: Pin, where: str) -> None:
     if model is None or pin.revision != model.revision:
         registered = model.revision if model is not None else "no such model"
         raise Unsupported(
-            f"{where} {pin.repo} {pin.revision}, this version of bitnet has {registered}",
-            hint="use the same version of bitnet on both machines",
+            f"{where} {pin.repo} {pin.revision}, this version has {registered}",
+            hint="use the same version on both machines",
         )
     # The digests of notices are not registered: that of *pin* is accepted.
     expected = {package.file_name: pin.sha256 for package in model.notices}
