@@ -13,7 +13,6 @@ import tempfile
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
-from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
 
 _KEY = settings.api_key.names[0]  # variable with the key that clients of a server must send
 _KEY_IN_SHELL = f"${_KEY}"
+_OK = 200  # statuses of HTTP, whose module takes longer to import than this file
+_UNAUTHORIZED = 401
 _PLAIN = re.compile('[!"$->A-~]+')  # an address without a user, a query or a fragment
 _SIGNALLED = 128  # plus the number of the signal that ended a program: its exit code in a shell
 _POLL_S = 0.1  # seconds between two requests for the state of the server
@@ -240,7 +241,7 @@ def _check_local(address: str) -> None:
 def _find_model(address: str, key: str) -> str:
     """The name of the first model of the server at *address*, which may require *key*."""
     reply = _fetch(address, "/v1/models", key)
-    if reply.status == HTTPStatus.UNAUTHORIZED:
+    if reply.status == _UNAUTHORIZED:
         problem = f"the key in {_KEY} is not the server's" if key else "the server requires a key"
         raise UsageError(f"--server {address}: {problem}", hint=f"export {_KEY}=KEY")
     try:
@@ -260,7 +261,7 @@ class _Reply(NamedTuple):
     @property
     def is_ok(self) -> bool:
         """True if the server did what was requested."""
-        return self.status == HTTPStatus.OK
+        return self.status == _OK
 
 
 def _fetch(address: str, path: str, key: str = "") -> _Reply:
@@ -278,6 +279,6 @@ def _fetch(address: str, path: str, key: str = "") -> _Reply:
     except (OSError, http.client.HTTPException):
         return _Reply()
     except ValueError:  # the key has a character that a header cannot have
-        return _Reply(HTTPStatus.UNAUTHORIZED)
+        return _Reply(_UNAUTHORIZED)
     finally:
         connection.close()

@@ -13,7 +13,6 @@ name. Only names and scalars are copied: memory is bounded by the size of the he
 from __future__ import annotations
 
 import logging
-import os
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,7 +21,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat, NotFound, Unsupported
-from bitnet.base.options import check_type
 from bitnet.formats import gguf_header, mapped_file
 from bitnet.formats.gguf_header import (
     NeedMoreBytes,
@@ -38,6 +36,7 @@ from bitnet.quants import types
 from bitnet.quants.weight import Weight
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Container, Mapping
 
     from bitnet.quants.types import Dialect
@@ -112,7 +111,6 @@ class GGUF:
 
         With *check_layout*, tensors that are cut off, misaligned, or overlap are refused.
         """
-        check_type("path", path, "a path", str, os.PathLike)
         paths = _part_paths(Path(path))
         maps: list[MappedFile] = []
         parts = []
@@ -334,8 +332,10 @@ def _directory(
 def _part_paths(path: Path) -> list[Path]:
     """All files of the model to which *path* belongs."""
     match = PART.fullmatch(path.name)
+    if match is None:
+        return [path]
     count = count_parts(path.name)
-    if match is None or count == 1:
+    if count == 1:
         return [path]
     paths = [
         path.with_name(f"{match['stem']}-{number:05d}-of-{count:05d}.gguf")

@@ -176,7 +176,7 @@ def extract_tokenizer_from_gguf(
 
 def extract_tokens(path: str | os.PathLike[str], key: str = "tokenizer.ggml.tokens") -> list[str]:
     """The token texts embedded in a GGUF file, by id, or the array of strings *key*."""
-    with GGUF.open(path) as gguf:
+    with _open_gguf(path) as gguf:
         array = array_in(gguf, key, "strings")
         if array is None:
             raise TokenizerNotFound(
@@ -193,7 +193,7 @@ def extract_merges(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
 
 def extract_scores(path: str | os.PathLike[str]) -> list[float]:
     """The scores embedded in a GGUF file, by id; empty for vocabularies that have none."""
-    with GGUF.open(path) as gguf:
+    with _open_gguf(path) as gguf:
         return [*map(float, array_in(gguf, "tokenizer.ggml.scores", "numbers") or ())]
 
 
@@ -213,7 +213,7 @@ def array_in(gguf: GGUF, key: str, expected: Literal["strings", "numbers"]) -> A
 
 def detect_architecture_from_gguf(path: str | os.PathLike[str]) -> str:
     """``general.architecture`` of a GGUF file; empty when it has none."""
-    with GGUF.open(path) as gguf:
+    with _open_gguf(path) as gguf:
         return gguf.architecture
 
 
@@ -329,9 +329,15 @@ def _digest(path: Path, file: BinaryIO, *, verify: bool) -> str:
     return digest
 
 
+def _open_gguf(path: str | os.PathLike[str]) -> GGUF:
+    """The file *path*, which a caller in Python named."""
+    check_type("path", path, "a path", str, os.PathLike)
+    return GGUF.open(path)
+
+
 def _spec_in_gguf(model: str | os.PathLike[str] | GGUF, pre: str | None) -> TokenizerSpec:
     logger.info("Detected GGUF file, extracting embedded tokenizer")
-    gguf = model if isinstance(model, GGUF) else GGUF.open(model)
+    gguf = model if isinstance(model, GGUF) else _open_gguf(model)
     if "tokenizer.ggml.tokens" not in gguf.metadata:
         raise TokenizerNotFound(
             f"Missing tokenizer.ggml.tokens: {gguf.path} has no embedded tokenizer",

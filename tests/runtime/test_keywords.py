@@ -39,6 +39,7 @@ NOT_KEYWORDS = {
         "prompt_name",
         "ignore_eos",
         "min_indent",
+        "typed",
     ),
     *(
         "fallback",
