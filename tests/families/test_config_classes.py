@@ -5,16 +5,17 @@ import pytest
 from bitnet.base.errors import Unsupported
 from bitnet.families.config_json import describe
 
-CODE = "modeling_chatglm.ChatGLMForConditionalGeneration"
-# ``config.json`` of THUDM/chatglm3-6b, but for keys without effect.
+# The class of the folder's own code that has an output head.
+CHATGLM_WITH_HEAD = "modeling_chatglm.ChatGLMForConditionalGeneration"
+# ``config.json`` of THUDM/chatglm3-6b without the keys that change nothing.
 CHATGLM3 = {
     "model_type": "chatglm",
     "architectures": ["ChatGLMModel"],
     "auto_map": {
         "AutoConfig": "configuration_chatglm.ChatGLMConfig",
-        "AutoModel": CODE,
-        "AutoModelForCausalLM": CODE,
-        "AutoModelForSeq2SeqLM": CODE,
+        "AutoModel": CHATGLM_WITH_HEAD,
+        "AutoModelForCausalLM": CHATGLM_WITH_HEAD,
+        "AutoModelForSeq2SeqLM": CHATGLM_WITH_HEAD,
         "AutoModelForSequenceClassification": "modeling_chatglm.ChatGLMForSequenceClassification",
     },
     "add_bias_linear": False,
@@ -50,13 +51,15 @@ QWEN2 = {
 
 
 def qwen2(architectures, auto_map=None):
+    """The ``config.json`` of a tiny Qwen 2 that names these classes."""
     return QWEN2 | {"architectures": architectures, "auto_map": auto_map}
 
 
-def test_chatglm_writes_text_though_it_names_its_inner_class():
+def test_chatglm_has_a_head_though_architectures_names_its_headless_class():
     description = describe(CHATGLM3, model="m")
     assert not description.headless
     assert description.vocab_size == 65024
+    # Without its code's classes, the inner class of ``architectures`` counts.
     assert describe({**CHATGLM3, "auto_map": None}, model="m").headless
 
 
@@ -67,15 +70,15 @@ def test_chatglm_writes_text_though_it_names_its_inner_class():
         (qwen2(None), False),
         (qwen2(["Qwen2Model"]), True),
         (qwen2(["Qwen2Model"], {"AutoModel": "modeling_qwen.Qwen2Model"}), True),
-        # The class that AutoModel makes has no head, and the folder's own does.
+        # ``architectures`` names a class with a head; AutoModel makes one without.
         (qwen2(["Qwen2ForCausalLM"], {"AutoModel": "modeling_qwen.Qwen2Model"}), False),
     ],
 )
-def test_a_class_says_whether_the_model_has_a_head(config, is_headless):
+def test_the_class_in_architectures_decides_whether_the_model_has_a_head(config, is_headless):
     assert describe(config, model="m").headless is is_headless
 
 
-def test_a_class_of_code_that_is_not_the_familys_is_refused():
+def test_a_class_that_the_family_does_not_compute_is_refused():
     with pytest.raises(Unsupported, match="custom code"):
         describe(qwen2(["Qwen2ForCausalLM"], {"AutoModel": "modeling_own.OwnModel"}), model="m")
     with pytest.raises(Unsupported, match="neither generates text nor computes embeddings"):

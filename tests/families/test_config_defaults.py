@@ -43,24 +43,24 @@ LLAVA_15 = {
 }
 
 
-def columns():
-    """Interpreters with transformers: this one, and the one that a variable names."""
+def interpreters():
+    """Pythons with transformers: this one, and BITNET_TEST_TRANSFORMERS or an empty text."""
     return [sys.executable, os.environ.get("BITNET_TEST_TRANSFORMERS", "")]
 
 
-@pytest.mark.parametrize("python", columns(), ids=["installed", "other"])
+@pytest.mark.parametrize("python", interpreters(), ids=["installed", "other"])
 def test_the_table_has_what_a_version_of_transformers_assumes(python):
     if not python:
         pytest.skip("BITNET_TEST_TRANSFORMERS names no Python with another transformers")
     keys = config_defaults.keys_to_read()
     command = [python, config_defaults.__file__]
-    done = subprocess.run(
+    process = subprocess.run(
         command, input=json.dumps(keys), capture_output=True, text=True, check=False
     )
-    if "No module named 'transformers'" in done.stderr and python == sys.executable:
+    if "No module named 'transformers'" in process.stderr and python == sys.executable:
         pytest.skip("pip install 'bitnet-xtask[parity]'")
-    assert done.returncode == 0, done.stderr[-2000:]
-    reply = json.loads(done.stdout.splitlines()[-1])
+    assert process.returncode == 0, process.stderr[-2000:]
+    reply = json.loads(process.stdout.splitlines()[-1])
     table = read_table()
     if reply["version"] not in table["versions"]:
         pytest.skip(f"the table has no column of transformers {reply['version']}")
@@ -71,13 +71,15 @@ def test_the_table_has_what_a_version_of_transformers_assumes(python):
             if key not in table["agreed"].get(model_type, {}):
                 expected = table["differing"][model_type][key][reply["version"]]
             assert value == expected, (model_type, key)
+        # Pairs of names of one key, as ``n_embd`` and ``hidden_size``.
         pairs = {tuple(pair) for pair in table["names"].get(model_type, ())}
         assert {tuple(pair) for pair in row["names"]} <= pairs
 
 
-def test_a_family_asks_for_no_key_that_the_table_has():
+def test_a_family_requires_no_key_whose_default_the_table_has():
     agreed = read_table()["agreed"]
     for family in families():
+        # Keys without which a folder is refused, as no default of transformers is known.
         for key in family.stated.split():
             assert not all(agreed.get(name, {}).get(key) is not None for name in family.model_types)
 
@@ -92,27 +94,27 @@ def test_the_defaults_of_a_family_are_those_of_the_table():
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_a_key_at_its_default_may_be_left_out(name):
+def test_a_folder_without_a_key_that_has_its_default_is_described_alike(name):
     config = TINY[name]["config"]
     row = read_table()["agreed"].get(config["model_type"], {})
     whole = describe(config, model="m")
     left_out = [key for key in config if key in row and config[key] == row[key]]
     for key in left_out:
-        without = {one: value for one, value in config.items() if one != key}
+        without = {other: value for other, value in config.items() if other != key}
         assert describe(without, model="m").metadata == whole.metadata, key
 
 
 def test_llama_1_without_a_length_has_transformers_default():
     description = describe(LLAMA_1, model="m")
     assert description.value("context_length") == 2048
-    assert not description.tied
+    assert not description.tied  # the default of ``tie_word_embeddings`` in LlamaConfig
 
 
 def test_the_text_model_of_llava_has_the_sizes_of_its_class():
     description = describe(LLAVA_15, model="m")
     sizes = {"embedding_length": 4096, "block_count": 32, "feed_forward_length": 11008}
     assert {name: description.value(name) for name in sizes} == sizes
-    assert description.value("attention.head_count_kv") in (None, 32)
+    assert description.value("attention.head_count_kv") in (None, 32)  # None: one for each head
 
 
 def test_a_key_for_which_versions_differ_is_refused_with_their_values():
@@ -131,7 +133,7 @@ def test_a_key_without_any_default_is_refused_by_its_name():
         describe(config, model="m")
 
 
-def test_nemotron_h_may_say_the_width_of_a_head_by_its_own_name():
+def test_nemotron_h_may_name_the_head_dim_attention_head_dim():
     config = dict(TINY["nemotron-h"]["config"])
     config["attention_head_dim"] = config.pop("head_dim")
     whole = describe(TINY["nemotron-h"]["config"], model="m")
@@ -139,7 +141,7 @@ def test_nemotron_h_may_say_the_width_of_a_head_by_its_own_name():
 
 
 @pytest.mark.parametrize("model_type", sorted(SCALED_BY_DEFAULT))
-def test_positions_that_a_class_scales_must_be_in_the_file(model_type):
+def test_a_type_whose_class_scales_positions_needs_a_rope_table(model_type):
     config = {"model_type": model_type, "rope_theta": 1e6, "rope_scaling": None}
     with pytest.raises(Unsupported, match=f"no rope_parameters.*its {model_type} class"):
         with_defaults(config, model_type)
@@ -147,20 +149,20 @@ def test_positions_that_a_class_scales_must_be_in_the_file(model_type):
     assert with_defaults({"rope_parameters": table}, model_type)["rope_parameters"] == table
 
 
-def test_the_classes_that_scale_positions_are_those_of_transformers():
+def test_the_types_whose_class_scales_positions_are_those_of_transformers():
     auto = pytest.importorskip(
         "transformers.models.auto.configuration_auto", reason="pip install 'bitnet-xtask[parity]'"
     )
     if not hasattr(auto.CONFIG_MAPPING["llama"](), "rope_parameters"):
         pytest.skip("this version of transformers has no rope_parameters")
-    found = set()
+    scaled = set()
     for model_type in auto.CONFIG_MAPPING_NAMES:
         if of_model_type(model_type) is None:
             continue
         table = getattr(auto.CONFIG_MAPPING[model_type](), "rope_parameters", None) or {}
         if table.get("rope_type", "default") != "default":
-            found.add(model_type)
-    assert found == SCALED_BY_DEFAULT
+            scaled.add(model_type)
+    assert scaled == SCALED_BY_DEFAULT
 
 
 BLOOM = {"model_type": "bloom", "hidden_size": 64, "n_head": 4, "n_layer": 2, "vocab_size": 96}
@@ -170,7 +172,7 @@ MPT = {"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 2, "attn_co
 
 @pytest.mark.parametrize("config", [BLOOM, FALCON, MPT], ids=lambda config: config["model_type"])
 def test_bidirectional_attention_with_alibi_is_refused(config):
-    described = describe(config | {"is_causal": True}, model="m")
+    described = describe(config | {"is_causal": True}, model="m")  # is not refused
     assert described.metadata[f"{config['model_type']}.block_count"]
     with pytest.raises(Unsupported, match="is_causal = false: ALiBi"):
         describe(config | {"is_causal": False}, model="m")

@@ -15,14 +15,16 @@ from bitnet.families.config_json import describe
 from bitnet.families.config_values import KINDS, ROPE_KINDS, list_sizes
 from bitnet.families.keys import BECOMES, COMMON, Keys
 
-SLICE = 400
-# Names of GGUF that no folder has: keys with a point or that only GGUF spells so, and tensors.
+SLICE = 400  # mutations that a fast test draws from all
+# Names that a message on a folder must not have: GGUF keys with a point or that no ``config.json``
+# has, and tensors of GGUF.
 _OF_GGUF = {
     name
     for name in (*BECOMES.values(), *COMMON)
     if name not in BECOMES and ("." in name or name in ("block_count", "context_length"))
 }
 _TENSORS = re.compile(r"\bblk\.\d|\btoken_embd|\boutput_norm\.|\battn_(q|k|v)\b|\bffn_(up|gate)\b")
+# Hints on damaged files, which do not help with a wrong value.
 _DAMAGE = ("damaged", "fetch it again", "fetch the whole model again", "converted")
 
 
@@ -42,7 +44,10 @@ def keys_in(config):
 
 
 def check_message(error, config, path, *, removed=""):
-    """The *error* on *config*, changed at *path*, has the folder's words only."""
+    """Assert that the message of *error*, on *config* changed at *path*, has the folder's words.
+
+    It names a key of *config*, or the key *removed* from it, and none of GGUF.
+    """
     message = error.message
     for name in _OF_GGUF:
         assert not re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", message), (path, message)
@@ -59,7 +64,7 @@ def check_message(error, config, path, *, removed=""):
 
 
 def refuse(name, config, folder, monkeypatch):
-    """The error with which the model *name* with *config* is refused, or None."""
+    """The error with which the model *name* with *config* is refused, or None if it opens."""
     try:
         open_model(name, config, folder, monkeypatch)
     except BitnetError as error:
@@ -78,17 +83,21 @@ def test_a_refusal_has_the_folders_own_words_and_a_key_it_has(former, tmp_path, 
         if error is not None:
             check_message(error, config, path)
             refused += 1
+    # Enough mutations are refused for the messages to be checked.
     assert refused > SLICE // 3
 
 
 def smaller_and_larger(name):
-    """Mutations of sizes: numbers of the right kind that fit nothing else."""
+    """Yield the path of each size with twice, one more than and half of its value.
+
+    These are numbers of the right kind that contradict the other sizes or the tensors.
+    """
     for path in paths_of(MODELS[name]["config"]):
-        table = MODELS[name]["config"]
+        size = MODELS[name]["config"]
         for key in path:
-            table = table[key]
-        if type(table) is int and table > 0:
-            yield from ((path, table * 2), (path, table + 1), (path, max(table // 2, 1)))
+            size = size[key]
+        if type(size) is int and size > 0:
+            yield from ((path, size * 2), (path, size + 1), (path, max(size // 2, 1)))
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma4-e2b", "deepseek3", "falcon-h1", "qwen3.5"])
@@ -102,10 +111,11 @@ def test_a_size_that_fits_nothing_is_refused_by_its_key(name, tmp_path, monkeypa
             if "tensors do not" in error.message:
                 assert str(path[-1]) in error.message, error.message
             refused += 1
+    # Some of them are refused, so that messages were checked.
     assert refused > 4
 
 
-def test_a_key_that_is_left_out_is_named_if_it_is_missed(tmp_path, monkeypatch):
+def test_a_refusal_of_a_folder_without_a_key_names_the_key(tmp_path, monkeypatch):
     refused = 0
     for name in ("llama", "phi3-longrope", "gemma3", "granitehybrid", "lfm2", "qwen3.5"):
         for path in paths_of(MODELS[name]["config"]):
@@ -129,6 +139,7 @@ def test_a_value_that_a_family_cannot_compute_with_is_named(name, tmp_path, monk
             error = refuse(name, config, tmp_path, monkeypatch)
             if error is not None:
                 check_message(error, config, path)
+                # Words of Python's own TypeError.
                 assert "operand" not in error.message
                 assert "NoneType" not in error.message
                 refused += 1
@@ -145,7 +156,7 @@ def test_every_refusal_of_a_family_has_the_folders_own_words(name, tmp_path, mon
             if error is not None:
                 check_message(error, config, path)
                 refused += 1
-    assert refused > len(VALUES)
+    assert refused > len(VALUES)  # more than one key is checked
 
 
 def config_of(name, **changes):
@@ -220,12 +231,13 @@ def test_the_message_of_a_familys_own_check_is_kept(config, expected):
     assert raised.value.message.startswith(f"m: config.json: {expected}")
 
 
-def test_a_familys_own_check_is_an_error_that_keeps_its_message():
-    # ``rope.py`` checks one table, whose name is added to its messages; ``family.py`` one tensor.
-    files = {
+def test_only_two_files_of_the_families_raise_value_error():
+    # A ValueError gets a prefix such as "config.json is wrong", so checks raise InvalidFormat. But
+    # ``rope.py`` checks one table, whose name is added to its message, ``family.py`` one tensor.
+    texts = {
         path.name: path.read_text("utf-8") for path in Path(package.__file__).parent.glob("*.py")
     }
-    assert {name for name in files if "raise ValueError" in files[name]} == {"rope.py", "family.py"}
+    assert {name for name in texts if "raise ValueError" in texts[name]} == {"rope.py", "family.py"}
 
 
 def test_a_classifier_of_the_familys_own_class_is_read():
@@ -235,23 +247,25 @@ def test_a_classifier_of_the_familys_own_class_is_read():
     assert describe(config, model="m").classifies
 
 
-def test_a_size_in_a_message_is_an_integer_of_the_file():
+def test_a_message_lists_the_sizes_of_the_file_and_no_other_numbers():
     text = list_sizes({"hidden_size": 64, "rope_theta": 1000000, "rms_norm_eps": 0})
     assert text == "config.json says hidden_size = 64"
 
 
+# By 26 or 27 layers llama.cpp recognises files of DeepSeek 2 Lite, which has no latent of queries.
 @pytest.mark.parametrize("layers", [26, 27, 28])
-def test_a_folder_of_any_number_of_layers_has_its_latent_of_queries(layers, tmp_path, monkeypatch):
-    wide = {"num_hidden_layers": layers, "num_nextn_predict_layers": 0}
-    described = describe(config_of("deepseek3", **wide), model="m")
+def test_a_folder_of_26_or_27_layers_keeps_its_latent_of_queries(layers, tmp_path, monkeypatch):
+    changes = {"num_hidden_layers": layers, "num_nextn_predict_layers": 0}
+    described = describe(config_of("deepseek3", **changes), model="m")
     keys = Keys(
         path=tmp_path,
         architecture="deepseek2",
         metadata=described.metadata,
         weights={"token_embd.weight": np.zeros((96, 64))},
         rope_style="interleaved",
-        config=config_of("deepseek3", **wide),
+        config=config_of("deepseek3", **changes),
     )
-    monkeypatch.setattr(Keys, "numbers", lambda *_: None)
+    monkeypatch.setattr(Keys, "numbers", lambda *_: None)  # there are no tensors to read
     model = described.family.decoder(keys)
+    # The tiny model's ``q_lora_rank``.
     assert {mixer.query_rank for mixer in model.mixers() if hasattr(mixer, "query_rank")} == {40}

@@ -1,4 +1,4 @@
-"""One wrong value in ``config.json``: a model, or a refusal that names the problem; soon."""
+"""One wrong value in ``config.json``: the model opens or is refused by name, within seconds."""
 
 import random
 import time
@@ -13,9 +13,10 @@ from bitnet.families.config_values import KINDS
 from bitnet.families.family import families
 from bitnet.families.keys import Keys, split_ignored
 
-SLICE = 500
+SLICE = 500  # mutations that a fast test draws from all
 MOST_S = 10.0  # of processor time: a model opens in 10 ms; counting to a wrong number takes minutes
-FOUND = (
+# Mutations that once ended in another error than ours or took minutes: model, path, value.
+FORMER_FAULTS = (
     ("llama", ("num_hidden_layers",), None),
     ("llama", ("num_hidden_layers",), 10**12),
     ("llama", ("num_hidden_layers",), 3 * 10**9),
@@ -67,13 +68,16 @@ def test_a_configuration_as_transformers_writes_it_opens(name, tmp_path, monkeyp
     open_model(name, MODELS[name]["config"], tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize(("name", "path", "value"), FOUND)
-def test_a_wrong_value_is_refused_by_the_name_of_its_key(name, path, value, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("name", "path", "value"), FORMER_FAULTS)
+def test_a_wrong_value_is_refused_by_the_name_of_its_key_or_tensor(
+    name, path, value, tmp_path, monkeypatch
+):
     with pytest.raises(BitnetError) as raised:
         open_model(name, changed(name, path, value), tmp_path, monkeypatch)
     keys = [str(part) for part in path if isinstance(part, str)]
-    sizes = ("ssm_in", "ssm_norm")  # a number of the right kind that no tensor fits
-    assert any(word in str(raised.value) for word in (keys[-1], *sizes))
+    # A size of the right kind may be refused by the name of a tensor that does not fit it.
+    tensors = ("ssm_in", "ssm_norm")
+    assert any(word in str(raised.value) for word in (keys[-1], *tensors))
 
 
 def test_a_drawn_slice_of_the_mutations_opens_or_is_refused(tmp_path, monkeypatch):
@@ -81,7 +85,8 @@ def test_a_drawn_slice_of_the_mutations_opens_or_is_refused(tmp_path, monkeypatc
     assert len(mutants) > 50_000
     drawn = random.Random(8).sample(mutants, SLICE)
     results = [opens(*mutant, tmp_path, monkeypatch) for mutant in drawn]
-    assert SLICE // 5 < sum(results) < SLICE  # many keys are not read by a family
+    # Many models open, since a family does not read every key; some are refused.
+    assert SLICE // 5 < sum(results) < SLICE
 
 
 @pytest.mark.slow
@@ -101,6 +106,7 @@ def test_an_integer_written_as_a_float_is_refused_as_by_transformers():
 @pytest.mark.parametrize("name", ["falcon-h1-norm", "gemma4-31b", "lfm2", "deepseek3"])
 def test_an_ignored_key_counts_as_one_that_the_file_lacks(name, tmp_path, monkeypatch):
     def outcome(config, ignore_keys=()):
+        """The configuration of the model as text, or the message of the refusal."""
         try:
             return repr(open_model(name, config, tmp_path, monkeypatch, ignore_keys).config)
         except BitnetError as error:
@@ -112,10 +118,10 @@ def test_an_ignored_key_counts_as_one_that_the_file_lacks(name, tmp_path, monkey
         without, _values = split_ignored(config, [key])
         results.append(outcome(config, [key]))
         assert results[-1] == outcome(without), key
-    assert len(set(results)) > 5
+    assert len(set(results)) > 5  # ignoring a key has an effect
 
 
-def test_an_ignored_key_does_not_say_which_layers_have_experts(tmp_path):
+def test_ignored_keys_leave_the_layers_of_experts_to_the_defaults(tmp_path):
     config = {
         "model_type": "jamba",
         "num_hidden_layers": 4,
@@ -125,7 +131,8 @@ def test_an_ignored_key_does_not_say_which_layers_have_experts(tmp_path):
     }
     ignored = ["expert_layer_period", "expert_layer_offset"]
     described = describe(config, model="m", ignore=ignored)
-    routers = [f"blk.{layer}.ffn_gate_inp.weight" for layer in (1, 3)]  # transformers' default
+    # By transformers' default every second layer has experts, from layer 1 on.
+    routers = [f"blk.{layer}.ffn_gate_inp.weight" for layer in (1, 3)]
     keys = Keys(
         path=tmp_path,
         architecture="jamba",
@@ -138,6 +145,8 @@ def test_an_ignored_key_does_not_say_which_layers_have_experts(tmp_path):
     assert len(described.family.decoder(keys).blocks) == 4
 
 
+# Expected are scale_depth / sqrt(4 layers), hidden_size / dim_model_base, and v_head_dim. The class
+# has the defaults 1.4, 2560, 256 and 64.
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -149,7 +158,7 @@ def test_an_ignored_key_does_not_say_which_layers_have_experts(tmp_path):
         ({"v_head_dim": 32}, (1.4 / 2, 2560 / 256, 32)),
     ],
 )
-def test_a_null_of_minicpm_3_is_not_as_the_default_of_its_class(changes, expected):
+def test_a_null_of_minicpm_3_does_not_get_the_default_of_its_class(changes, expected):
     config = {"model_type": "minicpm3", "num_hidden_layers": 4, "rope_theta": 10000.0}
     described = describe(config | changes, model="m")
     names = ("residual_scale", "logit_scale", "attention.value_length_mla")
@@ -174,7 +183,7 @@ def test_a_null_that_a_family_cannot_compute_with_is_refused_by_its_key(key):
         ("nemotron-h-experts", "moe_intermediate_size"),
     ],
 )
-def test_a_null_does_not_count_as_a_missing_key_of_gguf(name, key):
+def test_a_null_is_refused_where_a_missing_gguf_key_has_a_default(name, key):
     with pytest.raises(InvalidFormat, match=f"{key} is null"):
         describe(changed(name, (key,), None), model="m")
 
@@ -187,7 +196,7 @@ def test_a_null_does_not_count_as_a_missing_key_of_gguf(name, key):
         ("gpt_neox", "use_parallel_residual"),
     ],
 )
-def test_a_null_is_not_computed_as_the_default_of_a_gguf_file(model_type, key):
+def test_a_null_is_refused_where_a_missing_key_is_not(model_type, key):
     config = {"model_type": model_type, "rope_theta": 10000.0}
     assert describe(config, model="m").metadata
     with pytest.raises(InvalidFormat, match=f"{key} is null"):
@@ -195,7 +204,7 @@ def test_a_null_is_not_computed_as_the_default_of_a_gguf_file(model_type, key):
 
 
 @pytest.mark.parametrize("model_type", ["exaone_moe", "hy_v3"])
-def test_experts_without_the_network_beside_them_are_refused_by_the_key(model_type):
+def test_a_mixture_without_shared_experts_is_refused_by_its_key(model_type):
     config = {"model_type": model_type, "rope_theta": 10000.0}
     assert describe(config, model="m").metadata
     with pytest.raises(Unsupported, match="num_shared_experts = 0: only a network beside"):
@@ -205,4 +214,5 @@ def test_experts_without_the_network_beside_them_are_refused_by_the_key(model_ty
 def test_a_text_config_that_is_not_a_table_is_not_read(tmp_path, monkeypatch):
     config = MODELS["gemma4-31b"]["config"] | {"text_config": "none"}
     model = open_model("gemma4-31b", config, tmp_path, monkeypatch)
+    # As the keys beside it say: full attention of Gemma 4 31B takes its keys as values.
     assert any(attention.keys_as_values for attention in model.config.attentions)

@@ -1,4 +1,4 @@
-"""GGUF files of Llama that make vectors of texts, whose positions may see those behind them."""
+"""GGUF files of Llama that make vectors of texts, with causal attention or without."""
 
 from dataclasses import replace
 
@@ -12,13 +12,13 @@ from bitnet.formats.containers import open_checkpoint
 from bitnet.models.load import config_from
 
 TEXTS = ["one", "another", "a last"]
-MAX_ANGLE = 1e-4
+MAX_COSINE_DISTANCE = 1e-4  # llama.cpp adds products in another order
 
 
-def written(path, causal):
-    """A tiny model that pools by the mean, with the key of *causal* attention if it is not None."""
+def write_tiny(path, causal):
+    """The path of a tiny model with mean pooling; *causal* is the value of its key, None none."""
     model = tiny("llama-embed", **{"attention.causal": False})
-    keys = {**model.metadata, "llama-embed.pooling_type": 1}
+    keys = {**model.metadata, "llama-embed.pooling_type": 1}  # mean
     keys["llama-embed.attention.causal"] = causal
     if causal is None:
         del keys["llama-embed.attention.causal"]
@@ -26,15 +26,15 @@ def written(path, causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_positions_see_those_behind_them_where_a_key_says_so(causal, tmp_path):
-    config = config_from(open_checkpoint(written(tmp_path / "model.gguf", causal)))
+def test_attention_is_causal_where_the_key_says_so(causal, tmp_path):
+    config = config_from(open_checkpoint(write_tiny(tmp_path / "model.gguf", causal)))
     assert config.causal is causal
-    assert not config.writes
+    assert not config.writes  # it generates no text
     assert config.pooling == "mean"
 
 
-def test_a_file_that_does_not_say_what_positions_see_is_refused(tmp_path):
-    checkpoint = open_checkpoint(written(tmp_path / "model.gguf", None))
+def test_a_file_without_the_key_of_causal_attention_is_refused(tmp_path):
+    checkpoint = open_checkpoint(write_tiny(tmp_path / "model.gguf", None))
     with pytest.raises(InvalidFormat, match=r"llama-embed\.attention\.causal is missing"):
         config_from(checkpoint)
 
@@ -42,7 +42,7 @@ def test_a_file_that_does_not_say_what_positions_see_is_refused(tmp_path):
 @pytest.mark.parametrize("causal", [False, True])
 def test_vectors_are_those_of_llama_cpp(causal, tmp_path):
     pytest.importorskip("xllamacpp", reason="pip install 'bitnet-xtask[crossval]'")
-    file = written(tmp_path / "model.gguf", causal)
+    file = write_tiny(tmp_path / "model.gguf", causal)
     with load(file) as model:
         ours = model.embed(TEXTS)
-    assert smallest_cosine(ours, vectors_by_llama_cpp(file, TEXTS)) > 1 - MAX_ANGLE
+    assert smallest_cosine(ours, vectors_by_llama_cpp(file, TEXTS)) > 1 - MAX_COSINE_DISTANCE

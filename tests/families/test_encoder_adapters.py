@@ -25,7 +25,9 @@ from bitnet.base.errors import Unsupported  # noqa: E402
 
 pytestmark = [pytest.mark.slow, *QUIET]
 MAX_DIFFERENCE = 2e-4  # both compute in float32; the compiled module keeps keys as 16 bits
+# Ids within the tiny vocabulary, for classes whose defaults are beyond it.
 _IDS = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+# Classes of transformers, with options of their configurations.
 KINDS = {
     "Bert": {},
     "Roberta": {"pad_token_id": 0, "max_position_embeddings": 66},
@@ -77,12 +79,13 @@ def test_vectors_are_those_of_the_merged_model(kind, tmp_path):
         adapt(source, end, folder)
         expected = expected_vectors(sentence_folder(folder / "sentences", folder / "merged"))
         with load(plain, lora=[folder / "adapter"]) as model:
-            found = model.embed(TEXTS)
-        np.testing.assert_allclose(found, expected, atol=MAX_DIFFERENCE, err_msg=end)
+            vectors = model.embed(TEXTS)
+        np.testing.assert_allclose(vectors, expected, atol=MAX_DIFFERENCE, err_msg=end)
+        # The adapter changes the vectors by much more than the two programs differ.
         assert np.abs(expected_vectors(plain) - expected).max() > 10 * MAX_DIFFERENCE, end
 
 
-def test_modules_that_a_published_folder_has_as_one_are_refused_by_name(tmp_path):
+def test_a_module_that_is_part_of_a_fused_matrix_is_refused_by_name(tmp_path):
     source = encoder_folder(tmp_path / "source", "NomicBert")
     plain = sentence_folder(tmp_path / "plain", source)
     adapt(source, "q_proj", tmp_path)

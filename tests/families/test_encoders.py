@@ -27,7 +27,7 @@ WORDS = [
     *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "man", "is", "eat", "##ing", "food"),
     *(".", ",", "dog", "run", "##s", "é", "2", "##0", "never"),
 ]
-NEVER = WORDS.index("never")  # so that no token of a text is taken for padding
+NEVER = WORDS.index("never")  # id for padding that no text of TEXTS has
 TEXTS = ["A man is eating food.", "dogs run", "", "unknown words, 20 dogs", "a " * 40]
 TINY = {
     "vocab_size": len(WORDS),
@@ -37,6 +37,8 @@ TINY = {
     "intermediate_size": 96,
     "max_position_embeddings": 64,
 }
+# Class of transformers and options of its configuration. RoBERTa numbers positions from
+# pad_token_id + 1 on, so 64 positions need 64 + pad_token_id + 1 rows.
 KINDS = {
     "bert": ("Bert", {}),
     "bert-one-text": ("Bert", {"type_vocab_size": 1, "layer_norm_eps": 1e-5}),
@@ -50,7 +52,10 @@ KINDS = {
 
 
 def folder_of(path, kind, options, *, pooling="mean", limit=32):
-    """A folder of sentence-transformers with a random encoder."""
+    """A folder of sentence-transformers with a random encoder of the class *kind*.
+
+    A text has at most *limit* tokens.
+    """
     torch.manual_seed(len(kind) + len(pooling))
     config = getattr(transformers, f"{kind}Config")(**(TINY | options))
     model = getattr(transformers, f"{kind}Model")(config).float().eval()
@@ -62,22 +67,28 @@ def folder_of(path, kind, options, *, pooling="mean", limit=32):
     tokenizer = transformers.BertTokenizer(str(path / "vocab.txt"))
     tokenizer.save_pretrained(path)
     modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
-    described = [
-        {"idx": at, "name": str(at), "path": inside, "type": f"sentence_transformers.models.{name}"}
-        for at, (inside, name) in enumerate(modules)
+    entries = [
+        {
+            "idx": number,
+            "name": str(number),
+            "path": subfolder,
+            "type": f"sentence_transformers.models.{name}",
+        }
+        for number, (subfolder, name) in enumerate(modules)
     ]
-    (path / "modules.json").write_text(json.dumps(described))
+    (path / "modules.json").write_text(json.dumps(entries))
     (path / "1_Pooling").mkdir()
     modes = {"mean": "mean_tokens", "cls": "cls_token", "last": "lasttoken"}
-    named = {f"pooling_mode_{name}": mode == pooling for mode, name in modes.items()}
-    settings = {"word_embedding_dimension": TINY["hidden_size"]} | named
+    pooling_modes = {f"pooling_mode_{name}": mode == pooling for mode, name in modes.items()}
+    settings = {"word_embedding_dimension": TINY["hidden_size"]} | pooling_modes
     (path / "1_Pooling/config.json").write_text(json.dumps(settings))
-    own = {"max_seq_length": limit, "do_lower_case": False}
-    (path / "sentence_bert_config.json").write_text(json.dumps(own))
+    limits = {"max_seq_length": limit, "do_lower_case": False}
+    (path / "sentence_bert_config.json").write_text(json.dumps(limits))
     return path
 
 
 def expected_of(path):
+    """Vectors of TEXTS by sentence-transformers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return sentence_transformers.SentenceTransformer(str(path), device="cpu").encode(TEXTS)
@@ -88,14 +99,14 @@ def test_vectors_are_those_of_sentence_transformers(kind, tmp_path):
     path = folder_of(tmp_path / "model", *KINDS[kind])
     expected = expected_of(path)
     with load(path) as model:
-        found = model.embed(TEXTS)
+        together = model.embed(TEXTS)
         alone = np.concatenate([model.embed([text]) for text in TEXTS])
-    np.testing.assert_allclose(found, expected, atol=MAX_DIFFERENCE)
-    np.testing.assert_array_equal(found, alone)
+    np.testing.assert_allclose(together, expected, atol=MAX_DIFFERENCE)
+    np.testing.assert_array_equal(together, alone)
 
 
-def test_a_text_with_the_token_of_padding_is_refused_where_it_would_shift_positions(tmp_path):
-    """Transformers gives it a position of its own and counts the others without it."""
+def test_a_text_with_the_padding_token_is_refused_where_it_would_shift_positions(tmp_path):
+    """RoBERTa of transformers does not count the padding token when it numbers positions."""
     sizes = {"pad_token_id": NEVER, "max_position_embeddings": 84}
     path = folder_of(tmp_path / "model", "Roberta", sizes)
     file = tmp_path / "model.gguf"
@@ -106,6 +117,7 @@ def test_a_text_with_the_token_of_padding_is_refused_where_it_would_shift_positi
             pytest.raises(Unsupported, match="'never', the token of pad"),
         ):
             model.embed(["a man never eats"])
+    # BERT counts every token, so the same text has a vector there.
     plain = folder_of(tmp_path / "plain", "Bert", {"pad_token_id": NEVER})
     with load(plain) as model:
         assert np.isfinite(model.embed(["a man never eats"])).all()
@@ -130,7 +142,7 @@ def test_a_text_beyond_the_limit_is_cut_or_refused(tmp_path):
     path = folder_of(tmp_path / "model", "Bert", {}, limit=8)
     with load(path) as model:
         np.testing.assert_allclose(model.embed(TEXTS), expected_of(path), atol=MAX_DIFFERENCE)
-        model.embed(TEXTS[1:3], truncate=False)
+        model.embed(TEXTS[1:3], truncate=False)  # these are short enough
         with pytest.raises(InferenceError, match="9 tokens, the model reads 8") as caught:
             model.embed(TEXTS, truncate=False)
     assert "--truncate" in caught.value.hint
@@ -140,13 +152,13 @@ def test_a_converted_file_has_the_vectors_of_its_folder(tmp_path):
     path = folder_of(tmp_path / "model", "Roberta", {"pad_token_id": NEVER})
     file = tmp_path / "model.gguf"
     convert(path, file, ConvertOptions("F32", no_tokenizer=True))
-    assert open_checkpoint(file).value("pooling_type") == 1
-    ids = [[2, 5, 6, 7, 3], [2, 13, 3]]
+    assert open_checkpoint(file).value("pooling_type") == 1  # mean
+    ids = [[2, 5, 6, 7, 3], [2, 13, 3]]  # [CLS] a man is [SEP], [CLS] dog [SEP]
     with load(path) as folder, load(file, tokenizer=path) as converted:
         np.testing.assert_array_equal(folder.embed(ids), converted.embed(ids))
 
 
-def test_what_such_a_model_cannot_do_is_refused(tmp_path):
+def test_an_encoder_generates_no_text_and_never_a_decoder(tmp_path):
     path = folder_of(tmp_path / "model", "Bert", {})
     with load(path) as model, pytest.raises(Unsupported, match="does not write any"):
         model.generate("hi")

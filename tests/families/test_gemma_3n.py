@@ -1,4 +1,4 @@
-"""Gemma 3n: its streams, its sparse networks, and what llama.cpp does with others than its own."""
+"""Gemma 3n: streams, sparse networks, and warnings where llama.cpp has other constants."""
 
 import math
 
@@ -15,6 +15,7 @@ from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import config_from, load_model
 
 IDS = [5, 9, 3, 44, 12]
+# Keys of a ``config.json`` without those that have the default of their class.
 FOLDER = {
     "model_type": "gemma3n_text",
     "num_hidden_layers": 4,
@@ -25,12 +26,13 @@ FOLDER = {
 
 
 def logits(**keys):
-    """Logits of a tiny model with these *keys*."""
+    """Logits of a tiny model with these *keys*, on the reference backend."""
     model = load_model(tiny("gemma3n", **keys), ops=ReferenceOps())
     return model.forward(IDS, KVCache(model.config, 64), all_positions=True)
 
 
 def warnings(**keys):
+    """Texts of the warnings that a conversion of a tiny model with these *keys* gives."""
     checkpoint = tiny("gemma3n", **keys)
     return [finding.text for finding in differences(checkpoint, config_from(checkpoint), [])]
 
@@ -52,27 +54,31 @@ def test_each_key_changes_the_logits(keys):
     assert np.abs(logits() - logits(**keys)).max() > 0.01 * np.ptp(logits())
 
 
-def test_tokens_beyond_the_table_of_layers_have_its_first_row():
+def test_tokens_beyond_the_per_layer_embeddings_take_their_first_row():
     checkpoint = tiny("gemma3n")
     table = checkpoint.weights["per_layer_token_embd.weight"]
-    fewer = table.like(shape=(40, table.shape[1]), data=table.data[: 40 * table.shape[1] * 4])
-    shorter = dict(checkpoint.weights) | {table.name: fewer}
+    # Of the prompt's ids, 44 is beyond 40 rows of float32.
+    first_40_rows = table.like(
+        shape=(40, table.shape[1]), data=table.data[: 40 * table.shape[1] * 4]
+    )
+    short_weights = dict(checkpoint.weights) | {table.name: first_40_rows}
     values = table.data.view("<f4").reshape(table.shape).copy()
     values[40:] = values[0]
-    first = table.like(data=values.reshape(-1).view(np.uint8))
-    found = []
-    for weights in (shorter, dict(checkpoint.weights) | {table.name: first}):
-        own = tiny("gemma3n")
-        own.weights.clear()
-        own.weights.update(weights)
-        model = load_model(own, ops=ReferenceOps())
-        found.append(model.forward(IDS, KVCache(model.config, 64), all_positions=True))
-    np.testing.assert_array_equal(*found)
+    filled_up = table.like(data=values.reshape(-1).view(np.uint8))
+    results = []
+    for weights in (short_weights, dict(checkpoint.weights) | {table.name: filled_up}):
+        changed = tiny("gemma3n")
+        changed.weights.clear()
+        changed.weights.update(weights)
+        model = load_model(changed, ops=ReferenceOps())
+        results.append(model.forward(IDS, KVCache(model.config, 64), all_positions=True))
+    np.testing.assert_array_equal(*results)
 
 
 def test_shares_of_a_folder_become_standard_deviations():
     scales = describe(FOLDER, model="m").value("activation_sparsity_scale")
-    assert scales[0] == pytest.approx(1.6448533535, rel=1e-6)  # torch's icdf in float32
+    assert scales[0] == pytest.approx(1.6448533535, rel=1e-6)  # 0.95 by torch's icdf in float32
+    # The quantiles of 0.5, 0.3 and 0 of the normal distribution.
     assert scales[1:] == pytest.approx([0.0, -0.5244005, -math.inf], rel=1e-6)
 
 
@@ -103,13 +109,13 @@ def test_a_file_with_streams_or_deviations_that_make_no_sense_is_refused(keys):
         config_from(tiny("gemma3n", **keys))
 
 
-def test_networks_are_cut_where_the_key_says_so():
+def test_networks_have_the_cutoffs_of_the_key_and_none_for_minus_infinity():
     config = config_from(tiny("gemma3n", activation_sparsity_scale=[-math.inf, 0.5, 1.0, 2.0, 0.0]))
     networks = [mixer for mixer in config.mixers() if isinstance(mixer, FeedForward)]
     assert [network.cutoff for network in networks] == [None, 0.5, 1.0, 2.0, 0.0]
 
 
-def test_a_model_as_llama_cpp_has_it_converts_without_a_warning():
+def test_a_model_with_llama_cpps_constants_converts_without_a_warning():
     assert not warnings()
 
 
@@ -122,5 +128,5 @@ def test_a_model_as_llama_cpp_has_it_converts_without_a_warning():
         ({"attention.shared_kv_layers": 1, "attention.sliding_window_pattern": [True] * 5}, "keys"),
     ],
 )
-def test_what_llama_cpp_has_as_a_constant_is_said(keys, text):
+def test_a_model_with_other_values_than_llama_cpps_constants_converts_with_a_warning(keys, text):
     assert any(text in warning for warning in warnings(**keys))

@@ -31,6 +31,7 @@ from bitnet.sheet.plan import Resources, plan_path
 TINY = Path(bitnet.__file__).with_name("shipped") / "bitnet-tiny.gguf"
 PROMPT = "It is a truth universally acknowledged, that"
 IDS = [5, 9, 33, 2, 61, 17, 8, 40]
+# Keys of models whose widths are multiples of a block, by the columns of the block.
 SHAPES = {
     256: {"embedding_length": 256, "feed_forward_length": 512},
     1024: {"embedding_length": 1024, "feed_forward_length": 2048},
@@ -38,12 +39,14 @@ SHAPES = {
 
 
 def logits(checkpoint, ops):
+    """Logits of *checkpoint* for all of IDS on the backend *ops*."""
     model = load_model(checkpoint, ops=ops)
     dtype = getattr(ops, "dtype", np.float32)
     return model.forward(IDS, KVCache(model.config, 16, dtype=dtype), all_positions=True)
 
 
 def save(path, checkpoint):
+    """Write *checkpoint* as the GGUF file *path*."""
     tensors = [
         Tensor(name, weight.shape, weight.quant.ggml_id, weight.data.tobytes())
         for name, weight in checkpoint.weights.items()
@@ -60,45 +63,47 @@ def save(path, checkpoint):
 @pytest.mark.parametrize("block", SHAPES)
 def test_a_rotated_model_computes_what_the_model_does(block, explicit, embedding):
     plain = tiny("qwen3", **SHAPES[block])
-    turned = rotated(plain, block, explicit=explicit, embedding=embedding)
+    in_basis = rotated(plain, block, explicit=explicit, embedding=embedding)
     ops = ReferenceOps(dtype=np.float64)
     expected = logits(plain, ops)
-    found = logits(turned, ops)
-    assert np.abs(found - expected).max() < 1e-5 * np.ptp(expected)  # stored as float32
-    ignored = {k: v for k, v in turned.metadata.items() if not k.startswith("prism.")}
-    garbage = logits(replace(turned, metadata=ignored), ops)
+    actual = logits(in_basis, ops)
+    assert np.abs(actual - expected).max() < 1e-5 * np.ptp(expected)  # stored as float32
+    # The rotated weights alone, without the keys of their basis, compute something else.
+    without_basis = {k: v for k, v in in_basis.metadata.items() if not k.startswith("prism.")}
+    garbage = logits(replace(in_basis, metadata=without_basis), ops)
     assert np.abs(garbage - expected).max() > 0.1 * np.ptp(expected)
 
 
 @pytest.mark.skipif(native.module() is None, reason="the compiled module is not built")
 @pytest.mark.parametrize("block", SHAPES)
 def test_the_compiled_transform_has_the_bits_of_the_reference(block):
-    turned = rotated(tiny("qwen3", **SHAPES[block]), block)
-    model = load_model(turned, ops=NativeOps(threads=2))
+    in_basis = rotated(tiny("qwen3", **SHAPES[block]), block)
+    model = load_model(in_basis, ops=NativeOps(threads=2))
     steps = dict(model.trace(IDS, KVCache(model.config, 16)))  # one operation after another
     cache = KVCache(model.config, 16)
-    found = model.forward(IDS, cache, all_positions=True)
-    np.testing.assert_array_equal(found, steps["result_output"])
+    actual = model.forward(IDS, cache, all_positions=True)
+    np.testing.assert_array_equal(actual, steps["result_output"])
 
 
-def test_a_rotated_ternary_file_is_converted_and_says_what_it_is(tmp_path):
-    """PTQ1_0 in the basis, and the same numbers as float32 in it, compute the same."""
+def test_a_rotated_ternary_file_is_converted_exactly_and_listed_as_rotated(tmp_path):
+    """Ternary encodings compute what the same numbers in float32 do, all in the rotated basis."""
     plain = tiny("qwen3", **SHAPES[256])
-    turned = rotated(plain, 256)
-    weights = dict(turned.weights)
+    in_basis = rotated(plain, 256)
+    weights = dict(in_basis.weights)
     for name, weight in weights.items():
         if name.startswith("blk.") and len(weight.shape) == 2:
             values = registry.dequantize(weight)
+            # Ternary weights with one scale, an exact float16.
             codes = np.sign(values) * (np.abs(values) > 0.05)
             ternary = (codes * np.float32(0.0625)).astype("<f4")
             weights[name] = Weight(name, weight.shape, F32, ternary.reshape(-1).view(np.uint8))
-    source = save(tmp_path / "f32.gguf", replace(turned, weights=weights))
+    source = save(tmp_path / "f32.gguf", replace(in_basis, weights=weights))
     expected = logits(open_checkpoint(source), ReferenceOps(dtype=np.float64))
     for encoding in ("PTQ1_0", "PQ2_0", "Q2_0"):
         path = tmp_path / f"{encoding}.gguf"
         assert convert(source, path, ConvertOptions(encoding)).exact
-        found = logits(open_checkpoint(path), ReferenceOps(dtype=np.float64))
-        np.testing.assert_array_equal(found, expected)
+        actual = logits(open_checkpoint(path), ReferenceOps(dtype=np.float64))
+        np.testing.assert_array_equal(actual, expected)
         text = "\n".join(inspect_gguf(path).lines())
         assert "rotated: prism.hadamard version 1, blocks of 256, signs explicit" in text
     assert "not rotated" in "\n".join(inspect_gguf(save(tmp_path / "p.gguf", plain)).lines())
@@ -110,8 +115,8 @@ def text_of(path):
 
 
 @pytest.mark.parametrize("encoding", ["Q2_0", "PTQ1_0"])
-def test_bitnet_tiny_and_its_twins_write_the_same_text(tmp_path, encoding):
-    """Its matrices repacked; and those of it with an embedding, also its head, that is rotated."""
+def test_bitnet_tiny_and_its_repacked_twins_write_the_same_text(tmp_path, encoding):
+    """Twins are repacked: of the shipped model, and of one whose embedding is rotated."""
     basis = save(tmp_path / "basis.gguf", rotated(open_checkpoint(TINY), 256, only="token_embd"))
     texts = {text_of(TINY)}
     for source, embedding in ((TINY, "F16"), (basis, "F32")):
@@ -125,6 +130,7 @@ def test_bitnet_tiny_and_its_twins_write_the_same_text(tmp_path, encoding):
     assert len(texts) == 1
 
 
+# Keys of a basis, each with a value that is not supported.
 WRONG = {
     "version": 2,
     "transform": "randomized",
@@ -141,31 +147,32 @@ WRONG = {
 
 
 @pytest.mark.parametrize("key", WRONG)
-def test_what_is_not_known_of_a_basis_is_refused(key):
-    turned = rotated(tiny("qwen3", **SHAPES[256]), 256)
-    metadata = dict(turned.metadata) | {f"prism.hadamard.{key}": WRONG[key]}
+def test_an_unsupported_value_of_a_basis_is_refused_by_its_key(key):
+    in_basis = rotated(tiny("qwen3", **SHAPES[256]), 256)
+    metadata = dict(in_basis.metadata) | {f"prism.hadamard.{key}": WRONG[key]}
     with pytest.raises((Unsupported, InvalidFormat), match=f"prism.hadamard.{key}"):
-        load_model(replace(turned, metadata=metadata), ops=ReferenceOps())
+        load_model(replace(in_basis, metadata=metadata), ops=ReferenceOps())
 
 
+# Values of other types and sizes.
 HOSTILE = (None, 0, -1, 2**63, 1.5, "x", [[]], [None], ["a"], [2**63], [-256, 512, 512])
 
 
 @pytest.mark.parametrize("key", WRONG)
 def test_hostile_values_of_a_basis_are_refused(key):
-    turned = hybrid(grouped=True)[1]
+    in_basis = hybrid(grouped=True)[1]
     for value in HOSTILE:
-        metadata = dict(turned.metadata) | {f"prism.hadamard.{key}": value}
+        metadata = dict(in_basis.metadata) | {f"prism.hadamard.{key}": value}
         with pytest.raises((Unsupported, InvalidFormat), match=r"prism\.hadamard"):
-            load_model(replace(turned, metadata=metadata), ops=ReferenceOps())
+            load_model(replace(in_basis, metadata=metadata), ops=ReferenceOps())
 
 
 @pytest.mark.parametrize("key", ["version", "transform", "axis", "block_size", "weight_names"])
 def test_a_basis_without_one_of_its_keys_is_refused(key):
-    turned = rotated(tiny("qwen3", **SHAPES[256]), 256)
-    metadata = {k: v for k, v in turned.metadata.items() if k != f"prism.hadamard.{key}"}
+    in_basis = rotated(tiny("qwen3", **SHAPES[256]), 256)
+    metadata = {k: v for k, v in in_basis.metadata.items() if k != f"prism.hadamard.{key}"}
     with pytest.raises(BitnetError, match=f"prism.hadamard.{key}"):
-        load_model(replace(turned, metadata=metadata), ops=ReferenceOps())
+        load_model(replace(in_basis, metadata=metadata), ops=ReferenceOps())
 
 
 HYBRID = {
@@ -176,12 +183,16 @@ HYBRID = {
     "embedding_length": 256,
     "feed_forward_length": 512,
 }
-HEADS = np.arange(6).reshape(3, 2).T.reshape(-1)  # those of one key head are neighbours
+# Order of the value heads when they are grouped: those of one key head are neighbours.
+HEADS = np.arange(6).reshape(3, 2).T.reshape(-1)
 
 
 @lru_cache
 def hybrid(grouped):
-    """A model with delta nets, and the same one in a basis: ``ssm_out``, too, and as it is told."""
+    """A model with delta nets, and the same model with all matrices in a rotated basis.
+
+    With *grouped* the columns of ``ssm_out`` are in the order of HEADS, and a key says so.
+    """
     plain = tiny("qwen35", **HYBRID)
     weights = dict(plain.weights)
     for name, weight in plain.weights.items():
@@ -189,20 +200,20 @@ def hybrid(grouped):
             columns = (HEADS[:, None] * 128 + np.arange(128)).reshape(-1)
             values = np.ascontiguousarray(registry.dequantize(weight)[:, columns])
             weights[name] = Weight(name, weight.shape, F32, values.reshape(-1).view(np.uint8))
-    turned = rotated(replace(plain, weights=weights), 256)
-    metadata = dict(turned.metadata) | {"prism.hadamard.gdn_v_grouped": grouped}
-    return plain, replace(turned, metadata=metadata)
+    in_basis = rotated(replace(plain, weights=weights), 256)
+    metadata = dict(in_basis.metadata) | {"prism.hadamard.gdn_v_grouped": grouped}
+    return plain, replace(in_basis, metadata=metadata)
 
 
 @pytest.mark.parametrize("grouped", [True, False])
 def test_a_rotated_delta_net_computes_what_the_model_does(grouped):
-    plain, turned = hybrid(grouped)
+    plain, in_basis = hybrid(grouped)
     ops = ReferenceOps(dtype=np.float64)
     expected = logits(plain, ops)
-    found = logits(turned, ops)
-    assert np.abs(found - expected).max() < 1e-5 * np.ptp(expected)
+    actual = logits(in_basis, ops)
+    assert np.abs(actual - expected).max() < 1e-5 * np.ptp(expected)
     key = "prism.hadamard.gdn_v_grouped"
-    garbage = logits(replace(turned, metadata=dict(turned.metadata) | {key: not grouped}), ops)
+    garbage = logits(replace(in_basis, metadata=dict(in_basis.metadata) | {key: not grouped}), ops)
     assert np.abs(garbage - expected).max() > 0.01 * np.ptp(expected)
 
 
@@ -210,18 +221,20 @@ def test_a_rotated_delta_net_computes_what_the_model_does(grouped):
 def test_the_compiled_order_of_heads_has_the_bits_of_the_reference():
     model = load_model(hybrid(grouped=True)[1], ops=NativeOps(threads=2))
     steps = dict(model.trace(IDS, KVCache(model.config, 16)))
-    found = model.forward(IDS, KVCache(model.config, 16), all_positions=True)
-    np.testing.assert_array_equal(found, steps["result_output"])
+    actual = model.forward(IDS, KVCache(model.config, 16), all_positions=True)
+    np.testing.assert_array_equal(actual, steps["result_output"])
 
 
-def test_plan_and_inspect_count_states_and_say_that_weights_are_rotated(tmp_path):
+def test_inspect_counts_states_and_plan_says_that_weights_are_rotated(tmp_path):
     path = save(tmp_path / "hybrid.gguf", hybrid(grouped=True)[1])
     config = load_model(open_checkpoint(path), ops=ReferenceOps()).config
     memory = inspect_gguf(path).memory
-    one = 4 * sum(its.size for its in config.caches if isinstance(its, State))
-    assert memory.states >= 2 * one > 0
-    assert memory.states % one == 0
+    state_bytes = 4 * sum(cache.size for cache in config.caches if isinstance(cache, State))
+    # The states are kept in whole copies, at least two.
+    assert memory.states >= 2 * state_bytes > 0
+    assert memory.states % state_bytes == 0
     assert memory.kv_at_context == KVCache(config, 64).cost(64, PREFILL_CHUNK)
+    # A key and a value for each of 2 heads: 64 codes of 16 bits and a float32 step.
     assert memory.kv_per_token == len(config.attentions) * 2 * 2 * (64 * 2 + 4)
     plan = plan_path(path, Resources(None, None))
     assert "rotated: prism.hadamard version 1, blocks of 256, signs explicit" in "".join(
@@ -231,10 +244,10 @@ def test_plan_and_inspect_count_states_and_say_that_weights_are_rotated(tmp_path
 
 
 @pytest.mark.parametrize("value", [None, 1, "yes"])
-def test_a_rotated_delta_net_says_how_its_heads_are_ordered(value):
-    turned = hybrid(grouped=True)[1]
-    metadata = dict(turned.metadata) | {"prism.hadamard.gdn_v_grouped": value}
+def test_a_rotated_delta_net_without_the_order_of_its_heads_is_refused(value):
+    in_basis = hybrid(grouped=True)[1]
+    metadata = dict(in_basis.metadata) | {"prism.hadamard.gdn_v_grouped": value}
     if value is None:
         del metadata["prism.hadamard.gdn_v_grouped"]
     with pytest.raises(InvalidFormat, match=r"prism\.hadamard\.gdn_v_grouped"):
-        load_model(replace(turned, metadata=metadata), ops=ReferenceOps())
+        load_model(replace(in_basis, metadata=metadata), ops=ReferenceOps())

@@ -15,6 +15,7 @@ def model():
     """A tiny encoder with scores of two labels."""
     plain = tiny("bert")
     weights = {**plain.weights, "cls.output.weight": np.zeros((2, 256), dtype=np.float32)}
+    # Pooling type 4, in llama.cpp "rank": the model scores.
     return replace(plain, weights=weights, metadata={**plain.metadata, "bert.pooling_type": 4})
 
 
@@ -35,7 +36,7 @@ def model():
         ("activation", "spiral"),
     ],
 )
-def test_a_key_of_a_classifier_of_the_wrong_type_is_damage(model, key, value):
+def test_a_wrong_value_of_a_classifiers_key_is_damage(model, key, value):
     keys = {**model.metadata, f"bert.classifier.{key}": value}
     with pytest.raises(InvalidFormat):
         classifier(replace(model, metadata=keys))
@@ -47,11 +48,12 @@ def test_labels_are_numbered_if_no_key_names_them(model):
     assert classifier(replace(model, metadata=named)).labels == ("no", "yes")
 
 
+# For scores of 3 and 1: the logistic function of 2, or 2 itself.
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [({}, 0.880797), ({"relevance": "sigmoid"}, 0.880797), ({"relevance": "none"}, 2.0)],
 )
-def test_a_relevance_is_a_function_of_yes_less_no(model, keys, expected):
+def test_a_relevance_is_a_function_of_the_score_of_yes_minus_that_of_no(model, keys, expected):
     keys = {"output_labels": ["yes", "no"]} | keys
     own = {f"bert.classifier.{key}": value for key, value in keys.items()}
     head = classifier(replace(model, metadata={**model.metadata, **own}))

@@ -27,11 +27,12 @@ from bitnet.formats.adapters import read_adapter  # noqa: E402
 from bitnet.formats.containers import open_checkpoint  # noqa: E402
 
 pytestmark = QUIET
-MAX_DIFFERENCE = 2e-4
+MAX_DIFFERENCE = 2e-4  # of the largest entry; the compiled module keeps keys as 16 bits
 RANK = 4
 ALPHA = 3.0
 TASKS = ["retrieval.query", "retrieval.passage", "text-matching"]
 IDS = [[2, 5, 6, 7, 8, 9, 10, 11, 3], [2, 13, 3], [2, *range(5, 20), 12, 13, 3]]
+# Ends of the names of the matrices that have factors, besides the embeddings.
 MATRICES = ("Wqkv.weight", "out_proj.weight", "fc1.weight", "fc2.weight", "dense.weight")
 
 
@@ -46,16 +47,16 @@ def published(tmp_path_factory):
         pad_token_id=1,
         bos_token_id=0,
         eos_token_id=2,
-        max_position_embeddings=66,
+        max_position_embeddings=66,  # 64 positions, numbered from pad_token_id + 1 on
     )
     torch.manual_seed(3)
     tensors = load_file(plain / "model.safetensors")
-    named = {}
+    published_tensors = {}
     changes = {}
     for name, matrix in tensors.items():
         is_table = name.endswith("_embeddings.weight")
         if not is_table and not name.endswith(MATRICES):
-            named[f"roberta.{name}"] = matrix
+            published_tensors[f"roberta.{name}"] = matrix
             continue
         outputs, inputs = matrix.shape
         if is_table:
@@ -66,8 +67,12 @@ def published(tmp_path_factory):
             a = torch.randn(len(TASKS), RANK, inputs) * 0.3
             b = torch.randn(len(TASKS), outputs, RANK) * 0.3
             changes[name] = b @ a
-        inside = f"roberta.{name.removesuffix('.weight')}.parametrizations.weight"
-        named |= {f"{inside}.original": matrix, f"{inside}.0.lora_A": a, f"{inside}.0.lora_B": b}
+        prefix = f"roberta.{name.removesuffix('.weight')}.parametrizations.weight"
+        published_tensors |= {
+            f"{prefix}.original": matrix,
+            f"{prefix}.0.lora_A": a,
+            f"{prefix}.0.lora_B": b,
+        }
     folders = {"": plain}
     for number, task in enumerate(TASKS):
         folders[task] = base / task
@@ -80,12 +85,12 @@ def published(tmp_path_factory):
         (folders[task] / "config.json").write_text((plain / "config.json").read_text())
     path = base / "published"
     path.mkdir()
-    save_file(named, path / "model.safetensors")
+    save_file(published_tensors, path / "model.safetensors")
     save_tokenizer(path)
     sizes = json.loads((plain / "config.json").read_text())
-    del sizes["rope_parameters"]
+    del sizes["rope_parameters"]  # published as rotary_emb_base
     source = "jinaai/xlm-roberta-flash-implementation--"
-    own = {
+    published_keys = {
         "architectures": ["XLMRobertaModel"],
         "auto_map": {
             "AutoConfig": f"{source}configuration_xlm_roberta.XLMRobertaFlashConfig",
@@ -106,12 +111,12 @@ def published(tmp_path_factory):
         "use_flash_attn": True,
         "use_reg_tokens": False,
     }
-    (path / "config.json").write_text(json.dumps(sizes | own))
+    (path / "config.json").write_text(json.dumps(sizes | published_keys))
     return path, folders
 
 
 def expected_of(folder):
-    """Means of hidden states of each text by transformers, ``(N, dim)``."""
+    """Means of the hidden states of each text by transformers, ``(N, dim)``."""
     model = transformers.JinaEmbeddingsV3Model.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         states = [model(torch.tensor([ids])).last_hidden_state[0].mean(0) for ids in IDS]
@@ -139,7 +144,7 @@ def test_a_converted_model_has_the_vectors_of_its_folder(published, tmp_path):
         np.testing.assert_allclose(folder.embed(IDS), converted.embed(IDS), atol=1e-5)
 
 
-def test_an_unknown_task_and_a_folder_without_a_task_are_refused_with_the_tasks(published):
+def test_a_path_with_an_unknown_task_or_none_is_refused_with_the_tasks(published):
     path, _ = published
     with pytest.raises(NotFound, match=r"it has retrieval\.query, retrieval\.passage"):
         read_adapter(path / "clustering")
@@ -148,7 +153,7 @@ def test_an_unknown_task_and_a_folder_without_a_task_are_refused_with_the_tasks(
     assert caught.value.hint == f"name one of them: --lora {path / TASKS[0]}"
 
 
-def test_factors_that_are_not_those_of_the_configuration_are_refused(published):
+def test_a_rank_or_a_number_of_tasks_unlike_the_factors_is_refused(published):
     path, _ = published
     before = (path / "config.json").read_text()
     try:
@@ -162,7 +167,9 @@ def test_factors_that_are_not_those_of_the_configuration_are_refused(published):
         (path / "config.json").write_text(before)
 
 
-def test_vectors_of_another_task_are_not_continued(published, bitnet, tmp_path, monkeypatch):
+def test_an_interrupted_output_of_one_task_is_not_continued_with_another(
+    published, bitnet, tmp_path, monkeypatch
+):
     def interrupt(_file, _header=b""):
         raise KeyboardInterrupt
 

@@ -22,7 +22,7 @@ MISTRAL = {
 
 
 def texts_of_the_code():
-    """Strings in the code of the families, but for the names in calls of ``reads``."""
+    """Yield the strings in the code of the families, but for the names in calls of ``reads``."""
     for path in Path(package.__file__).parent.glob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
@@ -36,12 +36,12 @@ def texts_of_the_code():
                 yield node.value
 
 
-def test_every_key_that_a_family_reads_is_read_by_its_code():
-    known = {*texts_of_the_code(), *BECOMES, *BECOMES.values(), *COMMON}
-    tables = [table for each in families() for table in (each.config_keys, each.gguf_keys)]
+def test_every_key_in_the_tables_of_the_families_occurs_in_their_code():
+    strings_in_code = {*texts_of_the_code(), *BECOMES, *BECOMES.values(), *COMMON}
+    tables = [table for family in families() for table in (family.config_keys, family.gguf_keys)]
     read = {name for table in tables for name, rule in table.items() if rule.is_read}
     assert len(read) > 100
-    assert read <= known
+    assert read <= strings_in_code
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,8 @@ def test_every_key_that_a_family_reads_is_read_by_its_code():
     ],
 )
 def test_a_folder_without_a_key_has_the_value_that_transformers_assumes(key, name, value):
-    assert describe(MISTRAL, model="m").value("attention.sliding_window") == 32
-    without = {name: entry for name, entry in MISTRAL.items() if name != key}
+    assert describe(MISTRAL, model="m").value("attention.sliding_window") == 32  # as stated
+    without = {other: entry for other, entry in MISTRAL.items() if other != key}
     assert describe(without, model="m").value(name) == value
 
 

@@ -22,6 +22,7 @@ COHERE2 = {
 }
 PERIOD_OF_4 = [SLIDING, SLIDING, SLIDING, FULL]
 KIMI = {"model_type": "kimi_linear", "num_hidden_layers": 4}
+# Layers numbered from 1 on.
 LISTS = {"full_attn_layers": [4], "kda_layers": [1, 2, 3]}
 SECOND_IS_FULL = [LINEAR, FULL, LINEAR, LINEAR]
 LFM3 = {
@@ -31,9 +32,10 @@ LFM3 = {
         kind: {"rope_type": "default", "rope_theta": 1e6} for kind in (FULL, SLIDING)
     },
 }
-# ``config.json`` and the kinds of its layers
+# ``config.json`` and the kinds of its layers, as transformers has them.
 FOLDERS = {
     "only-mlp-layer-types": (COHERE2 | {"mlp_layer_types": ONE_DENSE}, PERIOD_OF_4 * 2),
+    # Dense layers at the beginning are counted apart: the period of the others begins after them.
     "only-first-dense": (COHERE2 | {"first_k_dense_replace": 1}, [FULL, *PERIOD_OF_4 * 2][:8]),
     "both": (
         COHERE2 | {"mlp_layer_types": ONE_DENSE, "first_k_dense_replace": 2},
@@ -54,6 +56,7 @@ FOLDERS = {
         KIMI | {"layer_types": SECOND_IS_FULL, "linear_attn_config": LISTS},
         SECOND_IS_FULL,
     ),
+    # Without both lists neither counts: layers 4, 8, ... from 0 are full.
     "kimi-one-list": (
         KIMI | {"num_hidden_layers": 6, "linear_attn_config": {"full_attn_layers": [2]}},
         [LINEAR, LINEAR, LINEAR, LINEAR, FULL, LINEAR],
@@ -67,7 +70,7 @@ FOLDERS = {
 
 
 def kinds_of(config):
-    """Kinds of the layers as they are computed, by the keys of GGUF."""
+    """Kinds of the layers of *config* as they are computed, read from its GGUF keys."""
     described = describe(config, model="m")
     layers = config["num_hidden_layers"]
     heads = described.value("attention.head_count_kv")
@@ -82,12 +85,12 @@ def kinds_of(config):
 
 
 @pytest.mark.parametrize(("config", "kinds"), FOLDERS.values(), ids=FOLDERS)
-def test_layers_have_the_kinds_that_the_folder_means(config, kinds):
+def test_layers_have_the_kinds_of_transformers_class(config, kinds):
     assert kinds_of(config) == kinds
 
 
 @pytest.mark.parametrize(("config", "kinds"), FOLDERS.values(), ids=FOLDERS)
-def test_transformers_computes_the_same_kinds(config, kinds):
+def test_transformers_has_the_expected_kinds(config, kinds):
     reason = "pip install 'bitnet-xtask[parity]'"
     auto = pytest.importorskip("transformers", reason=reason).AutoConfig
     assert auto.for_model(**config).layer_types == kinds
@@ -116,6 +119,6 @@ def test_transformers_computes_the_same_kinds(config, kinds):
         ),
     ],
 )
-def test_lists_that_do_not_fit_are_refused_by_their_names(config, expected):
+def test_lists_that_contradict_the_layers_are_refused_by_their_names(config, expected):
     with pytest.raises(InvalidFormat, match=expected):
         describe(config, model="m")

@@ -28,13 +28,13 @@ from bitnet.formats.containers import open_checkpoint  # noqa: E402
 pytestmark = QUIET
 # Both compute in float32; the compiled module keeps queries, keys and values as 16 bits.
 MAX_DIFFERENCE = 2e-4
-# The last one has keys at distances beyond those with a bias of their own.
+# The last text is longer than 128 tokens: all distances from 128 on share a bias.
 TEXTS = ["A man is eating food.", "dogs run", "", "unknown words, 20 dogs", "a dog runs, " * 50]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder of sentence-transformers."""
+    """A folder of sentence-transformers with a random MPNet, for texts of up to 256 tokens."""
     base = tmp_path_factory.mktemp("mpnet")
     return sentence_folder(base / "model", mpnet_folder(base / "source"), limit=256)
 
@@ -43,8 +43,9 @@ def test_a_key_has_the_bias_of_its_distance_in_transformers():
     module = transformers.models.mpnet.modeling_mpnet.MPNetEncoder
     distances = torch.arange(-400, 401)
     expected = module.relative_position_bucket(distances).tolist()
-    reached = np.clip(distances.numpy(), -128, 128).tolist()
-    assert [_bucket(distance) for distance in reached] == expected
+    # The bucket is the same for all distances from 128 on.
+    clipped = np.clip(distances.numpy(), -128, 128).tolist()
+    assert [_bucket(distance) for distance in clipped] == expected
 
 
 @pytest.mark.parametrize("backend", ["native", "reference"])

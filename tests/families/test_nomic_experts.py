@@ -28,11 +28,11 @@ from bitnet.convert.convert_options import ConvertOptions  # noqa: E402
 from bitnet.formats.containers import open_checkpoint  # noqa: E402
 
 pytestmark = QUIET
-MAX_DIFFERENCE = 2e-4
+MAX_DIFFERENCE = 2e-4  # of the largest entry; the compiled module keeps keys as 16 bits
 EXPERTS = 6
-USED = 2
-WIDTH = 48
-INNER = 96
+USED = 2  # experts of each token
+WIDTH = 48  # of hidden states
+INNER = 96  # width of an expert, and of a dense network
 IDS = [[2, 5, 6, 7, 8, 9, 10, 11, 3], [2, 13, 3], [2, *(range(5, 20)), 12, 13, 3]]
 
 
@@ -71,27 +71,27 @@ def published_names(tensors, model):
     """*tensors* of the *model* by the names of the published files."""
     named = {}
     for name, value in tensors.items():
-        short = re.sub(r"^layers\.", "encoder.layers.", name)
-        short = short.replace("post_attention_layernorm", "norm1")
-        short = short.replace("post_mlp_layernorm", "norm2")
-        short = short.replace("self_attn.o_proj", "attn.out_proj")
-        short = short.replace("embeddings.LayerNorm", "emb_ln").replace(
+        published = re.sub(r"^layers\.", "encoder.layers.", name)
+        published = published.replace("post_attention_layernorm", "norm1")
+        published = published.replace("post_mlp_layernorm", "norm2")
+        published = published.replace("self_attn.o_proj", "attn.out_proj")
+        published = published.replace("embeddings.LayerNorm", "emb_ln").replace(
             "mlp.router", "mlp.router.layer"
         )
-        short = re.sub(r"mlp\.(w[12])$", r"mlp.experts.mlp.\1", short)
-        short = re.sub(r"mlp\.bias$", "mlp.experts.bias", short)
-        named[short] = value
+        published = re.sub(r"mlp\.(w[12])$", r"mlp.experts.mlp.\1", published)
+        published = re.sub(r"mlp\.bias$", "mlp.experts.bias", published)
+        named[published] = value
     for layer in range(model.config.num_hidden_layers):
         for kind in ("weight", "bias"):
-            inside = f"encoder.layers.{layer}."
-            parts = [named.pop(f"{inside}self_attn.{part}_proj.{kind}") for part in "qkv"]
-            named[f"{inside}attn.Wqkv.{kind}"] = torch.cat(parts)
+            block = f"encoder.layers.{layer}."
+            parts = [named.pop(f"{block}self_attn.{part}_proj.{kind}") for part in "qkv"]
+            named[f"{block}attn.Wqkv.{kind}"] = torch.cat(parts)
     return {name: value.contiguous() for name, value in named.items()}
 
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    """A folder with published names, and the model that it is."""
+    """A folder with published names, and the model of transformers with the same weights."""
     path = tmp_path_factory.mktemp("nomic")
     torch.manual_seed(7)
     config = transformers.NomicBertConfig(
@@ -112,7 +112,7 @@ def published(tmp_path_factory):
     randomize(model)
     save_file(published_names(model.state_dict(), model), path / "model.safetensors")
     save_tokenizer(path)
-    own = {
+    config_keys = {
         "model_type": "nomic_bert",
         "architectures": ["NomicBertModel"],
         "auto_map": {"AutoModel": "modeling_hf_nomic_bert.NomicBertModel"},
@@ -145,7 +145,7 @@ def published(tmp_path_factory):
         "use_rms_norm": None,
         "vocab_size": len(WORDS),
     }
-    (path / "config.json").write_text(json.dumps(own))
+    (path / "config.json").write_text(json.dumps(config_keys))
     return path, model
 
 
@@ -186,14 +186,17 @@ def test_llama_cpp_agrees_where_the_sum_has_no_bias(published, tmp_path):
     path = tmp_path / "model"
     shutil.copytree(published[0], path)
     tensors = load_file(path / "model.safetensors")
-    left = {name: value for name, value in tensors.items() if not name.endswith("experts.bias")}
-    assert len(left) == len(tensors) - 2
-    save_file(left, path / "model.safetensors")
+    without_bias = {
+        name: value for name, value in tensors.items() if not name.endswith("experts.bias")
+    }
+    assert len(without_bias) == len(tensors) - 2  # two of the four layers have experts
+    save_file(without_bias, path / "model.safetensors")
     file = tmp_path / "model.gguf"
     convert(path, file, ConvertOptions("F32"))
     texts = ["a man is eating food.", "dogs run", "unknown words, 20 dogs"]
     with load(file) as model:
         vectors = model.embed(texts)
+    # llama.cpp adds products in another order.
     assert smallest_cosine(vectors, vectors_by_llama_cpp(file, texts)) > 1 - 1e-4
 
 
@@ -208,7 +211,7 @@ def test_llama_cpp_agrees_where_the_sum_has_no_bias(published, tmp_path):
         {"use_rms_norm": True},
     ],
 )
-def test_what_is_not_computed_is_refused_by_name(changes, published, tmp_path):
+def test_a_kind_of_experts_that_is_not_computed_is_refused_by_its_key(changes, published, tmp_path):
     path = tmp_path / "model"
     shutil.copytree(published[0], path)
     change_json(path / "config.json", **changes)

@@ -19,12 +19,13 @@ from bitnet.models.load import load_model  # noqa: E402
 WIDTH = 48
 HEADS = 4
 LAYERS = 2
-ROWS = 23
+ROWS = 23  # of the embedding
 IDS = [2, 5, 9, 13, 21, 7, 3]
-MAX_DIFFERENCE = 1e-4
+MAX_DIFFERENCE = 1e-4  # both compute in float32
 
 
 def random_tensors(shapes):
+    """Random tensors of these *shapes* by name; weights of norms are near one."""
     generator = torch.Generator().manual_seed(5)
     return {
         name: torch.randn(shape, generator=generator) * 0.2 + float("norm.weight" in name.lower())
@@ -33,6 +34,7 @@ def random_tensors(shapes):
 
 
 def write_folder(path, config, tensors):
+    """Write *config* and *tensors* as the folder *path*, and return it."""
     path.mkdir()
     (path / "config.json").write_text(json.dumps(config))
     save_file(
@@ -42,6 +44,7 @@ def write_folder(path, config, tensors):
 
 
 def hidden_states(path):
+    """Hidden states of IDS, ``(T, dim)``, by the folder *path*."""
     model = load_model(open_checkpoint(path))
     cache = KVCache(model.config, 32, dtype=np.float32)
     return model.hidden([Segment(IDS, cache, "all")])[0]
@@ -59,17 +62,19 @@ NEOBERT = {
     "model_type": "neobert",
     "architectures": ["NeoBERT"],
     "hidden_size": WIDTH,
-    "intermediate_size": 100,  # two thirds of it, up to a multiple of eight
+    "intermediate_size": 100,
     "max_length": 64,
     "norm_eps": 1e-5,
     "num_attention_heads": HEADS,
     "num_hidden_layers": LAYERS,
     "vocab_size": ROWS,
 }
+# NeoBERT's networks have two thirds of ``intermediate_size``, up to a multiple of eight.
 NEOBERT_FFN = 72
 
 
 def neobert_tensors():
+    """Random tensors of a NeoBERT with the names of its published folder."""
     shapes = {"model.encoder.weight": (ROWS, WIDTH), "model.layer_norm.weight": (WIDTH,)}
     for layer in range(LAYERS):
         block = f"model.transformer_encoder.{layer}."
@@ -112,7 +117,7 @@ def neobert(tensors):
     return norm(x, "model.layer_norm.weight")
 
 
-def test_neobert_is_that_of_its_equations(tmp_path):
+def test_hidden_states_of_neobert_are_those_of_its_equations(tmp_path):
     tensors = neobert_tensors()
     path = write_folder(tmp_path / "model", NEOBERT, tensors)
     np.testing.assert_allclose(hidden_states(path), neobert(tensors), atol=MAX_DIFFERENCE)
@@ -135,6 +140,7 @@ JINA2 = {
 
 
 def jina2_tensors(*, for_code):
+    """Random tensors of a Jina v2, or of its variant *for_code*, with published names."""
     shapes = {
         "embeddings.word_embeddings.weight": (ROWS, WIDTH),
         "embeddings.token_type_embeddings.weight": (2, WIDTH),
@@ -143,14 +149,14 @@ def jina2_tensors(*, for_code):
     }
     up = "gated_layers"
     down = "wo"
-    last = "mlp.layernorm"
+    last_norm = "mlp.layernorm"
     if for_code:
         up = "up_gated_layer"
         down = "down_layer"
-        last = "layer_norm_2"
+        last_norm = "layer_norm_2"
     for layer in range(LAYERS):
         block = f"encoder.layer.{layer}."
-        norms = ["attention.output.LayerNorm", last]
+        norms = ["attention.output.LayerNorm", last_norm]
         if for_code:
             norms += ["layer_norm_1", "attention.self.layer_norm_q", "attention.self.layer_norm_k"]
         products = [f"attention.self.{part}" for part in ("query", "key", "value")]
@@ -185,7 +191,7 @@ def jina2(tensors, *, for_code):
     x = norm(tensors["embeddings.word_embeddings.weight"][IDS] + types, "embeddings.LayerNorm")
     for layer in range(LAYERS):
         block = f"encoder.layer.{layer}."
-        q, k, v = (linear(x, f"{block}attention.self.{it}") for it in ("query", "key", "value"))
+        q, k, v = (linear(x, f"{block}attention.self.{name}") for name in ("query", "key", "value"))
         if for_code:
             q = norm(q, f"{block}attention.self.layer_norm_q")
             k = norm(k, f"{block}attention.self.layer_norm_k")
@@ -204,7 +210,7 @@ def jina2(tensors, *, for_code):
 
 
 @pytest.mark.parametrize("for_code", [False, True])
-def test_jina_v2_is_that_of_its_equations(for_code, tmp_path):
+def test_hidden_states_of_jina_v2_are_those_of_its_equations(for_code, tmp_path):
     tensors = jina2_tensors(for_code=for_code)
     path = write_folder(tmp_path / "model", JINA2, tensors)
     expected = jina2(tensors, for_code=for_code)
@@ -214,7 +220,9 @@ def test_jina_v2_is_that_of_its_equations(for_code, tmp_path):
 @pytest.mark.parametrize(
     "changes", [{"feed_forward_type": "original"}, {"position_embedding_type": "absolute"}]
 )
-def test_what_jina_v2_has_otherwise_is_refused_by_name(changes, tmp_path):
+def test_a_jina_v2_with_another_network_or_position_embedding_is_refused_by_its_key(
+    changes, tmp_path
+):
     path = write_folder(tmp_path / "model", JINA2 | changes, jina2_tensors(for_code=False))
     with pytest.raises(Unsupported, match=next(iter(changes))):
         open_checkpoint(path)

@@ -20,10 +20,10 @@ def test_a_known_kind_of_model_is_refused_with_what_it_is(name, kind):
     error = architecture_refusal(name, ["llama"])
     assert f"{name}, " in error.message
     assert kind in error.message
-    assert "Supported" not in error.message
+    assert "Supported" not in error.message  # the list is only for unknown names
 
 
-def test_an_unknown_one_is_refused_with_what_there_is():
+def test_an_unknown_architecture_is_refused_with_the_supported_ones():
     assert kind_of("unheard-of") == ""
     assert "Supported: llama" in architecture_refusal("unheard-of", ["llama"]).message
 
@@ -47,7 +47,8 @@ def test_every_decoder_of_transformers_is_read_or_refused_with_a_reason():
     assert not names - decided
 
 
-def test_nothing_that_a_family_reads_is_in_the_table():
+def test_the_table_of_refused_models_has_none_that_a_family_reads():
+    # Folders spell names with underscores, GGUF files some with hyphens.
     for name in _BY_NAME:
         assert of_gguf(name) is None
         assert of_gguf(name.replace("_", "-")) is None

@@ -35,9 +35,11 @@ from bitnet.formats.containers import open_checkpoint  # noqa: E402
 pytestmark = QUIET
 # Both compute in float32; the compiled module keeps queries, keys and values as 16 bits.
 MAX_DIFFERENCE = 2e-4
-OF_LLAMA_CPP = 1e-4  # whose GELU of these models is the hyperbolic tangent
+MAX_COSINE_DISTANCE_TO_LLAMA_CPP = 1e-4  # its GELU of these models is the tanh approximation
+# Ids of the tiny vocabulary; "never" is a word of none of the texts.
 SPECIAL = {"pad_token_id": WORDS.index("never"), "bos_token_id": 2, "eos_token_id": 3}
 OF_MODERN = {"cls_token_id": 2, "sep_token_id": 3}
+# Class of transformers and options of its configuration.
 KINDS = {
     "modernbert": ("ModernBert", OF_MODERN | {"local_attention": 8}),
     "modernbert-odd-window": (
@@ -50,13 +52,14 @@ KINDS = {
     "gte-without-types": ("Gte", {"type_vocab_size": 0}),
     "jina-v3": ("JinaEmbeddingsV3", {}),
 }
-_LATER = [pytest.param(it, marks=pytest.mark.slow) for it in KINDS if it != "modernbert"]
-EVERY = ["modernbert", *_LATER]
+# One kind is fast enough for every run.
+_SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "modernbert"]
+EVERY = ["modernbert", *_SLOW]
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """The folder of a kind, which is written once."""
+    """A function that returns the folder of a kind, written once."""
     written = {}
 
     def folder(kind):
@@ -81,7 +84,9 @@ def test_vectors_are_those_of_sentence_transformers(kind, folders):
 
 
 @pytest.mark.parametrize("kind", EVERY)
-def test_the_reference_backend_agrees(kind, folders, monkeypatch):
+def test_vectors_of_the_reference_backend_are_those_of_sentence_transformers(
+    kind, folders, monkeypatch
+):
     monkeypatch.setenv("BITNET_BACKEND", "reference")
     path = folders(kind)
     with load(path) as model:
@@ -91,7 +96,9 @@ def test_the_reference_backend_agrees(kind, folders, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", EVERY)
-def test_a_converted_file_has_the_same_bits_and_those_of_llama_cpp_nearly(kind, folders, tmp_path):
+def test_a_converted_file_has_the_bits_of_its_folder_and_nearly_llama_cpps_vectors(
+    kind, folders, tmp_path
+):
     path = folders(kind)
     file = tmp_path / "model.gguf"
     convert(path, file, ConvertOptions("F32"))
@@ -100,11 +107,11 @@ def test_a_converted_file_has_the_same_bits_and_those_of_llama_cpp_nearly(kind, 
         vectors = converted.embed(texts)
         np.testing.assert_array_equal(vectors, folder.embed(texts))
     if kind.startswith("gte"):
-        return  # which llama.cpp does not know
+        return  # llama.cpp does not know GTE
     if importlib.util.find_spec("xllamacpp") is None:
         pytest.skip("xllamacpp is not installed: an extra of crossval")
     theirs = vectors_by_llama_cpp(file, texts)
-    assert smallest_cosine(vectors, theirs) > 1 - OF_LLAMA_CPP
+    assert smallest_cosine(vectors, theirs) > 1 - MAX_COSINE_DISTANCE_TO_LLAMA_CPP
 
 
 def test_former_names_of_the_keys_of_modernbert_are_read(folders, tmp_path):
@@ -137,7 +144,7 @@ def test_published_names_of_the_keys_of_nomic_bert_are_read(folders):
     }
     published = {
         **{name: value for name, value in config.items() if name not in renamed.values()},
-        **{name: config[before] for name, before in renamed.items()},
+        **{name: config[usual] for name, usual in renamed.items()},
         "activation_function": "swiglu",
         "prenorm": False,
         "qkv_proj_bias": False,
@@ -148,12 +155,12 @@ def test_published_names_of_the_keys_of_nomic_bert_are_read(folders):
     for name in ("rope_parameters", "head_dim", "max_position_embeddings", "hidden_act"):
         del published[name]
     with load(path) as model:
-        before = model.embed(TEXTS)
+        expected = model.embed(TEXTS)
     try:
         file.write_text(json.dumps(published))
         with load(path) as model:
-            assert model.config.context_length == 2048
-            np.testing.assert_array_equal(model.embed(TEXTS), before)
+            assert model.config.context_length == 2048  # max_trained_positions, not n_positions
+            np.testing.assert_array_equal(model.embed(TEXTS), expected)
     finally:
         file.write_text(json.dumps(config))
 
@@ -174,12 +181,13 @@ def test_the_published_frequencies_of_gte_are_those_of_its_code(folders, tmp_pat
     finally:
         file.write_text(json.dumps(config))
     pairs = np.arange(0, rope.dims, 2) / rope.dims
+    # theta * factor is 20,000 * 8.
     np.testing.assert_allclose(frequencies, 160000.0**-pairs / 8 ** (2 / rope.dims))
     assert factor == 1
     assert tmp_path.exists()
 
 
-def test_that_scaling_is_refused_in_other_families(folders):
+def test_ntk_scaling_is_refused_in_other_families(folders):
     path = folders("nomic")
     config = (path / "config.json").read_text()
     try:
@@ -201,7 +209,7 @@ def test_that_scaling_is_refused_in_other_families(folders):
         ("gte", {"layer_norm_type": "rms_norm"}, "layer_norm_type"),
     ],
 )
-def test_what_is_not_computed_is_refused_by_name(kind, changes, key, folders):
+def test_a_kind_of_encoder_that_is_not_computed_is_refused_by_its_key(kind, changes, key, folders):
     path = folders(kind)
     config = (path / "config.json").read_text()
     try:

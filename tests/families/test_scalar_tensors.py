@@ -1,4 +1,4 @@
-"""A tensor without dimensions, which GGUF and safetensors allow: refused, whatever reads it."""
+"""A tensor without dimensions, a single number, is refused wherever a family reads a matrix."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ ARCHITECTURES = sorted(name for family in families() for name in family.architec
 
 @dataclass(frozen=True)
 class Shape:
-    """A tensor of this shape."""
+    """A tensor of which only the shape matters."""
 
     shape: tuple[int, ...]
 
@@ -39,14 +39,14 @@ class Recording(dict):
 
 
 class Tiny(Keys):
-    """Keys of a tiny model; a tensor of numbers that it has is of ones."""
+    """Keys of a tiny model whose vectors, where it has the tensor, are of ones."""
 
     def numbers(self, name, shape):
         return np.ones(shape, dtype=np.float32) if name in self.weights else None
 
 
 def read(keys):
-    """The model that the family of *keys* makes of them, or None if it is refused."""
+    """The model that the family of *keys* makes of them, or None if it refuses them."""
     try:
         return of_gguf(keys.architecture).decoder(keys)
     except (InvalidFormat, Unsupported):
@@ -66,6 +66,7 @@ def test_a_decoder_reads_or_refuses_a_tensor_that_is_a_single_number(architectur
     )
     read(keys)
     assert weights.asked
+    # Each tensor that the family looks for: it must be read or refused, without another error.
     for name in set(weights.asked):
         read(replace(keys, weights={**embedding, name: Shape(())}))
 
@@ -80,7 +81,7 @@ def test_a_decoder_reads_or_refuses_a_tensor_that_is_a_single_number(architectur
         ("bert", "token_types.weight"),
     ],
 )
-def test_a_number_where_rows_are_counted_is_refused_by_its_name(architecture, name):
+def test_a_single_number_where_rows_are_counted_is_refused_by_its_name(architecture, name):
     embedding = Shape((tiny_keys.VOCAB, tiny_keys.DIM))
     keys = Tiny(
         path=Path("f.gguf"),
@@ -93,7 +94,7 @@ def test_a_number_where_rows_are_counted_is_refused_by_its_name(architecture, na
         of_gguf(architecture).decoder(keys)
 
 
-def test_a_rotated_number_is_refused():
+def test_a_single_number_among_rotated_matrices_is_refused():
     name = "blk.0.attn_q.weight"
     rotated = {
         "version": 1,
