@@ -32,6 +32,7 @@ IDS = [5, 9, 33, 2, 61, 17, 8, 40]
 EMBEDDING = "token_embd.weight"
 HEAD = "output.weight"
 ADAPTED = ("attn_q", "attn_v", "attn_output", "ffn_up", "ffn_down")
+# Names of these matrices in folders.
 HF = {
     "attn_q": "self_attn.q_proj",
     "attn_v": "self_attn.v_proj",
@@ -39,13 +40,15 @@ HF = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-# Of the range of the logits, in float64: scaled factors are float32.
+# Bounds on differences, as shares of the range of the logits. Ours are computed in float64, but
+# scaled factors are stored as float32.
 SAME = 1e-6
 # llama.cpp's cache holds float16.
 NEAR = 3e-3
 
 
 def logits(checkpoint, ops=None):
+    """Logits of *checkpoint* for all of IDS; by default on the reference backend, in float64."""
     ops = ops or ReferenceOps(dtype=np.float64)
     model = load_model(checkpoint, ops=ops)
     cache = KVCache(model.config, 16, dtype=np.float64 if isinstance(ops, ReferenceOps) else None)
@@ -64,11 +67,11 @@ def pairs_of(checkpoint, seed=0, rank=4):
 
 
 def by_module(pairs):
-    """The same by the names of a folder."""
+    """*pairs* by the names of the modules of a folder."""
     names = {}
-    for name, its in pairs.items():
+    for name, pair in pairs.items():
         _, block, part, _ = name.split(".")
-        names[f"model.layers.{block}.{HF[part]}"] = its
+        names[f"model.layers.{block}.{HF[part]}"] = pair
     return names
 
 
@@ -86,10 +89,10 @@ def test_logits_are_those_of_merged_weights(family, tmp_path):
     model = tiny(family)
     pairs = pairs_of(model)
     file = adapter_file(tmp_path / "lora.gguf", pairs, architecture=family)
-    found = logits(with_adapters(replace(model, gguf=True), [(file, 0.5)]))
-    expected = logits(merged(model, pairs, 0.5 * 6 / 4))
-    assert distance(expected, found) < SAME
-    assert distance(logits(model), found) > 1e-2
+    adapted = logits(with_adapters(replace(model, gguf=True), [(file, 0.5)]))
+    expected = logits(merged(model, pairs, 0.5 * 6 / 4))  # factor, alpha, rank
+    assert distance(expected, adapted) < SAME
+    assert distance(logits(model), adapted) > 1e-2  # the adapter has an effect
 
 
 def test_several_adapters_are_added_up(tmp_path):
@@ -109,6 +112,7 @@ def test_the_compiled_pass_agrees_with_the_reference(encoding, tmp_path):
     model = replace(in_encoding(tiny("llama"), encoding), gguf=True)
     file = adapter_file(tmp_path / "lora.gguf", pairs_of(model, rank=5))
     adapted = with_adapters(model, [(file, 1.0)])
+    # Products with Q4_0 and Q8_0 round activations.
     assert distance(logits(adapted, ReferenceOps()), logits(adapted, NativeOps(threads=2))) < 2e-2
 
 
@@ -131,23 +135,26 @@ def test_a_token_has_the_same_bits_in_any_batch_and_cut(tmp_path):
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_folder_and_file_take_adapters_of_both_forms(family, tmp_path):
+def test_a_folder_and_a_file_take_peft_folders_and_gguf_adapters(family, tmp_path):
     folder = tiny_folder(tmp_path / "model", family)
     file = tmp_path / "model.gguf"
     convert(folder, file, ConvertOptions("F32", no_tokenizer=True))
     pairs = pairs_of(open_checkpoint(folder))
     peft = peft_folder(tmp_path / "peft", by_module(pairs))
-    ours = in_gguf_order(pairs) if family == "llama" else pairs
-    lora = adapter_file(tmp_path / "lora.gguf", ours, architecture=family)
+    file_pairs = in_gguf_order(pairs) if family == "llama" else pairs
+    lora = adapter_file(tmp_path / "lora.gguf", file_pairs, architecture=family)
     expected = logits(merged(open_checkpoint(folder), pairs, 6 / 4))
     for base in (folder, file):
         for adapter in (peft, lora):
-            found = logits(with_adapters(open_checkpoint(base), [(adapter, 1.0)]))
-            assert distance(expected, found) < SAME
+            adapted = logits(with_adapters(open_checkpoint(base), [(adapter, 1.0)]))
+            assert distance(expected, adapted) < SAME
 
 
 def in_gguf_order(pairs):
-    """Rows of the queries as llama.cpp's converter orders them: the halves of a head in turn."""
+    """*pairs* with the rows of queries as llama.cpp's converter orders them.
+
+    The two halves of each of the four heads, 32 rows each, take turns row by row.
+    """
     return {
         name: (a, b.reshape(4, 2, 32, -1).swapaxes(1, 2).reshape(b.shape))
         if ".attn_q." in name
@@ -178,9 +185,9 @@ def test_scales_are_those_of_peft(tmp_path):
         "alpha_pattern": {r"1\.mlp\.up_proj": 10},
     }
     adapter = read_adapter(peft_folder(tmp_path / "plain", pairs, **patterns))
-    assert [its.scale for its in adapter.pairs.values()] == [6 / 4, 10 / 2]
+    assert [pair.scale for pair in adapter.pairs.values()] == [6 / 4, 10 / 2]
     adapter = read_adapter(peft_folder(tmp_path / "rs", pairs, use_rslora=True, **patterns))
-    assert [its.scale for its in adapter.pairs.values()] == [6 / 4**0.5, 10 / 2**0.5]
+    assert [pair.scale for pair in adapter.pairs.values()] == [6 / 4**0.5, 10 / 2**0.5]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +199,7 @@ def test_scales_are_those_of_peft(tmp_path):
         ({"something_new": {"a": 1}}, "something_new"),
     ],
 )
-def test_what_is_more_than_low_rank_products_is_refused_by_name(config, named, tmp_path):
+def test_an_option_beyond_low_rank_products_is_refused_by_name(config, named, tmp_path):
     folder = peft_folder(tmp_path / "peft", {"model.layers.0.mlp.up_proj": factors(8, 6)}, **config)
     with pytest.raises(Unsupported, match=named):
         read_adapter(folder)
@@ -255,7 +262,7 @@ def test_an_adapter_of_another_model_is_refused(tmp_path):
         with_adapters(model, [(narrow, 1.0)])
 
 
-def test_models_that_round_or_transform_inputs_are_refused(tmp_path):
+def test_models_whose_products_round_their_inputs_are_refused(tmp_path):
     bitnet = replace(in_encoding(tiny("bitnet-b1.58"), "I2_S"), gguf=True)
     pairs = {"blk.0.attn_q.weight": factors(256, 256)}
     file = adapter_file(tmp_path / "lora.gguf", pairs, architecture="bitnet-b1.58")
@@ -283,7 +290,7 @@ def test_a_damaged_adapter_is_refused(tmp_path):
         read_adapter(folder)
 
 
-def test_a_scale_follows_the_path(tmp_path):
+def test_a_number_after_a_colon_is_the_scale_of_the_adapter(tmp_path):
     file = adapter_file(tmp_path / "a:b.gguf", {"blk.0.attn_q.weight": factors(256, 256)})
     assert parse_adapter(f"{file}:0.5") == (file, 0.5)
     assert parse_adapter(str(file)) == (file, 1.0)
@@ -293,6 +300,7 @@ def test_a_scale_follows_the_path(tmp_path):
             parse_adapter(wrong)
 
 
+# Values that each key of adapter_config.json must not have.
 WRONG_NUMBERS = {
     "r": (0, "4", [4], None, 10**400),
     "lora_alpha": ("6", [6], None, True, 10**400, 1e39, float("nan"), {"a": 1}),
@@ -307,6 +315,7 @@ WRONG_NUMBERS = {
 def test_a_wrong_number_of_a_folder_is_refused_by_its_key(key, value, tmp_path):
     pairs = {"model.layers.0.mlp.up_proj": factors(8, 6)}
     folder = peft_folder(tmp_path / "peft", pairs, **{key: value})
+    # The rank is refused where the factors contradict it.
     words = {"r": "has the rank 4", "alpha_pattern": "alpha"}.get(key, key)
     with pytest.raises(InvalidFormat, match=words):
         read_adapter(folder)
@@ -328,7 +337,7 @@ def test_a_wrong_alpha_of_a_file_is_refused_by_its_key(alpha, tmp_path):
         read_adapter(file)
 
 
-def test_what_is_added_must_fit_a_float32(tmp_path):
+def test_an_adapter_whose_products_exceed_float32_is_refused(tmp_path):
     model = tiny("llama")
     matrix = "blk.0.attn_q.weight"
     file = adapter_file(tmp_path / "lora.gguf", {matrix: factors(256, 256)}, alpha=3e38)
@@ -356,15 +365,15 @@ def test_a_changed_embedding_leaves_the_head_that_the_models_share(head, ops, tm
     pair = {f"{name}A": np.ascontiguousarray(b.T), f"{name}B": np.ascontiguousarray(a.T)}
     adapted = with_adapters(checkpoint, [(peft_folder(tmp_path / "peft", {}, pair), 1.0)])
     model = load_model(checkpoint, ops=ops())
-    named = load_model(adapted, base=model)
-    assert named.weight(HEAD) is model.weight(head)
-    assert named.weight(EMBEDDING) is not model.weight(EMBEDDING)
+    beside = load_model(adapted, base=model)  # shares the tensors that the adapter leaves
+    assert beside.weight(HEAD) is model.weight(head)
+    assert beside.weight(EMBEDDING) is not model.weight(EMBEDDING)
     alone = load_model(adapted, ops=ops())
-    expected, found = (
+    expected, actual = (
         runner.forward(IDS, KVCache(runner.config, 16), all_positions=True)
-        for runner in (alone, named)
+        for runner in (alone, beside)
     )
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_hints_quote_the_path_of_an_adapter(tmp_path):

@@ -40,7 +40,7 @@ KINDS = {
 
 
 def trained(folder, path, **kind):
-    """Logits of the model in *folder* with a random adapter, which is saved at *path*."""
+    """Logits, by PEFT, of the model in *folder* with a random adapter, which is saved at *path*."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     config = peft.LoraConfig(r=4, lora_alpha=6, task_type="CAUSAL_LM", **kind)
     adapted = peft.get_peft_model(model, config)
@@ -55,17 +55,18 @@ def trained(folder, path, **kind):
                 parameter.add_(torch.randn_like(parameter) * 0.05)
         logits = adapted.eval()(torch.tensor([IDS])).logits[0].numpy()
     adapted.save_pretrained(path)
-    # Saved again, it is what PEFT makes of the file, as the head's tie may differ.
-    again = peft.PeftModel.from_pretrained(
+    # The logits that count are those of the saved adapter: a head may be tied in one of the two.
+    reloaded = peft.PeftModel.from_pretrained(
         transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), path
     )
     with torch.no_grad():
-        loaded = again.eval()(torch.tensor([IDS])).logits[0].numpy()
+        loaded = reloaded.eval()(torch.tensor([IDS])).logits[0].numpy()
     assert distance(logits, loaded) < SAME
     return loaded
 
 
 def logits_of(checkpoint):
+    """Logits of *checkpoint* for all of IDS, in float64."""
     model = load_model(checkpoint, ops=ReferenceOps(dtype=np.float64))
     return model.forward(IDS, KVCache(model.config, 16, dtype=np.float64), all_positions=True)
 
@@ -79,13 +80,14 @@ def test_logits_are_those_of_peft(kind, tied, tmp_path):
     else:
         with_own_head(folder)
     expected = trained(folder, tmp_path / "adapter", **KINDS[kind])
-    found = logits_of(with_adapters(open_checkpoint(folder), [(tmp_path / "adapter", 1.0)]))
-    assert distance(expected, found) < SAME
-    assert distance(logits_of(open_checkpoint(folder)), found) > 1e-2
+    actual = logits_of(with_adapters(open_checkpoint(folder), [(tmp_path / "adapter", 1.0)]))
+    assert distance(expected, actual) < SAME
+    # The adapter has an effect.
+    assert distance(logits_of(open_checkpoint(folder)), actual) > 1e-2
 
 
 def with_own_head(folder):
-    """A tiny model in *folder* whose head is not its embedding."""
+    """Write a tiny model whose head is not its embedding into *folder*, and return it."""
     tiny_folder(folder, "qwen3", tie_word_embeddings=False)
     path = folder / "model.safetensors"
     tensors = safetensors.load_file(path)
@@ -95,7 +97,7 @@ def with_own_head(folder):
     return folder
 
 
-def test_whole_matrices_have_no_factor(tmp_path):
+def test_an_adapter_with_a_whole_matrix_takes_no_factor(tmp_path):
     folder = with_own_head(tmp_path / "model")
     trained(folder, tmp_path / "adapter", **KINDS["saved-head"])
     with pytest.raises(UsageError, match="whole matrices, which have no factor"):
@@ -126,5 +128,5 @@ def test_an_adapter_that_a_request_names_has_its_own_embedding(tmp_path):
     ours = with_adapters(plain, [(tmp_path / "adapter", 1.0)])
     alone = load_model(ours)
     beside = load_model(ours, base=load_model(plain))
-    results = [it.forward(IDS, KVCache(it.config, 16)) for it in (alone, beside)]
+    results = [model.forward(IDS, KVCache(model.config, 16)) for model in (alone, beside)]
     np.testing.assert_array_equal(*results)

@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.slow, *QUIET]
 
 OF_ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+# Class of transformers, options of its configuration, and options of the adapter.
 CASES = {
     "llama": ("Llama", {}, {}),
     "llama-rslora": ("Llama", {}, {"use_rslora": True}),
@@ -83,7 +84,8 @@ def test_logits_are_those_of_peft(case, tmp_path):
             plain = adapted(torch.tensor([TOKENS])).logits[0].float().numpy()
     adapted.save_pretrained(tmp_path / "adapter")
     checkpoint = with_adapters(open_checkpoint(tmp_path / "model"), [(tmp_path / "adapter", 1.0)])
-    ours = load_model(checkpoint, ops=ReferenceOps())
-    found = ours.forward(TOKENS, KVCache(ours.config, 64), all_positions=True)
-    assert relative_difference(found, expected) < MAX_RELATIVE_DIFFERENCE
+    adapted_model = load_model(checkpoint, ops=ReferenceOps())
+    actual = adapted_model.forward(TOKENS, KVCache(adapted_model.config, 64), all_positions=True)
+    assert relative_difference(actual, expected) < MAX_RELATIVE_DIFFERENCE
+    # The adapter has an effect.
     assert relative_difference(np.asarray(plain), expected) > 10 * MAX_RELATIVE_DIFFERENCE

@@ -1,6 +1,6 @@
-"""Adapters for each kind of linear module of each family: exact as PEFT's in float64, or refused.
+"""Adapters for each kind of linear module of each family: PEFT's logits in float64, or refused.
 
-The library decides which modules there are; nothing here lists them.
+The modules are those of transformers' models; nothing here lists them.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ CASES = {**DENSE, **MIXED}
 LINEAR = (torch.nn.Linear, pytorch_utils.Conv1D)
 # Transformers computes some steps in float32 whatever the type of the weights is.
 SAME = 1e-4
-# Modules that no adapter here changes, by the end of the message that says so.
+# Parts of the messages that refuse a module. The tests name their folder ``model``.
 REFUSALS = (
     "which is not a matrix in a product of model's blocks",
     "which transformers multiplies without what an adapter adds",
@@ -43,11 +43,11 @@ def linear_modules(model):
 
     Not those whose result has more than the product (Phi-MoE's router): PEFT fails on them.
     """
-    others = set()
+    with_more_results = set()
 
     def observe(module, _inputs, result):
         if not isinstance(result, torch.Tensor):
-            others.add(module)
+            with_more_results.add(module)
 
     linear = {name: module for name, module in model.named_modules() if isinstance(module, LINEAR)}
     handles = [module.register_forward_hook(observe) for module in linear.values()]
@@ -57,7 +57,7 @@ def linear_modules(model):
     ends = set()
     for name, module in linear.items():
         parts = name.split(".")
-        if module not in others and len(parts) > 1:
+        if module not in with_more_results and len(parts) > 1:
             ends.add(parts[-1] if parts[-2].isdigit() else ".".join(parts[-2:]))
     return sorted(ends)
 
@@ -82,6 +82,7 @@ def adapt(model, ends, folder, *, trained=""):
 
 
 def logits_of(model):
+    """Logits of *model*, of transformers, for all of TOKENS."""
     with torch.no_grad():
         return model(torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
 
@@ -98,6 +99,7 @@ def ours(folder, adapter):
 
 
 def random_model(case, folder):
+    """A random model of *case*, saved to *folder*."""
     kind, options = CASES[case]
     model = make(kind, options, folder)
     if hasattr(model, "set_experts_implementation"):
@@ -114,22 +116,22 @@ def test_an_adapter_is_exact_or_refused(case, tmp_path):
         adapted = adapt(random_model(case, folder), [end], path)
         if adapted is None:
             continue
-        found = ours(folder, path)
-        if isinstance(found, str):
-            assert any(reason in found for reason in REFUSALS), (end, found)
+        result = ours(folder, path)
+        if isinstance(result, str):
+            assert any(reason in result for reason in REFUSALS), (end, result)
             continue
         expected = logits_of(adapted)
-        assert relative_difference(found, expected) < SAME, end
-        with adapted.disable_adapter():
+        assert relative_difference(result, expected) < SAME, end
+        with adapted.disable_adapter():  # it has an effect
             assert relative_difference(logits_of(adapted), expected) > 10 * SAME, end
         exact.append(end)
     assert exact, "no module of this family takes an adapter"
 
 
-def test_a_module_that_training_does_not_reach_may_be_in_an_adapter(tmp_path):
+def test_an_adapter_may_have_modules_whose_factors_are_untrained(tmp_path):
     folder = tmp_path / "model"
     model = random_model("mamba", folder)
     ends = ["in_proj", "dt_proj", "x_proj"]
     adapted = adapt(model, ends, tmp_path / "adapter", trained="in_proj")
-    found = ours(folder, tmp_path / "adapter")
-    assert relative_difference(found, logits_of(adapted)) < SAME
+    actual = ours(folder, tmp_path / "adapter")
+    assert relative_difference(actual, logits_of(adapted)) < SAME

@@ -18,7 +18,8 @@ from bitnet.models.load import config_from, load_model
 
 KINDS = ("qwen3", "gemma3")
 IDS = np.random.default_rng(3).integers(3, 60, 24).tolist()
-ALIKE = 0.9999
+ALIKE = 0.9999  # least cosine of hidden states by two programs in float64
+# quantization_config of a folder whose norms before projections transformers' own layers apply.
 ONLINE = {
     "quant_method": "bitnet",
     "linear_class": "autobitlinear",
@@ -29,17 +30,19 @@ needs_native = pytest.mark.skipif(native.module() is None, reason="the native mo
 
 
 def hidden(path, ops, dtype):
-    """The last hidden states, ``(T, dim)``."""
+    """The last hidden states of IDS by the model at *path*, ``(T, dim)``."""
     model = load_model(open_checkpoint(path), ops=ops)
     cache = KVCache(model.config, len(IDS), dtype=dtype)
     return model.hidden([Segment(IDS, cache, "all")])[0]
 
 
 def exact(path):
+    """The last hidden states of IDS by the reference backend in float64."""
     return hidden(path, ReferenceOps(dtype=np.float64), np.float64)
 
 
 def least_cosine(found, expected):
+    """The least cosine of two hidden states of one position."""
     products = (found * expected).sum(axis=-1)
     lengths = np.linalg.norm(found, axis=-1) * np.linalg.norm(expected, axis=-1)
     return (products / lengths).min()
@@ -54,7 +57,7 @@ def definition(kind):
     def norm(x, weight):
         return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + EPS) * weight
 
-    def own(name):
+    def norm_weight(name):
         return weights[f"{name}.weight"] + (1 if gemma else 0)
 
     def bit_linear(x, name):
@@ -83,12 +86,14 @@ def definition(kind):
     future = np.triu(np.ones((len(IDS), len(IDS)), bool), 1)
     for layer in range(LAYERS):
         at = f"layers.{layer}."
-        h = norm(x, own(f"{at}input_layernorm"))
+        h = norm(x, norm_weight(f"{at}input_layernorm"))
         q, k, v = (
             bit_linear(h, f"{at}self_attn.{part}_proj").reshape(len(IDS), -1, HEAD)
             for part in "qkv"
         )
-        q, k = (rotate(norm(y, own(f"{at}self_attn.{n}_norm"))) for n, y in (("q", q), ("k", k)))
+        q, k = (
+            rotate(norm(y, norm_weight(f"{at}self_attn.{n}_norm"))) for n, y in (("q", q), ("k", k))
+        )
         k, v = (np.repeat(y, HEADS // y.shape[1], axis=1) for y in (k, v))
         scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(HEAD)
         scores[:, future] = -np.inf
@@ -96,13 +101,13 @@ def definition(kind):
         share /= share.sum(axis=-1, keepdims=True)
         mixed = np.einsum("hqk,khd->qhd", share, v).reshape(len(IDS), -1)
         h = bit_linear(mixed, f"{at}self_attn.o_proj")
-        x = x + (norm(h, own(f"{at}post_attention_layernorm")) if gemma else h)
+        x = x + (norm(h, norm_weight(f"{at}post_attention_layernorm")) if gemma else h)
         before = "pre_feedforward_layernorm" if gemma else "post_attention_layernorm"
-        h = norm(x, own(at + before))
+        h = norm(x, norm_weight(at + before))
         h = activation(bit_linear(h, f"{at}mlp.gate_proj")) * bit_linear(h, f"{at}mlp.up_proj")
         h = bit_linear(h, f"{at}mlp.down_proj")
-        x = x + (norm(h, own(f"{at}post_feedforward_layernorm")) if gemma else h)
-    return norm(x, own("norm"))
+        x = x + (norm(h, norm_weight(f"{at}post_feedforward_layernorm")) if gemma else h)
+    return norm(x, norm_weight("norm"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -115,9 +120,9 @@ def test_both_containers_are_the_definition(kind, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ops", [ReferenceOps, pytest.param(NativeOps, marks=needs_native)])
 def test_the_folder_and_the_file_give_the_same_bits(kind, ops, tmp_path):
-    one = hidden(folder(tmp_path / "model", kind), ops(), np.int16)
-    other = hidden(gguf(tmp_path / "model.gguf", kind), ops(), np.int16)
-    np.testing.assert_array_equal(one, other)
+    of_folder = hidden(folder(tmp_path / "model", kind), ops(), np.int16)
+    of_file = hidden(gguf(tmp_path / "model.gguf", kind), ops(), np.int16)
+    np.testing.assert_array_equal(of_folder, of_file)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -127,11 +132,11 @@ def test_converted_matrices_are_microsofts_byte_for_byte(kind, tmp_path):
     assert convert(source, ours, ConvertOptions("I2_S")).exact
     theirs = open_checkpoint(gguf(tmp_path / "theirs.gguf", kind)).weights
     matrices = [name for name, weight in theirs.items() if weight.quant.name == "I2_S"]
-    assert len(matrices) == 7 * LAYERS
-    found = open_checkpoint(ours)
+    assert len(matrices) == 7 * LAYERS  # of q, k, v, output, gate, up and down
+    converted = open_checkpoint(ours)
     for name in matrices:
-        assert found.weights[name].data.tobytes() == theirs[name].data.tobytes()
-    assert found.value("pooling_type") == 3
+        assert converted.weights[name].data.tobytes() == theirs[name].data.tobytes()
+    assert converted.value("pooling_type") == 3  # the last token
     assert least_cosine(exact(ours), exact(source)) > ALIKE
 
 
@@ -139,7 +144,8 @@ def test_converted_matrices_are_microsofts_byte_for_byte(kind, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_native_backend_agrees(kind, tmp_path):
     path = gguf(tmp_path / "model.gguf", kind)
-    # One activation that a rounded key rounds to another int8 is 3e-4 of a hidden state.
+    # Keys are stored with 16 bits, and the rounding of one may move an activation to the next int8;
+    # one such step changes a hidden state by 3e-4.
     assert least_cosine(hidden(path, NativeOps(), np.int16), exact(path)) > 0.9995
 
 
@@ -149,6 +155,7 @@ def test_the_embedding_stays_in_the_file_where_no_head_is_read(tmp_path):
     model = load_model(checkpoint, ops=NativeOps(), exact_head="on")
     assert model.head.copy is None
     (read,) = model.ops.reads(model._weights["token_embd.weight"])
+    # The rows of tokens are read from the mapped file: nothing was repacked.
     assert np.shares_memory(read, checkpoint.weights["token_embd.weight"].data)
 
 
@@ -160,7 +167,7 @@ def test_a_norm_that_is_missing_is_named(kind, tmp_path):
         load_model(checkpoint)
 
 
-def test_gemma_without_a_window_sees_everything(tmp_path):
+def test_gemma_3_whose_layers_are_all_full_has_no_window(tmp_path):
     config = config_from(open_checkpoint(gguf(tmp_path / "model.gguf", "gemma3")))
     assert [its.window for its in config.attentions] == [0] * LAYERS
     assert [rope.theta for rope in config.ropes] == [10000]
@@ -171,27 +178,27 @@ def test_the_norms_of_transformers_own_layers_are_read(tmp_path):
     assert least_cosine(exact(path), definition("qwen3")) > ALIKE
 
 
-def test_such_norms_with_another_epsilon_are_refused(tmp_path):
-    said = ONLINE | {"rms_norm_eps": 1e-5}
-    path = folder(tmp_path / "model", "qwen3", quantization_config=said)
+def test_norms_of_transformers_layers_with_another_epsilon_are_refused(tmp_path):
+    quantization = ONLINE | {"rms_norm_eps": 1e-5}
+    path = folder(tmp_path / "model", "qwen3", quantization_config=quantization)
     with pytest.raises(Unsupported, match=r"quantization_config\.rms_norm_eps = 1e-05"):
         open_checkpoint(path)
 
 
-def test_such_norms_that_are_promised_and_not_there_are_missed(tmp_path):
-    said = ONLINE | {"rms_norm_eps": 1e-5}  # the tiny model's own
-    path = tiny_folder(tmp_path / "model", "qwen3", quantization_config=said)
+def test_norms_that_the_configuration_promises_and_no_tensor_has_are_missed(tmp_path):
+    quantization = ONLINE | {"rms_norm_eps": 1e-5}  # the tiny model's own
+    path = tiny_folder(tmp_path / "model", "qwen3", quantization_config=quantization)
     with pytest.raises(InvalidFormat, match="there are none"):
         open_checkpoint(path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_transformers_with_such_layers_gives_the_same(kind, tmp_path, monkeypatch):
+def test_transformers_with_bit_linear_layers_gives_the_same_states(kind, tmp_path, monkeypatch):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     path = folder(tmp_path / "model", kind)
-    for name in ("float", "type_as"):  # what is float64 stays it
+    for name in ("float", "type_as"):  # so that float64 is not rounded on the way
         monkeypatch.setattr(torch.Tensor, name, lambda x, *_: x)
 
     class BitLinear(torch.nn.Linear):

@@ -19,9 +19,10 @@ from differential import KINDS, cases, check, load, report  # noqa: E402 - needs
 
 pytestmark = [pytest.mark.slow, *QUIET]
 
+# Configurations in which these tests once saw a difference.
 FOUND = Path(__file__).parent / "found"
 ENGINE = importlib.util.find_spec("xllamacpp") is not None
-EXAMPLES = int(os.environ.get("BITNET_FUZZ_EXAMPLES", "24"))  # of each family
+EXAMPLES = int(os.environ.get("BITNET_FUZZ_EXAMPLES", "24"))  # configurations of each family
 OUTCOMES = Counter()
 
 
@@ -45,5 +46,5 @@ def test_every_configuration_is_exact_or_refused(kind, data):
 
 
 @pytest.mark.parametrize("file", sorted(FOUND.glob("*.json")), ids=lambda file: file.stem)
-def test_what_was_found_once_is_right(file, tmp_path):
+def test_a_configuration_that_once_differed_is_exact_or_refused(file, tmp_path):
     check(load(file), tmp_path, engine=ENGINE)

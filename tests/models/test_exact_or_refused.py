@@ -28,31 +28,36 @@ from bitnet.runtime.scheduler import Scheduler
 
 pytestmark = [pytest.mark.slow, *QUIET]
 
+# Ids of a prompt that is longer than the original contexts below.
 LONG = np.random.default_rng(5).integers(3, 96, 60).tolist()
 
 
 def yarn(**more):
+    """Options with YaRN from 16 to 64 positions, and *more* keys of its table."""
     base = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}
     return {"rope_parameters": base | {"original_max_position_embeddings": 16} | more}
 
 
 def dynamic(**more):
+    """Options with dynamic scaling, and *more* keys of its table."""
     return {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4} | more}
 
 
 def engine(folder, **options):
-    """Engine for a folder with default options, in exact arithmetic."""
+    """A scheduler for a folder, on the reference backend with a cache in float32."""
     model = load_model(open_checkpoint(folder), ops=ReferenceOps())
     return Scheduler(model, cache_dtype=np.float32, **options)
 
 
 def expected_logits(model, tokens):
+    """Logits of *model*, of transformers, after each of *tokens*."""
     with torch.no_grad():
         return model(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
 
 
 PHI = {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16}
 GEMMA3 = {"head_dim": 32, "sliding_window": 5, "num_hidden_layers": 7, "query_pre_attn_scalar": 24}
+# Class of transformers, options of its configuration, and ids of a prompt.
 EXACT = {
     "longrope-short-prompt": ("Phi3", PHI, TOKENS[:12]),
     "longrope-at-the-border": ("Phi3", PHI, TOKENS[:16]),
@@ -120,54 +125,57 @@ EXACT = {
 def test_default_options_give_the_logits_of_transformers(case, tmp_path):
     kind, options, tokens = EXACT[case]
     model = make(kind, options, tmp_path)
-    longer = len(tokens) > options.get("max_position_embeddings", 64)
-    found = engine(tmp_path, context=len(tokens) if longer else None).logits(tokens)
-    assert relative_difference(found, expected_logits(model, tokens)) < MAX_RELATIVE_DIFFERENCE
+    exceeds_context = len(tokens) > options.get("max_position_embeddings", 64)
+    actual = engine(tmp_path, context=len(tokens) if exceeds_context else None).logits(tokens)
+    assert relative_difference(actual, expected_logits(model, tokens)) < MAX_RELATIVE_DIFFERENCE
 
 
 @pytest.mark.parametrize(
     "kept", [["lm_head"], ["lm_head", "mlp"], [r"model.layers.\d.mlp", "o_proj"]]
 )
-def test_modules_that_are_not_converted_stay_plain(kept, tmp_path, eager_layers, monkeypatch):  # noqa: F811
+def test_modules_not_to_convert_are_not_rounded(kept, tmp_path, eager_layers, monkeypatch):  # noqa: F811
     from transformers.quantizers.quantizers_utils import should_convert_module
 
     model = make("BitNet", {"num_hidden_layers": 2}, tmp_path)
     say(tmp_path, quantization_config=ONLINE | {"modules_to_not_convert": kept})
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     with torch.no_grad():
-        chosen = bitnet_layers(
+        rounding_model = bitnet_layers(
             model, online=True, wanted=lambda name: should_convert_module(name, kept)
         )
-        expected = chosen.double()(torch.tensor([TOKENS[:8]]), use_cache=False).logits[0].numpy()
+        expected = (
+            rounding_model.double()(torch.tensor([TOKENS[:8]]), use_cache=False).logits[0].numpy()
+        )
     ours = load_model(open_checkpoint(tmp_path), ops=ReferenceOps(dtype=np.float64))
-    found = Scheduler(ours, cache_dtype=np.float64).logits(TOKENS[:8])
-    assert relative_difference(found, expected) < MAX_RELATIVE_DIFFERENCE
+    actual = Scheduler(ours, cache_dtype=np.float64).logits(TOKENS[:8])
+    assert relative_difference(actual, expected) < MAX_RELATIVE_DIFFERENCE
 
 
-def test_an_answer_that_crosses_the_border_is_what_a_prompt_of_its_length_gives(tmp_path):
+def test_a_longrope_answer_beyond_the_original_context_is_that_of_a_prompt_so_long(tmp_path):
     model = make("Phi3", PHI, tmp_path)
     ours = engine(tmp_path)
     pieces = ours.generate(TOKENS[:12], Request(max_tokens=12))
-    written = [piece.token for piece in pieces if piece.token is not None]
-    ids = TOKENS[:12] + written
+    answer = [piece.token for piece in pieces if piece.token is not None]
+    ids = TOKENS[:12] + answer
     for length in range(12, 24):
         expected = expected_logits(model, ids[:length])[-1]
-        assert written[length - 12] == expected.argmax(), length
+        assert answer[length - 12] == expected.argmax(), length
 
 
 def test_dynamic_frequencies_grow_with_every_token_as_in_transformers(tmp_path):
     model = make("Llama", {**dynamic(), "max_position_embeddings": 16}, tmp_path)
     ours = engine(tmp_path, context=40)
     pieces = ours.generate(TOKENS[:12], Request(max_tokens=16))
-    written = [piece.token for piece in pieces if piece.token is not None]
+    answer = [piece.token for piece in pieces if piece.token is not None]
     ids = torch.tensor([TOKENS[:12]])
     with torch.no_grad():
-        found = model.generate(ids, max_new_tokens=16, do_sample=False, eos_token_id=None)
-    assert written == found[0, 12:].tolist()
+        theirs = model.generate(ids, max_new_tokens=16, do_sample=False, eos_token_id=None)
+    assert answer == theirs[0, 12:].tolist()
 
 
+# Class of transformers, options of its configuration, and keys that config.json then gets.
 REFUSED = {
-    # transformers reads the key and does not follow it.
+    # transformers reads this key and ignores it.
     "soft-caps-of-gemma-3": ("Gemma3", GEMMA3, {"attn_logit_softcapping": 50.0}),
     "ahead-within-windows": ("Mistral", {"sliding_window": 7}, {"is_causal": False}),
     "foreign-code": (
@@ -223,7 +231,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_computed_is_refused_by_name(case, tmp_path):
+def test_a_key_that_is_not_computed_is_refused_by_name(case, tmp_path):
     kind, options, changes = REFUSED[case]
     make(kind, options, tmp_path)
     say(tmp_path, **changes)
@@ -244,17 +252,17 @@ def test_an_original_context_in_the_rope_table_alone_does_not_count_for_phi3(tmp
     config["rope_parameters"]["original_max_position_embeddings"] = 16
     path.write_text(json.dumps(config))
     model = AutoModelForCausalLM.from_pretrained(tmp_path).float().eval()
-    found = engine(tmp_path).logits(TOKENS)
-    assert relative_difference(found, expected_logits(model, TOKENS)) < MAX_RELATIVE_DIFFERENCE
+    actual = engine(tmp_path).logits(TOKENS)
+    assert relative_difference(actual, expected_logits(model, TOKENS)) < MAX_RELATIVE_DIFFERENCE
 
 
-def test_an_ignored_key_is_as_if_it_were_not_there(tmp_path):
+def test_a_folder_with_ignored_keys_gives_the_logits_without_them(tmp_path):
     model = make("Llama", {}, tmp_path)
     say(tmp_path, logit_scale=0.1, residual_multiplier=0.5)
     checkpoint = open_checkpoint(tmp_path, ignore_keys=["logit_scale", "residual_multiplier"])
     assert checkpoint.ignored == {"logit_scale": 0.1, "residual_multiplier": 0.5}
-    found = Scheduler(load_model(checkpoint), cache_dtype=np.float32).logits(TOKENS)
-    assert relative_difference(found, expected_logits(model, TOKENS)) < MAX_RELATIVE_DIFFERENCE
+    actual = Scheduler(load_model(checkpoint), cache_dtype=np.float32).logits(TOKENS)
+    assert relative_difference(actual, expected_logits(model, TOKENS)) < MAX_RELATIVE_DIFFERENCE
 
 
 def test_a_head_that_is_missing_is_not_taken_for_a_tied_one(tmp_path):
@@ -268,7 +276,7 @@ def test_a_head_that_is_missing_is_not_taken_for_a_tied_one(tmp_path):
         open_checkpoint(tmp_path)
 
 
-def test_biases_the_configuration_does_not_speak_of_are_refused(tmp_path):
+def test_biases_that_the_configuration_denies_are_refused(tmp_path):
     make("Llama", {"attention_bias": True}, tmp_path)
     say(tmp_path, attention_bias=False)
     with pytest.raises(InvalidFormat, match=r"bias is there, and attention_bias in config\.json"):

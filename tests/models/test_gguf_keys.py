@@ -16,6 +16,7 @@ DEEPSEEK = tiny("deepseek2")
 
 
 def rope(**keys):
+    """The position embedding of a tiny Llama with these *keys*."""
     (found,) = config_from(tiny("llama", **keys)).ropes
     return found
 
@@ -40,6 +41,7 @@ def rope(**keys):
     ],
 )
 def test_a_key_that_is_not_computed_is_refused_by_name(key, value):
+    # A length of values is refused where the attention is made, by its number.
     name = "values of 32" if key == "attention.value_length" else f"llama.{key}"
     with pytest.raises(Unsupported, match=name):
         config_from(tiny("llama", **{key: value}))
@@ -71,25 +73,25 @@ def test_a_list_where_llama_cpp_reads_one_number_is_damage():
         config_from(tiny("llama", context_length=[64, 64]))
 
 
-def test_a_refusal_says_how_to_go_on():
+def test_a_refusal_says_which_value_is_computed_and_how_to_ignore_the_key():
     with pytest.raises(Unsupported) as raised:
         config_from(tiny("qwen2", use_parallel_residual=True))
     assert "only false is computed" in str(raised.value)
     assert "--ignore-key qwen2.use_parallel_residual" in raised.value.hint
 
 
-def test_neutral_values_are_taken():
+def test_keys_with_values_that_change_nothing_are_accepted():
     neutral = {"attention.causal": True, "expert_count": 0, "logit_scale": 1.0, "pooling_type": 0}
     assert config_from(tiny("llama", **neutral)).n_layers == 2
-    scale = {"attention.scale": 64**-0.5, "attention.value_length": 64}
+    scale = {"attention.scale": 64**-0.5, "attention.value_length": 64}  # a head has 64
     attentions = config_from(tiny("llama", **scale)).attentions
-    assert {its.scale for its in attentions} == {64**-0.5}
+    assert {attention.scale for attention in attentions} == {64**-0.5}
 
 
 def test_the_name_linear_scaling_had_in_2023_is_read():
     old = rope(**{"rope.scale_linear": 4.0})
-    now = rope(**{"rope.scaling.type": "linear", "rope.scaling.factor": 4.0})
-    np.testing.assert_array_equal(old.frequencies(64)[0], now.frequencies(64)[0])
+    current = rope(**{"rope.scaling.type": "linear", "rope.scaling.factor": 4.0})
+    np.testing.assert_array_equal(old.frequencies(64)[0], current.frequencies(64)[0])
     assert (old.frequencies(64)[0] == rope().frequencies(64)[0] / 4).all()
 
 
@@ -108,7 +110,7 @@ def test_the_attention_factor_of_yarn_multiplies_what_yarn_implies():
     assert rope(**{"rope.scaling.attn_factor": 0.5}).frequencies(64)[1] == 0.5
 
 
-def test_half_of_the_long_factors_is_a_damaged_file():
+def test_long_factors_without_short_ones_are_a_damaged_file():
     checkpoint = tiny("phi3")
     checkpoint.weights["rope_factors_long.weight"] = checkpoint.weights["blk.0.attn_norm.weight"]
     with pytest.raises(InvalidFormat, match="rope_factors"):
@@ -132,8 +134,8 @@ def test_infer_says_which_keys_it_ignored(tmp_path, bitnet):
     refused = bitnet(*words)
     assert refused.code == Unsupported.exit_code
     assert "--ignore-key llama.whatever" in refused.err
-    done = bitnet(*words, "--ignore-key", "llama.whatever", "--json")
-    assert '"ignored_keys": ["llama.whatever"]' in done.out
+    answer = bitnet(*words, "--ignore-key", "llama.whatever", "--json")
+    assert '"ignored_keys": ["llama.whatever"]' in answer.out
 
 
 @pytest.mark.parametrize(
@@ -148,12 +150,12 @@ def test_infer_says_which_keys_it_ignored(tmp_path, bitnet):
         ),
     ],
 )
-def test_latent_attention_of_another_kind_is_refused_by_name(keys, why):
+def test_keys_of_latent_attention_that_are_not_computed_are_refused_by_name(keys, why):
     with pytest.raises(Unsupported, match=why):
         config_from(replace(DEEPSEEK, metadata=metadata("deepseek2", **keys)))
 
 
-def test_queries_that_grow_need_the_length_of_a_step():
+def test_a_temperature_scale_needs_the_key_of_its_length():
     keys = metadata("deepseek2", **{"attention.temperature_scale": 0.1})
     with pytest.raises(InvalidFormat, match=r"deepseek2\.attention\.temperature_length is missing"):
         config_from(replace(DEEPSEEK, metadata=keys))

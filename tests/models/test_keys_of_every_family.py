@@ -16,10 +16,11 @@ from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported
 from bitnet.families.family import families, of_gguf
 from bitnet.models.load import ARCHITECTURES, config_from
 
-# llama.cpp's windows of 4,096 positions, whatever number above 0 the key is.
+# Keys whose number only switches something on: llama.cpp's windows of this architecture have 4,096
+# positions for any number above 0.
 _ON_OR_OFF = {("smallthinker", "attention.sliding_window")}
-_MORE_BYTES = 1 << 30  # that a damaged file may make us allocate
-_LARGEST = 2**32 - 1
+_MORE_BYTES = 1 << 30  # that may be allocated while a damaged file is read
+_LARGEST = 2**32 - 1  # of GGUF's uint32
 
 
 def contents(value):
@@ -49,7 +50,7 @@ def effect(checkpoint, usual, keys):
 @pytest.fixture(scope="module")
 def checkpoints():
     """A tiny model of each architecture, most with layers that have a window."""
-    made = {}
+    by_architecture = {}
     with pytest.MonkeyPatch.context() as patched:  # only shapes of tensors matter
         patched.setattr(tiny_models, "_normal", lambda _seed, _name, shape: np.zeros(shape))
         plain_ones = [tiny(architecture) for architecture in ARCHITECTURES]
@@ -60,8 +61,8 @@ def checkpoints():
             config_from(windowed)
         except BitnetError:
             windowed = plain
-        made[architecture] = windowed
-    return made
+        by_architecture[architecture] = windowed
+    return by_architecture
 
 
 def test_no_key_of_a_family_is_accepted_and_ignored(checkpoints):
@@ -79,12 +80,12 @@ def test_no_key_of_a_family_is_accepted_and_ignored(checkpoints):
                 names = {(architecture, key) for key in keys}
                 followed |= names if has_effect else set()
                 ignored |= names
-    assert len(followed) > 200
+    assert len(followed) > 200  # the tables are not empty
     assert sorted(ignored - followed - _ON_OR_OFF) == []
 
 
 @pytest.mark.parametrize("architecture", sorted(MIXTURES))
-def test_experts_are_chosen_by_groups_wherever_the_keys_are_known(architecture, checkpoints):
+def test_experts_are_chosen_by_groups_or_the_keys_of_groups_are_refused(architecture, checkpoints):
     keys = {"expert_group_count": 3, "expert_group_used_count": 2}
     checkpoint = with_keys(checkpoints[architecture], **{"expert_count": 6} | keys)
     if keys.keys() <= of_gguf(architecture).gguf_keys.keys():
@@ -133,7 +134,7 @@ def hint_about(checkpoint):
 
 
 def check_ignoring(checkpoint, key):
-    """*checkpoint* without the *key* does not lack it."""
+    """Assert that *checkpoint* without *key* is not refused since it lacks the key."""
     rest = {name: value for name, value in checkpoint.metadata.items() if name != key}
     assert len(rest) < len(checkpoint.metadata), key
     try:
@@ -144,7 +145,7 @@ def check_ignoring(checkpoint, key):
 
 @contextmanager
 def little_memory():
-    """A limit on what this process may allocate."""
+    """Limit what this process may allocate; beyond the limit a MemoryError is raised."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm", encoding="ascii") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
@@ -206,9 +207,9 @@ def test_a_number_for_all_layers_is_not_repeated_for_too_many(checkpoints):
 )
 def test_a_long_array_where_a_number_belongs_is_not_shown_whole(family, checkpoints):
     checkpoint = checkpoints[family.architecture]
-    long = [64] * 5000
+    long_array = [64] * 5000
     for key in ("context_length", "attention.sliding_window_pattern"):
-        changed = with_keys(checkpoint, **{key: long})
+        changed = with_keys(checkpoint, **{key: long_array})
         try:
             config_from(changed)
         except BitnetError as error:

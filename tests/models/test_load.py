@@ -24,6 +24,7 @@ F32 = types.by_name("F32")
 
 
 def logits(checkpoint, chunk=8, dtype=np.float32):
+    """Logits of *checkpoint* for all of TOKENS, run in parts of *chunk* ids."""
     model = load_model(checkpoint, ops=ReferenceOps(dtype=dtype))
     cache = KVCache(model.config, 32, dtype=dtype)
     parts = [TOKENS[start : start + chunk] for start in range(0, len(TOKENS), chunk)]
@@ -31,11 +32,13 @@ def logits(checkpoint, chunk=8, dtype=np.float32):
 
 
 def with_weights(checkpoint, changed):
+    """*checkpoint* with the *changed* weights by name; None removes one."""
     weights = {name: weight for name, weight in (checkpoint.weights | changed).items() if weight}
     return replace(checkpoint, weights=weights)
 
 
 def dequantized(checkpoint):
+    """*checkpoint* with the same numbers in float32."""
     plain = {
         name: Weight(name, weight.shape, F32, dequantize(weight).reshape(-1).view(np.uint8))
         for name, weight in checkpoint.weights.items()
@@ -47,20 +50,26 @@ def dequantized(checkpoint):
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_every_family_runs_in_every_encoding(architecture, encoding):
     encoded = in_encoding(tiny(architecture), encoding)
-    found = logits(encoded)
+    actual = logits(encoded)
     exact = logits(dequantized(encoded))
-    assert found.shape == (len(TOKENS), VOCAB)
-    assert np.ptp(exact) > 0.1
+    assert actual.shape == (len(TOKENS), VOCAB)
+    assert np.ptp(exact) > 0.1  # not all alike
     # The same numbers in another container give the same logits; int8 activations cost accuracy.
     tolerance = 0.15 if any(map(rounds_activations, encoded.weights.values())) else 1e-4
-    assert np.abs(found - exact).max() < tolerance * np.ptp(exact)
+    assert np.abs(actual - exact).max() < tolerance * np.ptp(exact)
 
 
-def test_no_family_is_left_out():
-    known = {*FAMILIES, *HYBRIDS, *LAYERED, *MIXTURES, "bitnet-25"}  # bitnet-b1.58 once
-    # tests/families/test_encoders.py and test_embedding_gemma.py
+def test_every_architecture_is_in_a_list_of_tiny_models():
+    decoders = {
+        *FAMILIES,
+        *HYBRIDS,
+        *LAYERED,
+        *MIXTURES,
+        "bitnet-25",
+    }  # once the name of bitnet-b1.58
+    # These are tested in tests/families/test_encoders.py and test_embedding_gemma.py.
     encoders = {*ENCODERS, "gemma-embedding", "llama-embed"}
-    assert known | encoders == set(ARCHITECTURES)
+    assert decoders | encoders == set(ARCHITECTURES)
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
@@ -101,7 +110,7 @@ def test_interleaved_rope_is_half_rope_with_permuted_rows():
     assert np.abs(logits(permuted) - logits(half)).max() > 0.01
 
 
-def test_a_scale_tensor_multiplies_its_matrix():
+def test_a_scale_tensor_multiplies_the_products_of_its_matrix():
     checkpoint = tiny("bitnet")
     name = "blk.0.attn_q.weight"
     values = dequantize(checkpoint.weights[name])
@@ -115,7 +124,7 @@ def test_a_scale_tensor_multiplies_its_matrix():
 
 def test_an_untied_head_is_used():
     checkpoint = tiny("llama")
-    head = np.zeros((VOCAB, 256), dtype="<f4")
+    head = np.zeros((VOCAB, 256), dtype="<f4")  # all logits are 0, unlike those of the embedding
     weight = Weight("output.weight", head.shape, F32, head.reshape(-1).view(np.uint8))
     assert not logits(with_weights(checkpoint, {"output.weight": weight})).any()
 
@@ -148,7 +157,7 @@ def test_an_unknown_architecture_names_the_supported_ones():
     assert all(name in str(raised.value) for name in ARCHITECTURES)
 
 
-def test_keys_under_another_prefix_are_found():
+def test_keys_of_bitnet_b1_58_may_begin_with_bitnet():
     llama = tiny("llama")
     keys = {name.replace("llama.", "bitnet."): value for name, value in llama.metadata.items()}
     other = Checkpoint(llama.path, "bitnet-b1.58", keys, llama.weights, "half")
@@ -224,10 +233,10 @@ def test_a_full_context_is_refused_before_anything_is_computed():
 
 
 def test_gemma_alternates_windows():
-    assert [its.window for its in config_from(tiny("gemma2")).attentions] == [4, 0]
+    assert [attention.window for attention in config_from(tiny("gemma2")).attentions] == [4, 0]
     gemma3 = config_from(tiny("gemma3", block_count=6, **{"rope.freq_base": 1e6}))
-    assert [its.window for its in gemma3.attentions] == [4, 4, 4, 4, 4, 0]
-    assert [its.rope.theta for its in gemma3.attentions] == [1e4] * 5 + [1e6]
+    assert [attention.window for attention in gemma3.attentions] == [4, 4, 4, 4, 4, 0]
+    assert [attention.rope.theta for attention in gemma3.attentions] == [1e4] * 5 + [1e6]
     assert len(gemma3.ropes) == 2
 
 
@@ -248,7 +257,7 @@ def test_gemma_alternates_windows():
         "rope.scaling.original_context_length",
     ],
 )
-def test_an_integer_that_cannot_be_one_is_a_damaged_file(key, value):
+def test_a_value_that_is_not_a_possible_integer_is_a_damaged_file(key, value):
     checkpoint = tiny("gemma3")
     checkpoint.metadata[f"gemma3.{key}"] = value
     with pytest.raises(InvalidFormat):
@@ -271,6 +280,7 @@ def test_senseless_sizes_of_a_delta_net_are_refused(key, value):
     checkpoint = tiny("qwen35")
     checkpoint.metadata[f"qwen35.{key}"] = value
     if key == "full_attention_interval" and value == 2**31:
+        # An interval beyond the layers is valid: no layer has full attention.
         assert len(config_from(checkpoint).attentions) == 0
     else:
         with pytest.raises(InvalidFormat):
@@ -283,6 +293,7 @@ def test_sections_that_leave_pairs_of_a_text_unrotated_are_refused(value):
     checkpoint.metadata["qwen35.rope.dimension_sections"] = value
     with pytest.raises(Unsupported, match=r"rope\.dimension_sections"):
         config_from(checkpoint)
+    # Three coordinates share all eight pairs; those of a text are equal.
     checkpoint.metadata["qwen35.rope.dimension_sections"] = [3, 3, 2, 0]
     config_from(checkpoint)
 
@@ -303,11 +314,11 @@ def test_every_tensor_that_is_missing_or_of_another_shape_is_refused_by_name(arc
     whole = tiny(architecture)
     for name, weight in whole.weights.items():
         if name == "token_embd.weight":
-            continue
-        halved = (max(weight.shape[0] // 2, 1) + 1, *weight.shape[1:])
-        other = replace(weight, shape=(3, 5) if halved == weight.shape else halved)
+            continue  # its rows are the size of the vocabulary
+        other_shape = (max(weight.shape[0] // 2, 1) + 1, *weight.shape[1:])
+        misshapen = replace(weight, shape=(3, 5) if other_shape == weight.shape else other_shape)
         rest = {key: value for key, value in whole.weights.items() if key != name}
-        for weights in (rest, rest | {name: other}):
+        for weights in (rest, rest | {name: misshapen}):
             with pytest.raises(InvalidFormat, match=re.escape(name)):
                 load_model(replace(whole, weights=weights), ops=ReferenceOps())
 
@@ -329,7 +340,8 @@ def test_senseless_scales_of_a_family_are_refused(key, value):
     if (key.startswith("cohere2") and value == 0) or (
         key == "cohere2.logit_scale" and value == -1.0
     ):
-        assert config_from(checkpoint).architecture == "cohere2"  # numbers like others
+        # An epsilon of 0, and a scale of 0 or below, are computed like other numbers.
+        assert config_from(checkpoint).architecture == "cohere2"
         return
     with pytest.raises((InvalidFormat, Unsupported)):
         config_from(checkpoint)
@@ -354,7 +366,7 @@ def test_senseless_sizes_of_a_state_space_model_are_refused(key, value):
 
 
 @pytest.mark.parametrize("value", [[2], [0, -1], [0, True], "two"])
-def test_numbers_of_layers_are_one_for_each(value):
+def test_numbers_of_heads_are_one_count_for_each_layer(value):
     checkpoint = tiny("lfm2")
     checkpoint.metadata["lfm2.attention.head_count_kv"] = value
     with pytest.raises(InvalidFormat, match="head_count_kv"):

@@ -15,7 +15,7 @@ from bitnet.models.load import load_model
 from bitnet.runtime.scheduler import Scheduler
 
 pytestmark = [pytest.mark.slow, *QUIET]
-# Its images are those of a model of timm, which is for other versions of torch than the job's.
+# transformers makes its vision tower by timm, which needs other versions of torch than the job's.
 NOT_MADE = {"gemma3n"}
 
 
@@ -26,14 +26,14 @@ def _make(kind, tied):
     if kind not in transformers.CONFIG_MAPPING:
         pytest.skip(f"transformers {transformers.__version__} has no {kind}")
     torch.manual_seed(0)
-    text, beside = OUTER_MODELS[kind]
-    config = transformers.CONFIG_MAPPING[kind](text_config=text, **beside)
+    text_config, other_keys = OUTER_MODELS[kind]
+    config = transformers.CONFIG_MAPPING[kind](text_config=text_config, **other_keys)
     config._attn_implementation = "eager"
     config.tie_word_embeddings = tied
     for auto in ("AutoModelForImageTextToText", "AutoModelForSeq2SeqLM", "AutoModelForCausalLM"):
-        maker = getattr(transformers, auto)
-        if type(config) in maker._model_mapping:
-            model = maker.from_config(config)
+        auto_class = getattr(transformers, auto)
+        if type(config) in auto_class._model_mapping:
+            model = auto_class.from_config(config)
             break
     else:
         model = transformers.AutoModelForMultimodalLM.from_config(config)
@@ -84,7 +84,7 @@ def test_every_type_of_the_table_is_compared():
     assert SAME_TEXT.keys() == OUTER_MODELS.keys() | NOT_MADE
 
 
-def test_a_type_that_transformers_has_and_the_table_has_not_is_refused():
+def test_a_type_of_transformers_that_the_table_lacks_is_refused():
     from transformers import CONFIG_MAPPING
 
     refused = 0
@@ -97,9 +97,10 @@ def test_a_type_that_transformers_has_and_the_table_has_not_is_refused():
     assert refused > 100
 
 
-def test_what_belongs_to_images_is_left_out_and_said(tmp_path, caplog):
+def test_tensors_of_images_are_left_out_and_logged(tmp_path, caplog):
     _make("llava", tied=False).save_pretrained(tmp_path)
     with caplog.at_level("INFO", logger="bitnet.formats.hf_checkpoint"):
         open_checkpoint(tmp_path)
     assert "left out, as text does not need them" in caplog.text
+    # The folder is that of the outer model.
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "llava"

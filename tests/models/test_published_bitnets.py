@@ -36,24 +36,28 @@ def without_rounding(path, *, outlier=1.0):
     """A folder of ternary weights in BF16; an input of every layer is *outlier* times as large."""
     path.mkdir()
     stored, dense = weights(LLAMA3)
-    stored = {key: one for key, one in stored.items() if not isinstance(one, tuple)}
-    plain = {key: one for key, one in (stored | dense).items() if not key.endswith("_scale")}
-    for key, one in plain.items():
-        if key.endswith("layernorm.weight"):
-            one[7] *= outlier
-    save_tensors(path / "model.safetensors", {key: bf16(one) for key, one in plain.items()})
+    stored = {name: values for name, values in stored.items() if not isinstance(values, tuple)}
+    plain = {
+        name: values for name, values in (stored | dense).items() if not name.endswith("_scale")
+    }
+    for name, values in plain.items():
+        if name.endswith("layernorm.weight"):
+            values[7] *= outlier
+    save_tensors(path / "model.safetensors", {name: bf16(values) for name, values in plain.items()})
     (path / "config.json").write_text(json.dumps(PLAIN))
     return path
 
 
 def logits(path, *, ops=None, ignore_keys=()):
+    """Logits of all of IDS by the model at *path*; by default in float64."""
     ops = ops or ReferenceOps(dtype=np.float64)
     model = load_model(open_checkpoint(path, ignore_keys=ignore_keys), ops=ops)
     cache = KVCache(model.config, len(IDS), dtype=getattr(ops, "dtype", np.float32))
     return model.forward(IDS, cache, all_positions=True)
 
 
-def apart(found, expected):
+def relative_difference(found, expected):
+    """The largest difference, as a share of the range of *expected*."""
     return np.abs(found - expected).max() / np.ptp(expected)
 
 
@@ -62,47 +66,52 @@ def apart(found, expected):
 def test_every_encoding_gives_the_logits_of_the_folder(name, encoding, tmp_path):
     folder = published(tmp_path / "model", name)
     file = tmp_path / "model.gguf"
-    done = convert(folder, file, ConvertOptions(encoding, no_tokenizer=True))
-    assert done.exact
-    assert {one.after for one in done.tensors if "attn_q." in one.name} == {encoding}
-    assert apart(logits(file), logits(folder)) < SAME
+    conversion = convert(folder, file, ConvertOptions(encoding, no_tokenizer=True))
+    assert conversion.exact
+    assert {tensor.after for tensor in conversion.tensors if "attn_q." in tensor.name} == {encoding}
+    assert relative_difference(logits(file), logits(folder)) < SAME
 
 
 @pytest.mark.parametrize("encoding", ["TQ1_0", "TQ2_0"])
-def test_ternary_weights_of_no_bitnet_take_floats(encoding, tmp_path):
+def test_ternary_weights_of_other_models_are_multiplied_without_rounding_inputs(encoding, tmp_path):
     folder = without_rounding(tmp_path / "model", outlier=128)
     file = tmp_path / "model.gguf"
-    done = convert(folder, file, ConvertOptions(encoding, no_tokenizer=True))
-    assert done.exact
-    assert not any("int8 per token" in one.text for one in done.warnings)
+    conversion = convert(folder, file, ConvertOptions(encoding, no_tokenizer=True))
+    assert conversion.exact
+    assert not any("int8 per token" in one.text for one in conversion.warnings)
     checkpoint = open_checkpoint(file)
     assert not checkpoint.rounds_inputs
     expected = logits(folder)
-    assert apart(logits(file), expected) < SAME
-    bitnet = {name: replace(one, rounds_input=True) for name, one in checkpoint.weights.items()}
-    rounded = load_model(replace(checkpoint, weights=bitnet), ops=ReferenceOps(dtype=np.float64))
+    assert relative_difference(logits(file), expected) < SAME
+    rounding_weights = {
+        name: replace(one, rounds_input=True) for name, one in checkpoint.weights.items()
+    }
+    rounded = load_model(
+        replace(checkpoint, weights=rounding_weights), ops=ReferenceOps(dtype=np.float64)
+    )
     cache = KVCache(rounded.config, len(IDS), dtype=np.float64)
-    lost = apart(rounded.forward(IDS, cache, all_positions=True), expected)
+    rounding_error = relative_difference(rounded.forward(IDS, cache, all_positions=True), expected)
     if native.module() is not None:
-        # int8 in groups of 16 leaves a quarter of it, 0.0335 to 0.0343 of 0.137.
-        assert apart(logits(file, ops=NativeOps()), expected) < lost / 3
-    assert lost > 1e-3  # a test that rounding could pass would prove nothing
+        # Its int8 in groups of 16 leaves a quarter of that error: 0.0335 to 0.0343 of 0.137.
+        assert relative_difference(logits(file, ops=NativeOps()), expected) < rounding_error / 3
+    assert rounding_error > 1e-3  # rounding would be seen
 
 
-def test_weights_of_no_bitnet_round_where_the_encoding_says_so(tmp_path):
+def test_a_conversion_to_i2_s_warns_that_inputs_will_be_rounded(tmp_path):
     folder = without_rounding(tmp_path / "model")
     file = tmp_path / "model.gguf"
-    done = convert(folder, file, ConvertOptions("I2_S", no_tokenizer=True))
-    assert any("rounds what 14 matrices" in one.text for one in done.warnings)
+    conversion = convert(folder, file, ConvertOptions("I2_S", no_tokenizer=True))
+    # Seven matrices in each of two layers.
+    assert any("rounds what 14 matrices" in warning.text for warning in conversion.warnings)
 
 
-def test_a_key_tells_bitnets_of_other_architectures_from_other_models(tmp_path):
+def test_a_key_says_that_a_model_of_another_architecture_is_a_bitnet(tmp_path):
     folder = published(tmp_path / "model", "Llama3-8B-1.58")
     file = tmp_path / "model.gguf"
     convert(folder, file, ConvertOptions("TQ2_0", no_tokenizer=True))
     key, per_token = ROUNDED_INPUTS
     assert open_checkpoint(file).metadata[key] == per_token
-    assert apart(logits(file, ignore_keys=[key]), logits(folder)) > 1e-4
+    assert relative_difference(logits(file, ignore_keys=[key]), logits(folder)) > 1e-4
     again = tmp_path / "again.gguf"
     convert(file, again, ConvertOptions("TQ1_0", no_tokenizer=True))
     assert open_checkpoint(again).rounds_inputs
@@ -131,20 +140,26 @@ def test_transformers_with_rounded_inputs_gives_the_same(name, tmp_path, monkeyp
             rounded = (x * scale).round().clamp(-128, 127) / scale
             return torch.nn.functional.linear(rounded, self.weight)
 
-    known = {"head_dim": HEAD, "rope_theta": config["rope_theta"], "rms_norm_eps": eps}
-    said = transformers.LlamaConfig(**{key: config[key] for key in SIZES} | known)
-    said.tie_word_embeddings = config["tie_word_embeddings"]
-    said._attn_implementation = "eager"
-    model = transformers.LlamaForCausalLM(said).double().eval()
-    state = {key: one for key, one in {**stored, **dense}.items() if not isinstance(one, tuple)}
-    own = ("inner_attn_ln", "ffn_layernorm")
-    state = {key: torch.tensor(one) for key, one in state.items() if key.split(".")[-2] not in own}
+    shared_keys = {"head_dim": HEAD, "rope_theta": config["rope_theta"], "rms_norm_eps": eps}
+    llama_config = transformers.LlamaConfig(**{key: config[key] for key in SIZES} | shared_keys)
+    llama_config.tie_word_embeddings = config["tie_word_embeddings"]
+    llama_config._attn_implementation = "eager"
+    model = transformers.LlamaForCausalLM(llama_config).double().eval()
+    state = {
+        key: values for key, values in {**stored, **dense}.items() if not isinstance(values, tuple)
+    }
+    extra_norms = ("inner_attn_ln", "ffn_layernorm")
+    state = {
+        key: torch.tensor(values)
+        for key, values in state.items()
+        if key.split(".")[-2] not in extra_norms
+    }
     for key, module in list(model.named_modules()):
         if isinstance(module, torch.nn.Linear) and key != "lm_head":
             layer = BitLinear(module.in_features, module.out_features, bias=False).double()
-            before = {"o_proj": "inner_attn_ln", "down_proj": "ffn_layernorm"}
-            place, _, part = key.rpartition(".")
-            norm = stored.get(f"{place}.{before.get(part)}.weight")
+            norm_of_module = {"o_proj": "inner_attn_ln", "down_proj": "ffn_layernorm"}
+            parent, _, part = key.rpartition(".")
+            norm = stored.get(f"{parent}.{norm_of_module.get(part)}.weight")
             layer.norm = None if norm is None else torch.tensor(norm)
             model.set_submodule(key, layer)
     if config["tie_word_embeddings"]:
@@ -156,7 +171,7 @@ def test_transformers_with_rounded_inputs_gives_the_same(name, tmp_path, monkeyp
     monkeypatch.setattr(torch, "float32", torch.float64)
     with torch.no_grad():
         expected = model(torch.tensor([IDS]), use_cache=False).logits[0].numpy()
-    assert apart(logits(published(tmp_path / "model", name)), expected) < 1e-6
+    assert relative_difference(logits(published(tmp_path / "model", name)), expected) < 1e-6
 
 
 def test_one_bit_models_with_other_bits_are_refused(tmp_path):
@@ -166,7 +181,7 @@ def test_one_bit_models_with_other_bits_are_refused(tmp_path):
         open_checkpoint(path)
 
 
-def test_code_of_another_model_is_still_refused(tmp_path):
+def test_a_bitnet_folder_that_names_code_of_another_model_is_refused(tmp_path):
     path = published(tmp_path / "model", "Falcon3-7B-1.58bit")
     other = FALCON3["auto_map"] | {"AutoModelForCausalLM": "modeling_x.OtherForCausalLM"}
     (path / "config.json").write_text(json.dumps(FALCON3 | {"auto_map": other}))

@@ -20,15 +20,17 @@ MAX_RELATIVE_DIFFERENCE = 1e-5
 
 
 def ours(path):
+    """Logits of all of IDS by the model at *path*, in float64."""
     model = load_model(open_checkpoint(path), ops=ReferenceOps(dtype=np.float64))
     return model.forward(IDS, KVCache(model.config, 64, dtype=np.float64), all_positions=True)
 
 
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_a_folder_and_the_file_made_of_it_give_the_logits_of_its_code(kind, tmp_path):
+    # The folder comes with the equations of its code, a function of ids.
     expected = write_folder(kind, tmp_path / "folder")(IDS)
-    found = ours(tmp_path / "folder")
-    assert np.abs(found - expected).max() / np.ptp(expected) < MAX_RELATIVE_DIFFERENCE
+    of_folder = ours(tmp_path / "folder")
+    assert np.abs(of_folder - expected).max() / np.ptp(expected) < MAX_RELATIVE_DIFFERENCE
     file = tmp_path / "model.gguf"
     convert(tmp_path / "folder", file, ConvertOptions("F32", no_tokenizer=True))
     of_file = ours(file)

@@ -14,10 +14,10 @@ from bitnet.models.load import load_model
 
 # llama.cpp rounds activations to 8 bit, so close calls between its two best tokens do not count.
 MIN_GAP = 0.3
-# Its mistakes beyond that: one position of SmolLM2, with a recorded gap of 0.317.
+# Positions where llama.cpp errs with a larger gap: one of SmolLM2, with a recorded gap of 0.317.
 MAX_MISTAKES = 1
 MAX_MEAN_KL = 9e-3  # exact arithmetic is 5.3e-3 and 6.3e-3 from llama.cpp
-MAX_MEAN_KL_TO_EXACT = 1e-6
+MAX_MEAN_KL_TO_EXACT = 1e-6  # of float32, in nats
 SLOW_STEPS = 24  # of a continuation on the reference backend
 MODELS = {
     "smollm2": "SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -31,6 +31,7 @@ BACKENDS = {"reference": ReferenceOps, "native": NativeOps}
 
 
 def loaded(name, test_models):
+    """The checkpoint of the model *name*; skips the test if its file is missing."""
     path = test_models / MODELS[name]
     if not path.exists():
         pytest.skip(f"{path.name} is not in the folder BITNET_TEST_MODELS names")
@@ -60,41 +61,43 @@ def exact(golden):
 
 
 def log_probabilities(logits):
+    """Log-probabilities of *logits*, in float64."""
     wide = logits.astype(np.float64)
     shifted = wide - wide.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
 def recorded_kl(position, mine):
-    """KL of ours to a recorded distribution: its 20 best tokens, and the others as one."""
+    """KL divergence from a recorded distribution: its 20 best tokens, and all others as one."""
     theirs = np.array(position["logits"]) - position["lse"]
     mine = mine[position["ids"]]
-    rest = 1 - np.exp(theirs).sum()
-    my_rest = 1 - np.exp(mine).sum()
-    tail = rest * np.log(rest / my_rest) if rest > 1e-9 else 0.0
+    others = 1 - np.exp(theirs).sum()
+    my_others = 1 - np.exp(mine).sum()
+    tail = others * np.log(others / my_others) if others > 1e-9 else 0.0
     return float((np.exp(theirs) * (theirs - mine)).sum() + tail)
 
 
 def test_every_position_agrees_with_llama_cpp(golden, model, exact):
     """But for positions where exact arithmetic says that llama.cpp is wrong."""
     divergences = []
-    other = []
+    disagreements = []
     for prompt in golden[1]:
         logits = model.forward(prompt["ids"], KVCache(model.config, 256), all_positions=True)
         rows = zip(log_probabilities(logits), prompt["positions"], strict=True)
-        for at, (row, position) in enumerate(rows, 1):
+        for length, (row, position) in enumerate(rows, 1):
             divergences.append(recorded_kl(position, row))
             gap = position["logits"][0] - position["logits"][1]
             if gap > MIN_GAP and int(row.argmax()) != position["ids"][0]:
-                other.append((prompt["ids"][:at], int(row.argmax())))
-    assert len(other) <= MAX_MISTAKES
-    for ids, token in other:
+                disagreements.append((prompt["ids"][:length], int(row.argmax())))
+    assert len(disagreements) <= MAX_MISTAKES
+    # Exact arithmetic must give our token there.
+    for ids, token in disagreements:
         cache = KVCache(exact.config, 256, dtype=np.float64)
         assert exact.forward(ids, cache)[0].argmax() == token
     assert np.mean(divergences) < MAX_MEAN_KL
 
 
-def test_greedy_continuations_agree_up_to_the_first_toss_up(golden, model):
+def test_greedy_continuations_agree_up_to_the_first_close_call(golden, model):
     for prompt in golden[1]:
         cache = KVCache(model.config, 256)
         token = int(model.forward(prompt["ids"], cache)[0].argmax())
@@ -110,13 +113,13 @@ def test_float32_agrees_with_an_exact_float64_pass(golden, exact):
     model = load_model(golden[0])
     divergences = []
     for prompt in golden[1][:2]:
-        wanted, found = (
+        in_float64, in_float32 = (
             log_probabilities(
-                one.forward(
-                    prompt["ids"], KVCache(one.config, 256, dtype=dtype), all_positions=True
+                runner.forward(
+                    prompt["ids"], KVCache(runner.config, 256, dtype=dtype), all_positions=True
                 )
             )
-            for one, dtype in ((exact, np.float64), (model, np.float32))
+            for runner, dtype in ((exact, np.float64), (model, np.float32))
         )
-        divergences.append((np.exp(wanted) * (wanted - found)).sum(axis=1))
+        divergences.append((np.exp(in_float64) * (in_float64 - in_float32)).sum(axis=1))
     assert np.abs(np.concatenate(divergences)).mean() < MAX_MEAN_KL_TO_EXACT

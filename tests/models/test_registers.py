@@ -18,13 +18,16 @@ from bitnet.models.registers import allocate
 
 
 def check(written, program):
-    """Follow the values of *written* through the registers of *program*, instruction by one."""
-    holds = {}  # value in each register
-    seen = set()
+    """Assert that each instruction of *program* reads the values that *written* says it reads.
+
+    *written* are the same instructions over values instead of registers.
+    """
+    value_in = {}  # by register
+    written_so_far = set()  # values
     for before, after in zip(written, program.instructions, strict=True):
-        if isinstance(after, Select):
+        if isinstance(after, Select):  # keeps its registers only
             assert len(set(after.registers)) == len(after.registers)
-            holds = {register: holds[register] for register in after.registers}
+            value_in = {register: value_in[register] for register in after.registers}
             continue
         fields = [(name, getattr(before, name), getattr(after, name)) for name in vars(before)]
         pairs = []
@@ -36,24 +39,28 @@ def check(written, program):
             else:
                 assert old is new, f"{name} of {type(before).__name__} is unchanged"
         for old, new in pairs:
-            if old in seen:
-                assert holds[new] == old, f"{type(before).__name__} reads {old}"
-        read = {new for old, new in pairs if old in seen}
-        outs = {new for old, new in pairs if old not in seen}
+            if old in written_so_far:
+                assert value_in[new] == old, f"{type(before).__name__} reads {old}"
+        read = {new for old, new in pairs if old in written_so_far}
+        outs = {new for old, new in pairs if old not in written_so_far}
         if isinstance(before, IN_PLACE):
             assert outs & read <= {after.x}
         else:
             assert not outs & read, f"{type(before).__name__} writes what it reads"
         for old, new in pairs:
-            if old not in seen:
-                for register in [it for it in holds if it.name == new.name]:
-                    del holds[register]
-                holds[new] = old
-        seen |= {old for old, _ in pairs}
+            if old not in written_so_far:
+                # A register of this place with another width is overwritten as well.
+                for register in [other for other in value_in if other.name == new.name]:
+                    del value_in[register]
+                value_in[new] = old
+        written_so_far |= {old for old, _ in pairs}
 
 
 def check_widths(program):
-    """Registers of two widths share a place only on both sides of a meeting of the threads."""
+    """Assert that registers of two widths in one place have a meeting of all threads between them.
+
+    A thread computes some rows, and rows of another width lie elsewhere in the place.
+    """
     uses = {}  # numbers of the instructions of each register, by place
     for number, instruction in enumerate(program.instructions):
         for register in registers_in(instruction):
@@ -80,24 +87,28 @@ def size_of(program):
 
 
 @pytest.mark.parametrize("architecture", [*FAMILIES, *HYBRIDS, *LAYERED, *MIXTURES])
-def test_registers_of_every_family_hold_what_is_read(architecture):
+def test_registers_of_every_family_hold_the_values_that_are_read(architecture):
     checkpoint = tiny(architecture)
     config = config_from(checkpoint)
-    layers = {"": config, "embeddings": replace(config, pooling="mean", input_norms=True)}
-    for decoder in layers.values():
-        writer = _Decoder(decoder, checkpoint.weights)
+    variants = {"": config, "embeddings": replace(config, pooling="mean", input_norms=True)}
+    for variant in variants.values():
+        writer = _Decoder(variant, checkpoint.weights)
         result = writer.hidden_state()
         written = writer.write.instructions
-        program = allocate(written, decoder.caches, result)
+        program = allocate(written, variant.caches, result)
         check(written, program)
         check_widths(program)
         values = {value for instruction in written for value in registers_in(instruction)}
+        # Values share registers: the places together are less than a third of all values.
         assert size_of(program) < sum(value.width for value in values) / 3
 
 
 @st.composite
 def programs(draw):
-    """Instructions over values of few widths, any of which may be read at any time later."""
+    """Instructions over values of few widths, any of which may be read at any time later.
+
+    And the value that is the result.
+    """
     values = [Register("v0", 4)]
     written = [Linear((values[0],), Register("input", 4), ("w",), ("",))]
 
@@ -129,7 +140,7 @@ def programs(draw):
 
 
 @given(programs())
-def test_any_program_reads_what_it_wrote(case):
+def test_registers_of_any_program_hold_the_values_that_are_read(case):
     written, result = case
     program = allocate(written, (), result)
     check(written, program)
@@ -148,5 +159,6 @@ def test_a_stream_that_is_read_again_keeps_its_register():
     ]
     program = allocate(written, (), second)
     check(written, program)
+    # The first sum must not replace x, which is read again; the second may replace the first.
     assert program.instructions[2].out != program.instructions[2].x
     assert program.instructions[4].out == program.instructions[4].x

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 def ours(path):
+    """Logits of all of TOKENS by the model at *path*."""
     model = load_model(open_checkpoint(path), ops=ReferenceOps(dtype=np.float32))
     return model.forward(TOKENS, KVCache(model.config, 64), all_positions=True)
 
@@ -33,16 +34,18 @@ def test_a_folder_and_the_file_made_of_it_give_the_logits_of_these_equations(cas
 
 
 @pytest.mark.parametrize(("loops", "skips_norm"), [(1, False), (2, False), (3, False), (3, True)])
-def test_nanbeige_is_llama_whose_blocks_run_several_times(loops, skips_norm, tmp_path):
-    """With the norm behind them, or that behind the last of them alone.
+def test_nanbeige_gives_the_logits_of_a_llama_whose_blocks_run_several_times(
+    loops, skips_norm, tmp_path
+):
+    """The final norm follows each run of the blocks, or only the last one.
 
     So the code of Nanbeige/Nanbeige4.2-3B and mlx-lm's, which follows it.
     """
     folder = tmp_path / "folder"
     model = make("Llama", {"head_dim": 24}, folder)
-    own = {"num_loops": loops, "skip_loop_final_norm": skips_norm, "loop_loss_weights": []}
-    own |= {"kv_channels": 24, "rope_theta": 1e4, "rope_parameters": None}
-    say(folder, model_type="nanbeige", architectures=["NanbeigeForCausalLM"], **own)
+    keys = {"num_loops": loops, "skip_loop_final_norm": skips_norm, "loop_loss_weights": []}
+    keys |= {"kv_channels": 24, "rope_theta": 1e4, "rope_parameters": None}
+    say(folder, model_type="nanbeige", architectures=["NanbeigeForCausalLM"], **keys)
     norm = model.model.norm
     with torch.no_grad():
         x = model.model.embed_tokens(torch.tensor([TOKENS]))
@@ -64,12 +67,12 @@ def test_nanbeige_is_llama_whose_blocks_run_several_times(loops, skips_norm, tmp
         *({"num_loops": None}, {"kv_channels": 32}, {"rope_scaling": {"rope_type": "linear"}}),
     ],
 )
-def test_what_nanbeige_has_besides_is_refused_by_its_key(key, tmp_path):
+def test_a_nanbeige_key_that_is_not_computed_is_refused_by_its_name(key, tmp_path):
     make("Llama", {"head_dim": 24}, tmp_path)
-    own = {"num_loops": 2, "skip_loop_final_norm": False, "rope_theta": 1e4}
-    own |= {"model_type": "nanbeige", "rope_parameters": None}
-    say(tmp_path, **own)
-    load_model(open_checkpoint(tmp_path))
+    computed_keys = {"num_loops": 2, "skip_loop_final_norm": False, "rope_theta": 1e4}
+    computed_keys |= {"model_type": "nanbeige", "rope_parameters": None}
+    say(tmp_path, **computed_keys)
+    load_model(open_checkpoint(tmp_path))  # is not refused without the key
     say(tmp_path, **key)
     with pytest.raises((InvalidFormat, Unsupported), match=next(iter(key))):
         open_checkpoint(tmp_path)

@@ -17,16 +17,19 @@ needs_native = pytest.mark.skipif(
     native.module() is None, reason="the compiled module is not installed"
 )
 SEQUENCES = ([5, 9, 33, 2, 61], [17], [8, 40, 8])
+# Names of the traced values of a block, in order.
 BLOCK_MARKS = (
     "attn_norm Qcur Kcur Vcur kqv_out attn_out ffn_norm ffn_gate ffn_up ffn_act ffn_out l_out"
 )
 
 
 def alone(model, tokens, wanted="all"):
+    """Logits of *tokens* run by themselves, for all positions or the *wanted* ones."""
     return model.run([Segment(tokens, KVCache(model.config, 32), wanted)])[0]
 
 
 def together(model, wanted="all"):
+    """Logits of each of SEQUENCES run as one batch, and the segments of the batch."""
     segments = [Segment(ids, KVCache(model.config, 32), wanted) for ids in SEQUENCES]
     return model.run(segments), segments
 
@@ -36,21 +39,21 @@ def together(model, wanted="all"):
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_a_batch_gives_each_sequence_the_bits_it_gets_alone(architecture, encoding):
     model = load_model(in_encoding(tiny(architecture), encoding), ops=NativeOps())
-    found, _ = together(model)
-    for ids, logits in zip(SEQUENCES, found, strict=True):
+    batched, _ = together(model)
+    for ids, logits in zip(SEQUENCES, batched, strict=True):
         np.testing.assert_array_equal(logits, alone(model, ids))
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_a_batch_on_the_reference_is_each_sequence_alone(architecture):
+def test_a_batch_on_the_reference_backend_gives_each_sequence_its_logits(architecture):
     model = load_model(tiny(architecture), ops=ReferenceOps(dtype=np.float64))
-    found, _ = together(model)
-    for ids, logits in zip(SEQUENCES, found, strict=True):
+    batched, _ = together(model)
+    for ids, logits in zip(SEQUENCES, batched, strict=True):
         np.testing.assert_allclose(logits, alone(model, ids), rtol=1e-9)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "gemma4"])
-def test_only_wanted_rows_come_back(architecture):
+def test_a_batch_returns_the_states_of_the_wanted_positions_only(architecture):
     model = load_model(tiny(architecture), ops=ReferenceOps(dtype=np.float64))
     everything, _ = together(model)
     segments = [
@@ -69,7 +72,7 @@ def test_a_batch_without_wanted_rows_only_fills_the_caches():
     model = load_model(tiny("llama"), ops=NativeOps())
     cache = KVCache(model.config, 32)
     (rows,) = model.run([Segment([5, 9, 33], cache, "none")])
-    assert rows.shape == (0, 64)
+    assert rows.shape == (0, 64)  # no positions, and a vocabulary of 64
     continued = model.forward([2], cache)
     np.testing.assert_array_equal(continued, alone(model, [5, 9, 33, 2], "last"))
 
@@ -86,7 +89,7 @@ def test_a_trace_names_every_step_and_ends_in_the_logits(architecture, ops):
     named = ["embed", *blocks, "result_norm", "result_output"]
     assert [name for name in values if name in named] == named
     assert all(len(value) == 2 and np.isfinite(value).all() for value in values.values())
-    assert values["Kcur-0"].shape == (2, 128)
+    assert values["Kcur-0"].shape == (2, 128)  # 2 positions; 2 key heads of 64
     np.testing.assert_array_equal(values["result_output"], alone(model, [5, 9]))
 
 
@@ -95,10 +98,10 @@ def test_a_trace_of_the_two_backends_agrees_step_by_step():
     checkpoint = tiny("gemma3")
     exact = load_model(checkpoint, ops=ReferenceOps(dtype=np.float64))
     model = load_model(checkpoint, ops=NativeOps())
-    traces = (it.trace([5, 9, 33], KVCache(it.config, 8)) for it in (exact, model))
-    for (name, expected), (other, found) in zip(*traces, strict=True):
-        assert name == other
-        # Float32 sums, and what attention multiplies rounded to 16 bits of a vector's length.
+    traces = (runner.trace([5, 9, 33], KVCache(runner.config, 8)) for runner in (exact, model))
+    for (name, expected), (found_name, found) in zip(*traces, strict=True):
+        assert name == found_name
+        # The compiled module sums in float32 and rounds queries, keys and values to 16 bits.
         np.testing.assert_allclose(found, expected, atol=2e-3 * np.abs(expected).max())
 
 
@@ -119,24 +122,25 @@ def test_no_cache_changes_when_one_segment_does_not_fit():
 
 
 @needs_native
-def test_the_backend_counts_the_kernels_that_run():
+def test_the_compiled_backend_counts_the_kernels_that_run():
     ops = NativeOps()
     model = load_model(in_encoding(tiny("llama"), "Q8_0"), ops=ops)
     before = ops.counters()
     alone(model, [5, 9])
-    ran = {name: n - before.get(name, 0) for name, n in ops.counters().items()}
+    calls = {name: n - before.get(name, 0) for name, n in ops.counters().items()}
     level = native.module().kernel_level()
-    assert ran[f"linear/Q8_0_R16/{level}/decode"] == 7 * LAYERS
-    assert ran[f"linear/F32_R16/{level}/decode"] == 1
-    assert ran[f"attention/{level}"] == LAYERS
-    assert ran[f"embed/F32_R16/{level}"] == 1
+    # Seven matrices in each layer; the head is the embedding, in float32.
+    assert calls[f"linear/Q8_0_R16/{level}/decode"] == 7 * LAYERS
+    assert calls[f"linear/F32_R16/{level}/decode"] == 1
+    assert calls[f"attention/{level}"] == LAYERS
+    assert calls[f"embed/F32_R16/{level}"] == 1
 
 
-def test_the_reference_counts_too():
+def test_the_reference_backend_counts_its_operations():
     ops = ReferenceOps()
     before = ops.counters()
     alone(load_model(in_encoding(tiny("bitnet"), "I2_S"), ops=ops), [5, 9])
-    ran = {name: n - before.get(name, 0) for name, n in ops.counters().items()}
-    assert ran["linear/ternary/numpy"] == 7 * LAYERS
-    assert ran["linear/float32/numpy"] == 1
-    assert ran["attention/numpy"] == LAYERS
+    calls = {name: n - before.get(name, 0) for name, n in ops.counters().items()}
+    assert calls["linear/ternary/numpy"] == 7 * LAYERS
+    assert calls["linear/float32/numpy"] == 1
+    assert calls["attention/numpy"] == LAYERS

@@ -40,7 +40,7 @@ CASES = DENSE | MIXED
 
 
 def ours(folder, tokens=TOKENS, capacity=64, chunk=10, dtype=np.float32):
-    """All-position logits, the prompt in chunks where positions do not see those behind them."""
+    """Logits of all positions, the prompt in parts of *chunk* ids if attention is causal."""
     model = load_model(open_checkpoint(folder), ops=ReferenceOps(dtype=dtype))
     chunk = chunk if model.config.causal else len(tokens)
     cache = KVCache(model.config, capacity, dtype=dtype)
@@ -68,15 +68,15 @@ def test_a_folder_that_no_file_can_hold_is_not_converted(tmp_path):
 
 @pytest.mark.parametrize("case", sorted(CASES.keys() - {"gemma3-both-ways"}))
 def test_a_converted_file_agrees_with_transformers_or_says_that_no_engine_does(case, tmp_path):
-    """A file that llama.cpp computes otherwise is computed so here; the conversion says that."""
+    """Files are computed as llama.cpp does: if that is another model, the conversion warns of it."""
     model = make(*CASES[case], tmp_path / "folder")
     with torch.no_grad():
         expected = model(torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
     file = tmp_path / "model.gguf"
-    done = convert(tmp_path / "folder", file, ConvertOptions("F32", no_tokenizer=True))
-    differs = any(warning.subject == "every engine" for warning in done.warnings)
+    conversion = convert(tmp_path / "folder", file, ConvertOptions("F32", no_tokenizer=True))
+    differs = any(warning.subject == "every engine" for warning in conversion.warnings)
     agrees = relative_difference(ours(file), expected) < MAX_RELATIVE_DIFFERENCE
-    assert agrees != differs
+    assert agrees != differs  # exactly one: the warning is right, and is not given in vain
 
 
 def test_experts_in_mxfp4_agree_with_transformers_and_stay_so_in_a_file(tmp_path):
@@ -94,6 +94,7 @@ def test_experts_in_mxfp4_agree_with_transformers_and_stay_so_in_a_file(tmp_path
         experts, columns, rows = parameter.shape
         shape = (experts, rows, columns // 32)
         blocks = torch.from_numpy(rng.integers(0, 256, (*shape, 16), dtype=np.uint8))
+        # Exponents of two, with an offset of 127.
         scales = torch.from_numpy(rng.integers(120, 125, shape, dtype=np.uint8))
         with torch.no_grad():
             parameter.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
@@ -119,7 +120,7 @@ def test_experts_in_mxfp4_agree_with_transformers_and_stay_so_in_a_file(tmp_path
     [("gemma4-e2b", "gemma4", "Gemma4"), ("gemma3n", "gemma3n", "Gemma3n")],
 )
 def test_the_text_of_a_model_of_images_and_sound_is_read_alone(case, kind, named, tmp_path):
-    """Also with tensors of keys and values in layers that share those of others."""
+    """Its folder has tensors of keys and values also in a layer that shares those of another."""
     from safetensors.torch import load_file, save_file
 
     model = make(*CASES[case], tmp_path)
@@ -157,10 +158,10 @@ def test_a_prompt_in_both_directions_and_its_answer_agree_with_transformers(case
         logits = model(torch.tensor([TOKENS]), token_type_ids=marks, use_cache=False).logits
     checkpoint = open_checkpoint(tmp_path)
     for ops in (ReferenceOps(), *([NativeOps()] if native.module() else [])):
-        own = load_model(checkpoint, ops=ops)
-        cache = KVCache(own.config, 64, dtype=np.float32)
-        found = [own.forward(part, cache, all_positions=True) for part in (prompt, *answer)]
-        assert relative_difference(np.concatenate(found), logits[0].numpy()) < 1e-4
+        runner = load_model(checkpoint, ops=ops)
+        cache = KVCache(runner.config, 64, dtype=np.float32)
+        parts = [runner.forward(part, cache, all_positions=True) for part in (prompt, *answer)]
+        assert relative_difference(np.concatenate(parts), logits[0].numpy()) < 1e-4
 
 
 def test_phi3_uses_short_factors_within_the_original_context(tmp_path):
@@ -183,11 +184,12 @@ def test_dynamic_scaling_agrees_when_the_context_is_the_prompt(tmp_path):
     assert relative_difference(ours(tmp_path, capacity=24), expected) < MAX_RELATIVE_DIFFERENCE
 
 
-def test_a_window_changes_the_logits(tmp_path):
+def test_a_window_changes_the_logits_of_positions_beyond_it_only(tmp_path):
     make("Mistral", {"sliding_window": 7}, tmp_path / "narrow")
     make("Mistral", {"sliding_window": None}, tmp_path / "wide")
     narrow = ours(tmp_path / "narrow")
     wide = ours(tmp_path / "wide")
+    # The first seven positions see all before them, with the window of seven or without.
     np.testing.assert_allclose(narrow[:7], wide[:7], rtol=1e-4, atol=1e-4)
     assert relative_difference(narrow[7:], wide[7:]) > 0.01
 
@@ -206,8 +208,8 @@ def test_bitnet_agrees_with_transformers_activation_rounding(
     with torch.no_grad():
         model = bitnet_layers(model, online=True).double()
         expected = model(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
-    found = ours(tmp_path, tokens, dtype=np.float64)
-    assert relative_difference(found, expected) < MAX_RELATIVE_DIFFERENCE
+    actual = ours(tmp_path, tokens, dtype=np.float64)
+    assert relative_difference(actual, expected) < MAX_RELATIVE_DIFFERENCE
 
 
 @pytest.mark.parametrize("linear_class", ["autobitlinear", "bitlinear"])
@@ -223,12 +225,13 @@ def test_packed_bitnet_weights_decode_to_what_was_packed(tmp_path, linear_class)
         if "proj" in name:
             codes = (tensor / tensor.abs().mean()).round().clamp(-1, 1)
             stored[name] = pack_weights(codes.clone())
+            # AutoBitLinear multiplies by the stored scale, BitLinear divides by it.
             scale = 0.25 if linear_class == "autobitlinear" else 4.0
             stored[f"{name}_scale"] = torch.tensor([scale])
             expected[gguf_name(name, of_gguf("bitnet-b1.58"))] = codes.numpy() * 0.25
     save_file(stored, tmp_path / "model.safetensors")
     say(tmp_path, quantization_config={"quant_method": "bitnet", "linear_class": linear_class})
     weights = open_checkpoint(tmp_path).weights
-    assert len(expected) == 3 * 7
+    assert len(expected) == 3 * 7  # layers, and matrices of each
     for name, values in expected.items():
         np.testing.assert_array_equal(dequantize(weights[name]), values)

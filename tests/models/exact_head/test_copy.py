@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.skipif(native.module() is None, reason="the module is not built")
 
-STEPS = 2000
+STEPS = 2000  # hidden states, one for each step of a long answer
 
 
 @pytest.fixture(params=kernel_levels())
@@ -42,6 +42,7 @@ def ops(request: pytest.FixtureRequest) -> Iterator[NativeOps]:
 
 
 def stored(values: NDArray[Any], encoding: str = "F16") -> Weight:
+    """An output head with *values*, in the encoding of a file."""
     if encoding == "BF16":
         bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32) >> 16
         packed = bits.astype(np.uint16)
@@ -53,26 +54,28 @@ def stored(values: NDArray[Any], encoding: str = "F16") -> Weight:
 
 
 def matrix(ops: NativeOps, values: NDArray[Any], encoding: str = "F16") -> Any:
-    """As in the file, which is what can have a copy."""
+    """*values* prepared row by row, as in the file: only such a head can have a copy."""
     return prepare_matrix(ops.module, stored(values, encoding), in_rows=True)
 
 
 def normal(rows: int, columns: int, seed: int = 0) -> NDArray[np.float32]:
+    """Weights of a normal distribution, ``(rows, columns)``."""
     return np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
 
 
 def outliers(rows: int, columns: int) -> NDArray[np.float32]:
-    """Some columns a hundred times as large as others, as in trained models."""
+    """Weights with some columns a hundred times as large as others, as in trained models."""
     return normal(rows, columns) * np.where(np.arange(columns) % 37 == 5, 30.0, 0.3)
 
 
 def near_ties(rows: int, columns: int) -> NDArray[np.float32]:
-    """Every row is one of eight, some with one weight changed by its last bit."""
+    """Copies of eight rows; in every third row one weight differs by its last bit."""
     values = normal(8, columns)[np.arange(rows) % 8].astype(np.float16)
     values.view(np.uint16)[::3, 7 % columns] ^= 1
     return values.astype(np.float32)
 
 
+# Heads by name: functions of the numbers of rows and columns.
 HEADS: dict[str, Callable[[int, int], NDArray[np.float32]]] = {
     "normal": normal,
     "outliers": outliers,
@@ -90,7 +93,7 @@ HEADS: dict[str, Callable[[int, int], NDArray[np.float32]]] = {
 
 
 def hidden_states(values: NDArray[np.float32], count: int) -> NDArray[np.float32]:
-    """Random ones, ones that point at a row, sparse, huge, tiny and zero ones."""
+    """States in turns of eight: random, near a row, a row, sparse, huge, tiny, peaked, zero."""
     rows, columns = values.shape
     x = normal(count, columns, seed=1)
     x[1::8] += 3 * values[np.arange(len(x[1::8])) % rows] / (np.abs(values).max() + 1e-9)
@@ -104,7 +107,7 @@ def hidden_states(values: NDArray[np.float32], count: int) -> NDArray[np.float32
 
 
 def wrong(full: NDArray[np.float32], found: Found, count: int) -> str:
-    """Contradictions to the full product; empty if there are none."""
+    """How *found* contradicts the *count* best rows of the *full* product; empty if it does not."""
     if not np.array_equal(full[found.ids].view(np.uint32), found.logits.view(np.uint32)):
         return "a logit has other bits"
     others = np.delete(full, found.ids)
@@ -123,10 +126,10 @@ def test_the_best_rows_are_those_of_the_full_product_bit_for_bit(
     weight = matrix(ops, HEADS[name](500, 200))
     head = HeadCopy.build(ops, weight)
     x = hidden_states(HEADS[name](500, 200), 64)
-    found = head.find(x, [Needed(count)] * len(x))
-    for state, one in zip(x, found, strict=True):
-        assert one is not None
-        assert not wrong(ops.linear(state[None], weight)[0], one, count)
+    results = head.find(x, [Needed(count)] * len(x))
+    for state, found in zip(x, results, strict=True):
+        assert found is not None
+        assert not wrong(ops.linear(state[None], weight)[0], found, count)
 
 
 def test_thousands_of_steps_choose_what_the_full_head_chooses() -> None:
@@ -138,12 +141,12 @@ def test_thousands_of_steps_choose_what_the_full_head_chooses() -> None:
     computed = 0
     for start in range(0, STEPS, 100):
         part = x[start : start + 100]
-        found = head.find(part, [Needed(5)] * len(part))
-        for state, one in zip(part, found, strict=True):
-            assert one is not None
-            assert not wrong(ops.linear(state[None], weight)[0], one, 5)
-            computed += len(one.ids)
-    assert 0 < computed < STEPS * len(values)
+        results = head.find(part, [Needed(5)] * len(part))
+        for state, found in zip(part, results, strict=True):
+            assert found is not None
+            assert not wrong(ops.linear(state[None], weight)[0], found, 5)
+            computed += len(found.ids)
+    assert 0 < computed < STEPS * len(values)  # the copy spares rows
 
 
 @pytest.mark.parametrize("encoding", ["F16", "BF16", "F32"])
@@ -181,7 +184,7 @@ def test_any_shape_and_scale_gives_the_rows_of_the_full_product(
 def bounds_of(
     head: HeadCopy, hidden: NDArray[np.float32], *, sixth: bool = False
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-    """Approximate logits of one hidden state and their upper bounds, with the sixth bits or not."""
+    """Approximate logits of a state and their upper bounds by five bits, or *sixth*: by six."""
     approx = np.empty(len(head.arrays["step"]), dtype=np.float32)
     upper = np.empty_like(approx)
     if not head._native.bounds(np.ascontiguousarray(hidden), sixth, approx, upper):
@@ -223,7 +226,7 @@ def test_the_upper_bounds_hold_and_are_those_of_the_copy(ops: NativeOps, sixth: 
 
 
 @pytest.mark.parametrize("sixth", [False, True])
-def test_states_along_what_the_copy_leaves_out_come_up_to_the_bound(
+def test_states_along_the_residual_of_the_copy_nearly_reach_the_bound(
     ops: NativeOps, sixth: bool
 ) -> None:
     values = normal(60, 300).astype(np.float16)
@@ -233,10 +236,10 @@ def test_states_along_what_the_copy_leaves_out_come_up_to_the_bound(
     order = head.arrays["order"]
     factors = head.arrays["factors"].astype(np.float64)
     for row in range(60):
-        # Parallel to what is left of each block, so that Cauchy-Schwarz holds with equality.
-        left = values[row, order].astype(np.float64) / factors - copied[row, :300]
+        # Parallel to what the copy leaves out of each block: Cauchy-Schwarz holds with equality.
+        residual = values[row, order].astype(np.float64) / factors - copied[row, :300]
         state = np.zeros(300, dtype=np.float32)
-        state[order] = left / np.repeat(norms[row], 64)[:300] / factors
+        state[order] = residual / np.repeat(norms[row], 64)[:300] / factors
         bounds = bounds_of(head, state, sixth=sixth)
         assert bounds is not None
         approx, upper = bounds
@@ -255,13 +258,13 @@ def test_the_sixth_bits_are_read_only_for_rows_that_five_bits_leave() -> None:
     assert found is not None
     assert five is not None
     assert six is not None
-    assert found.refined == np.count_nonzero(five[1] >= found.bound)
+    assert found.refined == np.count_nonzero(five[1] >= found.bound)  # by the upper bounds
     assert len(found.ids) == np.count_nonzero(np.minimum(five[1], six[1]) >= found.bound)
     assert 1 <= len(found.ids) < found.refined < 1000
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems read rows in memory")
-def test_rows_of_a_file_are_read_there_and_in_memory_where_it_is_too_short(tmp_path: Path) -> None:
+def test_rows_are_read_from_the_file_and_from_memory_beyond_its_end(tmp_path: Path) -> None:
     ops = NativeOps(threads=2)
     values, others = (normal(100, 96, seed=seed).astype(np.float16) for seed in (0, 1))
     weight = matrix(ops, values)
@@ -287,13 +290,13 @@ def test_a_head_in_a_mapped_file_gives_the_same_rows_as_in_memory(tmp_path: Path
     with (tmp_path / "head").open("rb") as file:
         view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     mapped = replace(weight, data=np.frombuffer(view, dtype=np.uint8, offset=8))
-    heads = [HeadCopy.build(ops, each) for each in (weight, mapped)]
+    heads = [HeadCopy.build(ops, prepared) for prepared in (weight, mapped)]
     x = hidden_states(values, 16)
-    for one, other in zip(*(head.find(x, [Needed(3)] * 16) for head in heads), strict=True):
-        assert one is not None
-        assert other is not None
-        assert np.array_equal(one.ids, other.ids)
-        assert np.array_equal(one.logits, other.logits)
+    for in_memory, in_file in zip(*(head.find(x, [Needed(3)] * 16) for head in heads), strict=True):
+        assert in_memory is not None
+        assert in_file is not None
+        assert np.array_equal(in_memory.ids, in_file.ids)
+        assert np.array_equal(in_memory.logits, in_file.logits)
 
 
 @pytest.mark.parametrize("columns", [64, 150, 300])
@@ -302,22 +305,22 @@ def test_the_norms_of_the_copy_are_at_least_the_true_ones(ops: NativeOps, column
     head = HeadCopy.build(ops, matrix(ops, values))
     order = head.arrays["order"]
     factors = head.arrays["factors"].astype(np.float64)
-    found = []
+    errors = []
     for sixth in (False, True):
         copied, norms = unpack_copy(head.arrays, 100, sixth=sixth)
         true = np.zeros_like(copied)
         true[:, :columns] = values.astype(np.float64)[:, order] / factors
-        left = (true - copied).reshape(100, -1, 64)
-        assert (np.sqrt((left**2).sum(axis=2)) <= norms).all()
+        error = (true - copied).reshape(100, -1, 64)
+        assert (np.sqrt((error**2).sum(axis=2)) <= norms).all()
         # They are rounded up by no more than one of 255 steps, and little else.
-        assert (norms <= np.sqrt((left**2).sum(axis=2)) + norms.max(axis=1)[:, None] / 250).all()
+        assert (norms <= np.sqrt((error**2).sum(axis=2)) + norms.max(axis=1)[:, None] / 250).all()
         assert (np.linalg.norm(copied, axis=1) <= head.arrays["norm"][:100]).all()
-        found.append(left)
+        errors.append(error)
     assert (np.linalg.norm(true, axis=1) <= head.arrays["norm"][:100]).all()
     # Five bits leave at most a part of a row, twelve bits of the first columns much less.
-    assert np.linalg.norm(found[0]) < 0.1 * np.linalg.norm(true)
-    assert np.linalg.norm(found[0][:, 0]) < 0.004 * np.linalg.norm(true.reshape(100, -1, 64)[:, 0])
-    assert np.linalg.norm(found[1]) < 0.65 * np.linalg.norm(found[0])
+    assert np.linalg.norm(errors[0]) < 0.1 * np.linalg.norm(true)
+    assert np.linalg.norm(errors[0][:, 0]) < 0.004 * np.linalg.norm(true.reshape(100, -1, 64)[:, 0])
+    assert np.linalg.norm(errors[1]) < 0.65 * np.linalg.norm(errors[0])
 
 
 @pytest.mark.parametrize("level", kernel_levels())
@@ -326,10 +329,10 @@ def test_codes_of_two_instruction_sets_differ_by_a_step_at_most(level: str) -> N
     weight = matrix(ops, normal(100, 130))
     expected = HeadCopy.build(ops, weight).arrays
     with at_level(level):
-        got = HeadCopy.build(ops, weight).arrays
+        arrays = HeadCopy.build(ops, weight).arrays
     for sixth in (False, True):
-        ours, theirs = (unpack_copy(each, 100, sixth=sixth)[0] for each in (got, expected))
-        # At most by a step, since sums of squares differ in their last bit.
+        ours, theirs = (unpack_copy(each, 100, sixth=sixth)[0] for each in (arrays, expected))
+        # Sums of squares differ in their last bit. A step is the largest weight, near 4, over 15.5.
         assert np.abs(ours - theirs).max() <= 0.26
 
 
@@ -339,22 +342,22 @@ def test_a_wrong_bound_is_noticed(broken: str) -> None:
     weight = matrix(ops, near_ties(600, 200))
     head = HeadCopy.build(ops, weight)
     for name in ("residual", "norm") if broken != "step" else ("step",):
-        if broken == "sixth" and name == "residual":
+        if broken == "sixth" and name == "residual":  # the units of six bits, not of five
             units = head.arrays["sixth"].reshape(len(head.arrays["step"]), -1)[:, :4]
             units[:] = (units.copy().view(np.float32) * np.float32(0.001)).view(np.uint8)
         else:
             head.arrays[name][:] *= np.float32(0.001)
     x = hidden_states(near_ties(600, 200), 64)
-    found = head.find(x, [Needed(3)] * len(x))
+    results = head.find(x, [Needed(3)] * len(x))
     faults = [
-        wrong(ops.linear(state[None], weight)[0], one, 3)
-        for state, one in zip(x, found, strict=True)
-        if one is not None
+        wrong(ops.linear(state[None], weight)[0], found, 3)
+        for state, found in zip(x, results, strict=True)
+        if found is not None
     ]
     assert any(faults)
 
 
-def test_listed_rows_are_found_whatever_their_logits_and_decide_nothing() -> None:
+def test_listed_rows_are_found_whatever_their_logits_and_do_not_count() -> None:
     ops = NativeOps(threads=1)
     values = normal(400, 128)
     x = 2 * values[:1]
@@ -385,24 +388,25 @@ def test_a_margin_finds_what_is_near_and_bounds_what_is_not() -> None:
     assert found is not None
     full = ops.linear(x, weight)[0]
     assert not wrong(full, found, 1)
+    # A little less than the margin, for the rounding of both products.
     assert np.isin(np.flatnonzero(full >= full.max() - 5.9), found.ids).all()
     assert len(found.ids) < 5000
     others = np.delete(full, found.ids).astype(np.float64)
     assert np.exp(others - found.bound).sum() <= found.tail
 
 
-def test_a_batch_gives_what_each_alone_gives() -> None:
+def test_a_batch_gives_each_state_the_rows_it_gets_alone() -> None:
     ops = NativeOps(threads=2)
     values = normal(700, 256)
     head = HeadCopy.build(ops, matrix(ops, values))
     x = hidden_states(values, 5)
     together = head.find(x, [Needed(2)] * 5)
-    for i, one in enumerate(together):
+    for i, found in enumerate(together):
         (alone,) = head.find(x[i : i + 1], [Needed(2)])
-        assert one is not None
+        assert found is not None
         assert alone is not None
-        assert np.array_equal(one.ids, alone.ids)
-        assert np.array_equal(one.logits, alone.logits)
+        assert np.array_equal(found.ids, alone.ids)
+        assert np.array_equal(found.logits, alone.logits)
 
 
 def test_chosen_rows_have_the_bits_of_the_full_product(ops: NativeOps) -> None:
@@ -455,7 +459,7 @@ def test_other_backends_and_encodings_are_refused() -> None:
     with pytest.raises(Unsupported, match="only the compiled backend can"):
         HeadCopy.build(reference, normal(4, 4))
     ops = NativeOps(threads=1)
-    blocks = np.zeros(40 * 2 * 34, dtype=np.uint8)
+    blocks = np.zeros(40 * 2 * 34, dtype=np.uint8)  # 40 rows of two Q8_0 blocks of 34 bytes
     weight = Weight("output.weight", (40, 64), types.by_name("Q8_0"), blocks)
     with pytest.raises(Unsupported, match="it is Q8_0_R16, expected F16, BF16, F32 in rows"):
         HeadCopy.build(ops, ops.prepare(weight))
@@ -465,7 +469,7 @@ def test_other_backends_and_encodings_are_refused() -> None:
     assert reason_against(ops, replace(small, scale=2.0)) == "it has a scale of its own"
     assert not saves_time(ops, small)
     assert not saves_time(reference, stored(normal(4, 4)))
-    assert saves_time(ops, stored(np.zeros((1 << 16, 256))))
+    assert saves_time(ops, stored(np.zeros((1 << 16, 256))))  # 32 MiB, the least that does
 
 
 @pytest.mark.parametrize("name", ["step", "residual", "norm"])
@@ -482,7 +486,7 @@ def test_a_copy_with_values_that_are_not_numbers_chooses_nothing(
     assert head.find(hidden, needed) == [None, None]
 
 
-def test_weights_that_are_not_numbers_since_the_copy_choose_nothing(ops: NativeOps) -> None:
+def test_weights_that_became_nan_after_the_copy_choose_nothing(ops: NativeOps) -> None:
     values = matrix(ops, normal(400, 64))
     own = replace(values, data=values.data.copy())
     head = HeadCopy.build(ops, own)

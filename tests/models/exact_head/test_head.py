@@ -37,6 +37,7 @@ pytestmark = pytest.mark.skipif(native.module() is None, reason="the module is n
 
 ROWS = 3000
 COLUMNS = 192
+# Options that change single logits before a token is drawn.
 ADJUSTED = {
     "repetition_penalty": 1.3,
     "frequency_penalty": 0.5,
@@ -58,7 +59,10 @@ SAMPLERS = {
 
 
 class SmallHead:
-    """Logits of hidden states near some rows, as of a model that is more or less sure."""
+    """A head whose hidden states point more or less clearly at some of its rows.
+
+    They are those of a model that is more or less sure of the next token.
+    """
 
     def __init__(self) -> None:
         random = np.random.default_rng(0)
@@ -76,6 +80,7 @@ class SmallHead:
         self.copy = HeadCopy.build(self.ops, self.matrix)
 
     def state(self, seed: int, sureness: float) -> NDArray[np.float32]:
+        """A hidden state: noise plus *sureness* times the direction of a row drawn by *seed*."""
         random = np.random.default_rng(seed)
         row = self.values[random.integers(ROWS // 500) * 500].astype(np.float32)
         noise = random.standard_normal(COLUMNS).astype(np.float32)
@@ -86,7 +91,7 @@ HEAD = SmallHead() if native.module() else None
 
 
 def steps(params: Request, count: int, sureness: float) -> tuple[int, int]:
-    """Tokens that the found logits decided, of *count*; all must be those of the full head."""
+    """Tokens decided by the found logits alone, and *count*; all tokens must be the full head's."""
     assert HEAD is not None
     ours = Sampler(params, [1, 2, 3])
     theirs = Sampler(params, [1, 2, 3])
@@ -148,7 +153,7 @@ def test_found_logits_whose_bound_is_too_low_give_other_tokens() -> None:
     """The comparison above would notice a wrong tail: with none, top-p ends too early."""
     assert HEAD is not None
     params = Request(seed=42, temperature=1.0, top_p=0.9)
-    differ = 0
+    differences = 0
     for seed in range(100):
         x = HEAD.state(seed, 0.0) * 2
         full = HEAD.ops.linear(x, HEAD.matrix)[0]
@@ -156,10 +161,10 @@ def test_found_logits_whose_bound_is_too_low_give_other_tokens() -> None:
         theirs = Sampler(params)
         (found,) = HEAD.copy.find(x, [Needed(margin=0.1)])
         assert found is not None
-        lying = Logits(replace(found, tail=0.0, bound=-1e30), lambda full=full: full)
-        sampled = ours.sample(lying)
-        differ += lying.found is not None and sampled.token != theirs.sample(full).token
-    assert differ
+        too_low = Logits(replace(found, tail=0.0, bound=-1e30), lambda full=full: full)
+        sampled = ours.sample(too_low)
+        differences += too_low.found is not None and sampled.token != theirs.sample(full).token
+    assert differences
 
 
 def test_samplers_without_bounded_support_need_all_logits() -> None:
@@ -199,6 +204,7 @@ def models() -> tuple[Any, Any]:
 def test_answers_are_those_of_the_full_head(
     models: tuple[Any, Any], name: str, lookup: int
 ) -> None:
+    # The tiny model has 64 tokens.
     bias = {token: bias for token, bias in SAMPLERS[name].logit_bias.items() if token < 60}
     params = replace(SAMPLERS[name], logit_bias=bias, max_tokens=40, lookup=lookup)
     answers = [
@@ -238,7 +244,7 @@ def test_every_position_gets_the_logits_it_needs_with_the_bits_of_the_whole_head
     hidden = np.random.default_rng(positions).standard_normal((2 * positions, models[1].config.dim))
     hidden = hidden.astype(np.float32)
     whole = plain(hidden)
-    needed = [Needed(3), None] * positions  # every other one needs all of them
+    needed = [Needed(3), None] * positions  # every second position needs all logits
     logits = exact.logits(hidden, needed)
     assert len(logits) == len(hidden)
     for at, (one, full) in enumerate(zip(logits, whole, strict=True)):
@@ -248,7 +254,7 @@ def test_every_position_gets_the_logits_it_needs_with_the_bits_of_the_whole_head
             assert np.array_equal(one.found.logits, full[one.found.ids])
             assert np.delete(full, one.found.ids).max(initial=-np.inf) < one.found.bound
         assert np.array_equal(one.all(), full)
-        assert one.found is None
+        assert one.found is None  # since all were asked for
     assert [one.found for one in plain.logits(hidden, needed)] == [None] * len(hidden)
     assert exact.logits(hidden[:0], []) == []
 
@@ -260,7 +266,7 @@ def test_log_probabilities_come_from_all_logits(models: tuple[Any, Any]) -> None
 
 
 def auto_model(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A tiny model whose head ``auto`` copies, and judges by a few passes."""
+    """A tiny model with a copy of its head, on which ``auto`` decides after 16 passes."""
     monkeypatch.setattr("bitnet.models.exact_head.head.PASSES", 16)
     monkeypatch.setattr("bitnet.models.exact_head.head.saves_time", lambda ops, weight: True)
     model = load_model(tiny("llama"), ops=NativeOps(threads=1), exact_head="auto")
@@ -304,6 +310,7 @@ def test_a_copy_that_was_asked_for_is_never_dropped(models: tuple[Any, Any]) -> 
 
 
 def costs_of_a_copy() -> Costs:
+    """Costs of a copy of a third of its head's size, besides sixth bits of 7 bytes in 100."""
     sizes = SimpleNamespace(size_bytes=40, sixth_bytes=7, head_bytes=100)
     return Costs(sizes)  # type: ignore[arg-type]
 
@@ -326,13 +333,15 @@ def found_of(refined: float, computed: float) -> Found:
         (0.1, 0.01, 30, True),
     ],
 )
-def test_what_is_read_decides_if_a_copy_saves_time(
+def test_a_copy_whose_passes_cost_more_than_the_head_is_too_costly(
     refined: float, computed: float, undecided: int, high: bool
 ) -> None:
-    """A third of the head is the copy; its sixth bits count four times, rows in the file ten."""
+    """A pass costs 0.33 for the copy, 0.28 by the refined share, 10 by the computed share, and 2 if
+    its position was undecided; on average at most 1 saves time.
+    """
     costs = costs_of_a_copy()
     for step in range(3 * PASSES):
-        assert not (costs.too_high and step < PASSES)
+        assert not (costs.too_high and step < PASSES)  # the first passes decide nothing
         costs.add([found_of(refined, computed)])
         if step % PASSES < undecided:
             costs.add_whole()
@@ -340,13 +349,13 @@ def test_what_is_read_decides_if_a_copy_saves_time(
 
 
 def test_a_position_that_the_copy_does_not_help_costs_the_whole_head() -> None:
-    some = costs_of_a_copy()
-    one = costs_of_a_copy()
+    with_failures = costs_of_a_copy()
+    without_failures = costs_of_a_copy()
     for _ in range(PASSES):
-        one.add([found_of(0.0, 0.0), found_of(0.0, 0.0)])
-        some.add([found_of(0.0, 0.0), None])
-    assert not one.too_high
-    assert some.too_high
+        without_failures.add([found_of(0.0, 0.0), found_of(0.0, 0.0)])
+        with_failures.add([found_of(0.0, 0.0), None])
+    assert not without_failures.too_high
+    assert with_failures.too_high
 
 
 def test_a_copy_saves_time_again_once_its_costly_passes_are_long_ago() -> None:
@@ -363,6 +372,7 @@ def test_a_head_has_a_copy_only_where_that_is_asked_for_or_saves_time() -> None:
     checkpoint = tiny("llama")
     ops = NativeOps(threads=1)
     assert load_model(checkpoint, ops=ops).head.copy is None
+    # A copy of so small a head saves no time.
     assert load_model(checkpoint, ops=ops, exact_head="auto").head.copy is None
     assert load_model(checkpoint, ops=ops, exact_head="on").head.copy is not None
     with pytest.raises(Unsupported, match="only the compiled backend can"):

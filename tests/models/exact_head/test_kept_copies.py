@@ -30,6 +30,7 @@ from bitnet.quants.weight import Weight
 
 pytestmark = pytest.mark.skipif(native.module() is None, reason="the module is not built")
 
+# Bytes of a copy, of three pieces.
 CONTENT = np.random.default_rng(0).integers(0, 256, 20_000_000, dtype=np.uint8)
 ROWS = 200
 COLUMNS = 128
@@ -41,23 +42,25 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "bitnet"
 
 
-def written():
+def write_content():
+    """The path of a kept copy with the bytes CONTENT."""
     path = copy_path("ab" * 16)
     write_copy(path, CONTENT)
     return path
 
 
-def test_what_was_written_is_read(cache):
-    path = written()
+def test_a_kept_copy_is_read_as_it_was_written(cache):
+    path = write_content()
     out = np.zeros_like(CONTENT)
     assert read_copy(path, out)
     assert np.array_equal(out, CONTENT)
     assert [entry.path for entry in entries(cache)] == [path]
 
 
+# Places in the magic, the version, the digest, and the bytes of the copy, from 64 on.
 @pytest.mark.parametrize("at", [0, 8, 20, 64, 7_000_000, -1])
 def test_a_changed_bit_anywhere_is_noticed(at):
-    path = written()
+    path = write_content()
     data = bytearray(path.read_bytes())
     data[at] ^= 0x80
     path.write_bytes(data)
@@ -67,37 +70,37 @@ def test_a_changed_bit_anywhere_is_noticed(at):
 
 @pytest.mark.parametrize("size", [0, 10, 64, 1000])
 def test_a_cut_file_is_noticed(size):
-    path = written()
+    path = write_content()
     path.write_bytes(path.read_bytes()[:size])
     assert not read_copy(path, np.zeros_like(CONTENT))
     assert problem_of(path)
 
 
 def test_a_copy_of_another_size_is_not_used():
-    assert not read_copy(written(), np.zeros(100, dtype=np.uint8))
+    assert not read_copy(write_content(), np.zeros(100, dtype=np.uint8))
 
 
 def test_a_missing_file_is_not_an_error():
     assert not read_copy(copy_path("none"), np.zeros(100, dtype=np.uint8))
 
 
-def test_a_full_disk_leaves_nothing_and_fails_nothing(cache, monkeypatch):
+def test_a_full_disk_leaves_no_file_and_raises_no_error(cache, monkeypatch):
     def full(self, target):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", full)
-    written()
+    write_content()
     assert {path.name for path in cache.rglob("*.*")} <= {"CACHEDIR.TAG"}
 
 
-def test_a_folder_that_cannot_be_made_fails_nothing(cache):
+def test_a_cache_folder_that_cannot_be_made_raises_no_error(cache):
     cache.write_bytes(b"a file")
-    written()
+    write_content()
     assert cache.read_bytes() == b"a file"
 
 
 @pytest.mark.parametrize("size", [0, 1, 2 * PIECE_BYTES, 2 * PIECE_BYTES + 1])
-def test_digests_tell_every_byte_the_order_and_the_length_apart(size):
+def test_digests_differ_by_every_byte_the_order_of_pieces_and_the_length(size):
     data = np.resize(CONTENT, size)
     digests = [content_digest(data), content_digest(np.append(data, np.uint8(0)))]
     changed = {0, size // 2, size - 1} if size else set()
@@ -119,6 +122,7 @@ def test_a_digest_is_that_of_the_digests_of_pieces():
 
 
 def head(seed, size=1.0):
+    """A backend, and a random head of the usual size of weights times *size*, prepared by it."""
     normal = np.random.default_rng(seed).standard_normal((ROWS, COLUMNS))
     values = np.clip(normal * size, -65504, 65504).astype(np.float16)
     data = values.view(np.uint8).reshape(-1)
@@ -129,6 +133,7 @@ def head(seed, size=1.0):
 
 @pytest.fixture
 def small_heads_too(monkeypatch):
+    """Copies of small heads are kept, too."""
     monkeypatch.setattr(head_copy, "SMALLEST", 0)
 
 
@@ -138,13 +143,13 @@ def test_a_copy_from_the_cache_is_the_one_that_was_built(cache, monkeypatch):
     built = HeadCopy.build(ops, matrix)
     assert len(list(cache.rglob("*.copy"))) == 1
     monkeypatch.setattr(head_copy, "write_copy", lambda *_: pytest.fail("it is built again"))
-    found = HeadCopy.build(ops, matrix)
-    assert built.arrays.keys() == found.arrays.keys()
+    kept = HeadCopy.build(ops, matrix)
+    assert built.arrays.keys() == kept.arrays.keys()
     for name, array in built.arrays.items():
-        assert np.array_equal(array, found.arrays[name]), name
+        assert np.array_equal(array, kept.arrays[name]), name
     x = np.ones((1, COLUMNS), dtype=np.float32)
     (expected,) = built.find(x, [Needed()])
-    (logits,) = found.find(x, [Needed()])
+    (logits,) = kept.find(x, [Needed()])
     assert logits.ids.tolist() == expected.ids.tolist()
     assert logits.logits.tolist() == expected.logits.tolist()
 
@@ -165,6 +170,7 @@ def test_a_copy_that_does_not_belong_to_the_head_is_made_again(cache, change):
         data[1000] ^= 1
         path.write_bytes(data)
     HeadCopy.build(ops, matrix, importance=importance)
+    # A damaged copy is replaced; another head or importance has a copy of its own.
     assert len(list(cache.rglob("*.copy"))) == (1 if change == "damage" else 2)
     assert not any(problem_of(each) for each in cache.rglob("*.copy"))
 
@@ -176,7 +182,10 @@ def test_small_heads_are_not_kept(cache):
 
 
 def break_premise(arrays, name):
-    """Change *arrays* of a copy so that the premise *name* of its bounds no longer holds."""
+    """Change *arrays* of a copy so that the premise *name* of its bounds no longer holds.
+
+    A *name* such as ``norm nan`` sets an entry of that array; ``lower`` halves all of them.
+    """
     units = arrays["sixth"].reshape(len(arrays["step"]), -1)[:, :4]
     if name == "order":
         arrays["order"][1] = arrays["order"][0]
@@ -218,10 +227,10 @@ def test_a_kept_copy_without_a_premise_of_its_bounds_is_made_again(cache, caplog
     break_premise(arrays, name)
     write_copy(path, memory)  # with the digest of what it now has
     assert not problem_of(path)
-    again = HeadCopy.build(ops, matrix).arrays
+    rebuilt = HeadCopy.build(ops, matrix).arrays
     assert "cannot be used, made again" in caplog.text
-    for each, array in built.items():
-        assert np.array_equal(array, again[each]), each
+    for array_name, array in built.items():
+        assert np.array_equal(array, rebuilt[array_name]), array_name
 
 
 @pytest.mark.parametrize("level", kernel_levels())
@@ -234,6 +243,6 @@ def test_a_copy_that_was_just_made_breaks_no_premise(level, size):
     assert broken_premise(ops, matrix, arrays, tiles) == ""
 
 
-def test_other_rows_are_compared_each_time():
+def test_the_tiles_to_compare_are_drawn_each_time():
     assert len({tuple(sample_tiles(1 << 20)) for _ in range(20)}) == 20
-    assert sorted(sample_tiles(33)) == [0, 1, 2]
+    assert sorted(sample_tiles(33)) == [0, 1, 2]  # all tiles of 16 rows, if they are few
