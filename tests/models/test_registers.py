@@ -22,12 +22,12 @@ def check(written, program):
 
     *written* are the same instructions over values instead of registers.
     """
-    value_in = {}  # by register
+    by_register = {}  # values
     written_so_far = set()  # values
     for before, after in zip(written, program.instructions, strict=True):
         if isinstance(after, Select):  # keeps its registers only
             assert len(set(after.registers)) == len(after.registers)
-            value_in = {register: value_in[register] for register in after.registers}
+            by_register = {register: by_register[register] for register in after.registers}
             continue
         fields = [(name, getattr(before, name), getattr(after, name)) for name in vars(before)]
         pairs = []
@@ -40,7 +40,7 @@ def check(written, program):
                 assert old is new, f"{name} of {type(before).__name__} is unchanged"
         for old, new in pairs:
             if old in written_so_far:
-                assert value_in[new] == old, f"{type(before).__name__} reads {old}"
+                assert by_register[new] == old, f"{type(before).__name__} reads {old}"
         read = {new for old, new in pairs if old in written_so_far}
         outs = {new for old, new in pairs if old not in written_so_far}
         if isinstance(before, IN_PLACE):
@@ -50,9 +50,9 @@ def check(written, program):
         for old, new in pairs:
             if old not in written_so_far:
                 # A register of this place with another width is overwritten as well.
-                for register in [other for other in value_in if other.name == new.name]:
-                    del value_in[register]
-                value_in[new] = old
+                for register in [other for other in by_register if other.name == new.name]:
+                    del by_register[register]
+                by_register[new] = old
         written_so_far |= {old for old, _ in pairs}
 
 

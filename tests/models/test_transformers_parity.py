@@ -68,7 +68,7 @@ def test_a_folder_that_no_file_can_hold_is_not_converted(tmp_path):
 
 @pytest.mark.parametrize("case", sorted(CASES.keys() - {"gemma3-both-ways"}))
 def test_a_converted_file_agrees_with_transformers_or_says_that_no_engine_does(case, tmp_path):
-    """Files are computed as llama.cpp does: if that is another model, the conversion warns of it."""
+    """Files are computed as llama.cpp does: if that differs, the conversion warns of it."""
     model = make(*CASES[case], tmp_path / "folder")
     with torch.no_grad():
         expected = model(torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
