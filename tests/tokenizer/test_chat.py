@@ -1,3 +1,5 @@
+"""Chat templates: rendered as published, within a sandbox and its limits."""
+
 import contextlib
 from datetime import datetime, timezone
 
@@ -21,6 +23,7 @@ LLAMA3 = (
 
 
 def render(template, messages=(USER,), **options):
+    """The text of *messages* by *template*, with the texts of BOS and EOS of LLaMA."""
     return ChatTemplate(template, bos_token="<s>", eos_token="</s>").render(messages, **options)
 
 
@@ -67,7 +70,7 @@ def test_tools_are_none_unless_given():
     assert render("{{ enable_thinking }}", variables={"enable_thinking": False}) == "False"
 
 
-def test_what_the_template_refuses_is_the_callers_mistake():
+def test_a_conversation_that_the_template_refuses_is_a_usage_error():
     template = "{{ raise_exception('Conversation roles must alternate') }}"
     with pytest.raises(UsageError, match="roles must alternate"):
         render(template)
@@ -126,12 +129,12 @@ def test_templates_cannot_leave_the_sandbox(template):
     ],
 )
 def test_runaway_templates_are_stopped(template, monkeypatch):
-    monkeypatch.setattr(chat_child, "CPU_MS", 150)
+    monkeypatch.setattr(chat_child, "CPU_MS", 150)  # instead of 1,500, to end sooner
     with pytest.raises(InvalidFormat):
         render(template)
 
 
-def test_the_step_count_begins_again_with_every_rendering():
+def test_the_time_limit_begins_again_with_every_rendering():
     template = ChatTemplate("{% for i in range(99999) %}{% endfor %}x")
     assert {template.render([USER]) for _ in range(30)} == {"x"}
 
@@ -158,7 +161,7 @@ def test_a_text_becomes_a_part_where_the_template_only_knows_parts():
     assert render(template) == "Hi"
 
 
-def test_pictures_are_refused_by_name():
+def test_a_part_with_an_image_is_refused_by_its_type():
     message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
     knows_parts = (
         "{% for m in messages %}{% for p in m.content %}"
@@ -193,7 +196,7 @@ def test_arguments_of_a_call_are_written_as_json_once(written):
 
 
 @pytest.mark.parametrize("call", [{}, "f", {"function": 1}, {"function": {"arguments": "{"}}])
-def test_a_call_that_is_not_a_call_is_the_templates_business(call):
+def test_a_malformed_call_is_rendered_or_an_error_of_the_template(call):
     template = (
         "{% for m in messages %}{% for call in m.tool_calls %}"
         "{{ call.function.arguments | tojson }}{% endfor %}{% endfor %}"
@@ -204,6 +207,7 @@ def test_a_call_that_is_not_a_call_is_the_templates_business(call):
 
 
 CALLS = "{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments }}{% endfor %}"
+# Templates that write reasoning in angle brackets, by where they look for it.
 REASONING = {
     "a field": "{% for m in messages %}{% if m.reasoning_content %}"
     "<{{ m.reasoning_content }}>{% endif %}{{ m.content }}" + CALLS + "{% endfor %}",
@@ -233,7 +237,7 @@ def test_a_content_that_is_not_a_text_is_refused_beside_reasoning(form, content)
         render(REASONING[form], [message])
 
 
-def test_a_tokenizer_lends_its_template_the_texts_of_its_tokens():
+def test_a_template_of_a_tokenizer_gets_the_texts_of_bos_and_eos():
     spec = TokenizerSpec(
         model="bpe",
         tokens=["a", "<B>", "<E>"],
@@ -245,7 +249,7 @@ def test_a_tokenizer_lends_its_template_the_texts_of_its_tokens():
     assert chat_template(Tokenizer.from_spec(spec)).render([USER]) == "<B>Hi<E>"
 
 
-def test_a_tokenizer_without_template_says_so():
+def test_a_tokenizer_without_a_chat_template_is_refused():
     with pytest.raises(Unsupported, match="no chat template"):
         chat_template(Tokenizer.from_spec(TokenizerSpec(model="bpe", tokens=["a"])))
 

@@ -26,6 +26,7 @@ TEXTS = (
 
 
 def write_class(folder, name, **more):
+    """Write a tokenizer_config.json that names code of the folder and the class *name*."""
     config = {"auto_map": {"AutoTokenizer": ["tokenization.X", None]}, "tokenizer_class": name}
     (folder / "tokenizer_config.json").write_text(json.dumps(config | more))
 
@@ -64,6 +65,7 @@ def cut_at(tokens, text):
     return [part for part in re.split(pattern, text) if part]
 
 
+# Special tokens of the two classes, in the order of their ids.
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
 OF_CHATGLM3 = ("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop", *ROLES)
 OF_GLM4 = ("<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>", *ROLES)
@@ -87,8 +89,8 @@ def test_chatglm_3_puts_two_tokens_before_a_text_and_cuts_it_at_the_listed_ones(
         expected = []
         for part in cut(text):
             expected += part if isinstance(part, list) else [ids[part]]
-        begins = expected[:2] == prefix  # a chat template writes the prefix itself: not twice
-        assert tokenizer.encode(text) == ([] if begins else prefix) + expected
+        has_prefix = expected[:2] == prefix  # a chat template writes the prefix itself: not twice
+        assert tokenizer.encode(text) == ([] if has_prefix else prefix) + expected
         assert tokenizer.encode(text, add_special=False) == expected
         parts = [oracle.decode(part) if isinstance(part, list) else part for part in cut(text)]
         assert tokenizer.decode(expected) == "".join(parts)
@@ -111,8 +113,8 @@ def test_glm_4_puts_two_tokens_before_a_text_and_cuts_it_at_the_listed_ones(tmp_
         expected = []
         for part in cut_at(OF_GLM4, text):
             expected += [ids[part]] if part in ids else oracle.encode(part)
-        begins = expected[:2] == prefix
-        assert tokenizer.encode(text) == ([] if begins else prefix) + expected
+        has_prefix = expected[:2] == prefix
+        assert tokenizer.encode(text) == ([] if has_prefix else prefix) + expected
         assert tokenizer.decode(oracle.encode(text)) == text
     assert tokenizer.stop_ids >= {ids["<|endoftext|>"]}
 
@@ -123,11 +125,12 @@ def test_glm_4_puts_two_tokens_before_a_text_and_cuts_it_at_the_listed_ones(tmp_
 )
 def test_a_class_with_special_tokens_that_no_file_lists_is_refused(name, texts, pieces):
     write_class(pieces, name, **listed(texts, 32000))
+    # The first token whose id no file has, 32000 or one of the next.
     with pytest.raises(Unsupported, match=f"{name}, code of the folder that gives .* the id 3200"):
         spec_from_folder(pieces)
 
 
-def test_ranks_of_such_a_class_are_refused_even_with_a_pre_tokenizer(tmp_path):
+def test_ranks_of_chatglm_4_without_listed_tokens_are_refused_even_with_a_pre_tokenizer(tmp_path):
     ranks = b"".join(rank_line(bytes([rank]), rank) for rank in range(256))
     (tmp_path / "tokenizer.model").write_bytes(ranks)
     write_class(tmp_path, "ChatGLM4Tokenizer")

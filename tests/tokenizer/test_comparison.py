@@ -17,23 +17,23 @@ from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec
 
 
 def test_agreement_counts_texts_with_equal_ids():
-    found = measure_agreement(
+    agreement = measure_agreement(
         lambda text: list(text.encode()), lambda text: [ord(char) for char in text]
     )
     ascii_only = [text for text in PROBES if text.isascii()]
-    assert found.total == len(PROBES)
-    assert found.equal == len(ascii_only)
-    assert found.first_difference == next(text for text in PROBES if not text.isascii())
-    assert f"{len(ascii_only)} of {len(PROBES)}" in str(found)
+    assert agreement.total == len(PROBES)
+    assert agreement.equal == len(ascii_only)
+    assert agreement.first_difference == next(text for text in PROBES if not text.isascii())
+    assert f"{len(ascii_only)} of {len(PROBES)}" in str(agreement)
 
 
 def test_a_tokenizer_agrees_with_itself():
-    found = measure_agreement(str.split, str.split)
-    assert found.ratio == 1.0
-    assert found.first_difference is None
+    agreement = measure_agreement(str.split, str.split)
+    assert agreement.ratio == 1.0
+    assert agreement.first_difference is None
 
 
-def test_the_same_ids_may_stand_for_other_texts():
+def test_equal_ids_that_decode_to_other_texts_are_not_a_complete_agreement():
     def encode(text):
         return list(text.encode())
 
@@ -42,6 +42,7 @@ def test_the_same_ids_may_stand_for_other_texts():
 
     same = measure_agreement(encode, encode, decode=(decode, decode))
     assert same.complete
+    # The ids of each probe, and of each two neighbours joined.
     assert same.decoded == 2 * len(PROBES) - 1
     other = measure_agreement(encode, encode, decode=(decode, lambda ids: decode(ids).strip()))
     assert other.ratio == 1
@@ -50,13 +51,13 @@ def test_the_same_ids_may_stand_for_other_texts():
     assert decode(other.first_ids).strip() != decode(other.first_ids)
 
 
-def test_texts_that_were_not_compared_do_not_agree():
-    found = measure_agreement(str.split, str.split)
-    assert not found.complete
-    assert "texts of ids not checked" in str(found)
+def test_agreement_of_ids_alone_is_not_complete():
+    agreement = measure_agreement(str.split, str.split)
+    assert not agreement.complete
+    assert "texts of ids not checked" in str(agreement)
 
 
-def test_no_texts_do_not_agree():
+def test_two_tokenizers_compared_on_no_texts_do_not_agree():
     assert measure_agreement(str.split, str.split, texts=[]).ratio == 0.0
 
 
@@ -68,7 +69,7 @@ TEXTS = ("hello", "a b", "<s>hello word")
 
 
 def _changes(spec):
-    """Specifications that differ from *spec* in one thing, by its name."""
+    """Yield the name of a part, and changes of *spec* in that part alone."""
     tokens = [*spec.tokens]
     tokens[1], tokens[2] = tokens[2], tokens[1]
     yield "vocabulary", {"tokens": tokens}
@@ -104,7 +105,7 @@ def _changes(spec):
 @pytest.mark.parametrize(
     "spec", [byte_level(), pieces(), pieces("spm"), words()], ids=lambda spec: spec.model
 )
-def test_every_change_of_a_part_is_a_certain_difference(spec):
+def test_a_change_that_ids_or_texts_show_is_a_certain_difference(spec):
     spec = replace(spec, middle_ids=(1,))
     assert differences(spec, replace(spec, source="another name", fingerprint="x")) == []
     for part, change in _changes(spec):
@@ -123,13 +124,13 @@ def test_every_change_of_a_part_is_a_certain_difference(spec):
         ("pre_tokenizer", {"pre_tokenizer": (Step("Digits"), BYTE_LEVEL_STEP)}),
     ],
 )
-def test_what_ids_and_texts_may_not_show_is_said(part, change):
+def test_a_change_that_ids_and_texts_may_not_show_is_an_uncertain_difference(part, change):
     spec = byte_level(added=())
     found = differences(spec, replace(spec, **change))
     assert [(entry.part, entry.certain) for entry in found] == [(part, False)]
 
 
-def test_texts_that_only_templates_see_are_a_part_of_tokenizers_with_templates():
+def test_texts_for_templates_are_compared_only_if_there_is_a_template():
     spec = byte_level()
     changed = replace(spec, template_tokens=(("pad_token", "<pad>"),))
     assert differences(spec, changed) == []
@@ -137,9 +138,10 @@ def test_texts_that_only_templates_see_are_a_part_of_tokenizers_with_templates()
     assert (found.part, found.certain) == ("texts in templates", False)
 
 
-# Fields without a meaning of their own, and the one that GGUF files lack: it has an effect only on
-# texts in which special tokens are not looked for.
+# Fields that decide nothing by themselves; and ``outside``, which GGUF files lack and which matters
+# only for texts in which special tokens are not looked for.
 _NOT_COMPARED = {"token_types", "outside", "pre", "source", "document", "fingerprint"}
+# Other values of the fields for which :func:`_other` has no rule.
 _OTHER_VALUES = {
     "model": "wordlevel",
     "added": (AddedToken(1, "x"),),
@@ -168,7 +170,7 @@ def test_every_field_of_a_specification_is_compared():
         replace(spec, chat_template="x", middle_ids=(1,), add_bos=True, bos_id=1, eos_id=1)
         for spec in (byte_level(), pieces(), pieces("spm"), words())
     ]
-    missed = set()
+    not_compared = set()
     for field in fields(TokenizerSpec):
         changed = [
             replace(spec, **{field.name: _other(field.name, getattr(spec, field.name))})
@@ -176,11 +178,11 @@ def test_every_field_of_a_specification_is_compared():
         ]
         found = [differences(*pair) for pair in zip(specs, changed, strict=True)]
         if not any(found):
-            missed.add(field.name)
-    assert missed == _NOT_COMPARED
+            not_compared.add(field.name)
+    assert not_compared == _NOT_COMPARED
 
 
-def test_a_tokenizer_without_a_part_of_another_is_not_the_same():
+def test_a_tokenizer_with_a_changed_part_is_not_the_same():
     spec = byte_level()
     assert compare(spec, spec, TEXTS).complete
     assert not compare(spec, spec, ()).complete
@@ -190,7 +192,7 @@ def test_a_tokenizer_without_a_part_of_another_is_not_the_same():
         assert any(entry.certain for entry in found.differences)
 
 
-def test_ids_that_no_text_has_are_decoded_too():
+def test_ids_that_no_compared_text_has_are_decoded_too():
     spec = byte_level()
     tokens = [*spec.tokens]
     tokens[200], tokens[201] = tokens[201], tokens[200]
@@ -199,7 +201,7 @@ def test_ids_that_no_text_has_are_decoded_too():
     assert "text of ids" in {entry.part for entry in found.differences}
 
 
-def test_merges_that_say_what_scores_say_are_the_same():
+def test_merges_and_scores_that_join_alike_are_the_same():
     tokens = [*(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "b", "ab", "\u2581ab"]
     merges = TokenizerSpec(
         model="bpe",
@@ -215,6 +217,7 @@ def test_merges_that_say_what_scores_say_are_the_same():
     assert "merges" in {entry.part for entry in differences(other, scores)}
 
 
+# Published files and GGUF files of the same tokenizer.
 PAIRS = {
     "llama3/tokenizer.json": "ggml-vocab-llama-bpe.gguf",
     "llama2/tokenizer.model": "ggml-vocab-llama-spm.gguf",
@@ -223,8 +226,10 @@ PAIRS = {
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_published_files_of_one_tokenizer_are_the_same(name, test_data):
-    one = load_spec(test_data / "tokenizers" / name)
-    other = load_spec(test_data / "vocab" / PAIRS[name])
-    found = compare(replace(one, add_bos=other.add_bos, bos_id=other.bos_id), other, PROBES)
+    of_files = load_spec(test_data / "tokenizers" / name)
+    of_gguf = load_spec(test_data / "vocab" / PAIRS[name])
+    found = compare(
+        replace(of_files, add_bos=of_gguf.add_bos, bos_id=of_gguf.bos_id), of_gguf, PROBES
+    )
     assert [entry for entry in found.differences if entry.certain] == []
     assert found.complete

@@ -9,10 +9,11 @@ from bitnet.tokenizer.comparison import compatibility
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf, load_tokenizer
 
 TOKENS = ["a", "b", "c", "ab", "<end>"]
-TYPES = [1, 1, 1, 1, 3]
+TYPES = [1, 1, 1, 1, 3]  # in GGUF 1 is a normal token, 3 a control token
 
 
 def model(path, tokens=TOKENS, *, rows=None, merges=("a b",), **more):
+    """A GGUF file with these *tokens*, those beyond five unused, and *rows* embeddings."""
     metadata = {"general.architecture": "gpt2"} | vocabulary(
         tokens,
         merges=merges,
@@ -24,6 +25,7 @@ def model(path, tokens=TOKENS, *, rows=None, merges=("a b",), **more):
 
 
 def tokenizer_json(path, tokens):
+    """The tokenizer of a ``tokenizer.json`` with these *tokens*, saved at *path*."""
     vocab = {token: id for id, token in enumerate(tokens)}
     merges = [["a", "b"]] if "ab" in tokens else []
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
@@ -39,10 +41,10 @@ def tokenizer_json(path, tokens):
 
 def test_a_model_and_its_own_tokenizer_are_compatible(tmp_path):
     path = model(tmp_path / "m.gguf")
-    found = compatibility(path, extract_tokenizer_from_gguf(path))
-    assert found.compatible
-    assert found.verdict.endswith("m.gguf: 5 tokens, token by token")
-    assert found.findings == ()
+    report = compatibility(path, extract_tokenizer_from_gguf(path))
+    assert report.compatible
+    assert report.verdict.endswith("m.gguf: 5 tokens, token by token")
+    assert report.findings == ()
 
 
 def test_the_same_vocabulary_from_another_file_is_compatible(tmp_path):
@@ -50,19 +52,19 @@ def test_the_same_vocabulary_from_another_file_is_compatible(tmp_path):
     assert compatibility(path, tokenizer_json(tmp_path / "tokenizer.json", TOKENS)).compatible
 
 
-def test_another_size_is_named_with_both_numbers(tmp_path):
+def test_a_vocabulary_of_another_size_is_named_with_both_numbers(tmp_path):
     path = model(tmp_path / "m.gguf")
-    found = compatibility(path, tokenizer_json(tmp_path / "tokenizer.json", [*TOKENS, "d"]))
-    assert not found.compatible
-    assert "vocabulary size differs (Model: 5, Tokenizer: 6)" in found.verdict
+    report = compatibility(path, tokenizer_json(tmp_path / "tokenizer.json", [*TOKENS, "d"]))
+    assert not report.compatible
+    assert "vocabulary size differs (Model: 5, Tokenizer: 6)" in report.verdict
 
 
-def test_the_same_size_with_other_tokens_is_found_out(tmp_path):
+def test_a_vocabulary_of_the_same_size_with_another_token_is_not_compatible(tmp_path):
     path = model(tmp_path / "m.gguf")
     other = tokenizer_json(tmp_path / "tokenizer.json", ["a", "b", "d", "ab", "<end>"])
-    found = compatibility(path, other)
-    assert not found.compatible
-    assert "1 of 5 tokens differ, first id 2: b'c' and b'd'" in found.verdict
+    report = compatibility(path, other)
+    assert not report.compatible
+    assert "1 of 5 tokens differ, first id 2: b'c' and b'd'" in report.verdict
 
 
 @pytest.mark.parametrize(
@@ -87,10 +89,10 @@ def test_an_added_token_without_a_row_does_not_hide_another_vocabulary(tmp_path,
 
     model = folder("abc")
     (model / "config.json").write_text('{"model_type": "llama", "vocab_size": 4}')
-    found = compatibility(model, load_tokenizer(folder(words)))
-    assert verdict in found.verdict
-    assert found.compatible == (words == "abc")
-    assert found.findings[0] == "1 added tokens have no row: a prompt with one is refused"
+    report = compatibility(model, load_tokenizer(folder(words)))
+    assert verdict in report.verdict
+    assert report.compatible == (words == "abc")
+    assert report.findings[0] == "1 added tokens have no row: a prompt with one is refused"
 
 
 def test_ids_are_compared_beside_an_added_token_without_a_row(tmp_path):
@@ -101,18 +103,18 @@ def test_ids_are_compared_beside_an_added_token_without_a_row(tmp_path):
     }
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
     (tmp_path / "config.json").write_text('{"model_type": "llama", "vocab_size": 3}')
-    document["model"]["merges"] = []
+    document["model"]["merges"] = []  # the same tokens, but "ab" becomes two of them
     (tmp_path / "other.json").write_text(json.dumps(document))
-    found = compatibility(tmp_path, load_tokenizer(tmp_path / "other.json"))
-    assert found.compatible
-    assert "other ids than" in found.findings[1]
+    report = compatibility(tmp_path, load_tokenizer(tmp_path / "other.json"))
+    assert report.compatible
+    assert "other ids than" in report.findings[1]
 
 
 def test_padded_rows_are_allowed_and_declared(tmp_path):
     path = model(tmp_path / "m.gguf", rows=64)
-    found = compatibility(path, extract_tokenizer_from_gguf(path))
-    assert (found.compatible, found.padded_rows) == (True, 59)
-    assert found.findings == ("59 embedding rows beyond the vocabulary (padding, below 1024)",)
+    report = compatibility(path, extract_tokenizer_from_gguf(path))
+    assert (report.compatible, report.padded_rows) == (True, 59)
+    assert report.findings == ("59 embedding rows beyond the vocabulary (padding, below 1024)",)
 
 
 def test_too_many_spare_rows_are_not_padding(tmp_path):
@@ -120,7 +122,7 @@ def test_too_many_spare_rows_are_not_padding(tmp_path):
     assert not compatibility(path, extract_tokenizer_from_gguf(path)).compatible
 
 
-def test_filler_tokens_of_the_model_do_not_count(tmp_path):
+def test_padding_tokens_at_the_end_of_the_model_do_not_count(tmp_path):
     path = model(tmp_path / "m.gguf", [*TOKENS, "[PAD5]", "[PAD6]"])
     assert compatibility(path, tokenizer_json(tmp_path / "tokenizer.json", TOKENS)).compatible
 
@@ -133,22 +135,22 @@ def test_a_chat_template_that_cannot_be_rendered_is_a_finding(tmp_path, template
     path = model(tmp_path / "m.gguf")
     tokenizer = extract_tokenizer_from_gguf(path)
     tokenizer.chat_template = template
-    found = compatibility(path, tokenizer)
-    assert found.compatible
-    assert len(found.findings) == len(finding)
-    assert all(text in found.findings[0] for text in finding)
+    report = compatibility(path, tokenizer)
+    assert report.compatible
+    assert len(report.findings) == len(finding)
+    assert all(text in report.findings[0] for text in finding)
 
 
 def test_an_embedded_tokenizer_that_cannot_be_rebuilt_is_a_finding(tmp_path):
-    # Whose merges name a token that is not there.
+    # Its merges name a token that is not in the vocabulary.
     path = model(tmp_path / "m.gguf", merges=["a x"])
-    found = compatibility(path, tokenizer_json(tmp_path / "tokenizer.json", TOKENS))
-    assert found.compatible
-    assert "the embedded tokenizer cannot be rebuilt" in found.findings[0]
-    assert "by vocabulary size" in found.verdict
+    report = compatibility(path, tokenizer_json(tmp_path / "tokenizer.json", TOKENS))
+    assert report.compatible
+    assert "the embedded tokenizer cannot be rebuilt" in report.findings[0]
+    assert "by vocabulary size" in report.verdict
 
 
-def test_texts_are_compared_even_when_how_text_is_cut_is_unknown(tmp_path):
+def test_tokens_are_compared_even_if_the_pre_tokenizer_is_unknown(tmp_path):
     path = model(tmp_path / "m.gguf", pre="nobody-knows-this-one")
     same = compatibility(path, tokenizer_json(tmp_path / "tokenizer.json", TOKENS))
     assert "the embedded tokenizer cannot be rebuilt" in same.findings[0]

@@ -23,11 +23,13 @@ TEXT = "hello <|im|> world  aaaa </s> 12"
 
 @pytest.fixture
 def spec():
+    """A specification with a fingerprint, so that its compiled form is kept."""
     return byte_level(fingerprint=KEY)
 
 
 @pytest.fixture
 def file(spec):
+    """Path of the compiled form of *spec*, which is written."""
     Tokenizer.from_spec(spec)
     return compiled.path_of_compiled(KEY)
 
@@ -71,7 +73,7 @@ def test_a_flipped_byte_is_refused(spec, place, value):
         engine = module.TokenizerEngine(bytes(content))
     except ValueError:
         return
-    # Only the key lies outside of the checksum; a file with another key is not used.
+    # The checksum does not cover the key, but a file with another key is not used.
     assert engine.key != bytes.fromhex(KEY)
 
 
@@ -81,23 +83,25 @@ def test_a_file_of_another_tokenizer_is_not_used(spec, file):
     assert Tokenizer.from_spec(spec).encode("hello") != Tokenizer.from_spec(other).encode("hello")
 
 
-def test_an_unusable_cache_folder_only_costs_the_file(spec, tmp_path, monkeypatch):
+def test_an_unusable_cache_folder_leaves_the_tokenizer_usable(spec, tmp_path, monkeypatch):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     monkeypatch.setenv("BITNET_CACHE_DIR", str(blocked / "below"))
     tokenizer = Tokenizer.from_spec(spec)
     assert tokenizer.engine == "native"
+    # The added tokens take in the spaces before <|im|> and after </s>.
     assert tokenizer.decode(tokenizer.encode(TEXT, add_special=False)) == TEXT.replace(
         " <|im|>", "<|im|>"
     ).replace("</s> ", "</s>")
 
 
-def test_a_chat_template_is_never_that_of_another_file(spec, file):
+def test_the_chat_template_is_that_of_the_specification_and_not_of_the_compiled_file(spec, file):
     assert file.exists()
     changed = byte_level(fingerprint=KEY, chat_template="{{ messages }}")
     assert Tokenizer.from_spec(changed).chat_template == "{{ messages }}"
 
 
+# Options of a step with a character map.
 MAP = {"precompiled_charsmap": base64.b64encode(charsmap({b"a": b"b"})).decode()}
 
 
@@ -110,12 +114,13 @@ MAP = {"precompiled_charsmap": base64.b64encode(charsmap({b"a": b"b"})).decode()
         {"merges": [(0, 1)]},
     ],
 )
-def test_what_cannot_run_exactly_is_not_compiled(changes):
+def test_a_specification_that_the_native_engine_cannot_run_is_not_compiled(changes):
     with pytest.raises(compiled.NotNative):
         compiled.compile_spec(byte_level(**changes))
 
 
 def test_a_text_that_is_too_long_is_not_a_damaged_tokenizer(spec):
+    # Python recognises the error by the text that the binding raises.
     source = Path(__file__).parents[2] / "native" / "bind" / "tokenizer.cpp"
     assert f'nb::value_error("{compiled._TOO_LONG}")' in source.read_text("utf-8")
     meta = compiled.open_compiled(spec)[1]

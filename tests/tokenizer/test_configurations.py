@@ -10,9 +10,10 @@ from tokenizer_configurations import Outcome, compare, random_document
 
 from bitnet.base import native
 
+# Files for which our ids or texts once differed from the library's.
 FOUND = Path(__file__).parent / "found"
-RUNS = 8
-EACH = 25
+RUNS = 8  # tests over which the random files are spread
+EACH = 25  # files of each
 
 pytestmark = pytest.mark.skipif(native.module() is None, reason="the native module is missing")
 
@@ -29,6 +30,7 @@ def test_random_configurations_are_run_as_the_library_runs_them_or_refused(run, 
         outcome = compare(random_document(seed), tmp_path)
         refused += outcome.refused
         assert not outcome.differences, f"random_document({seed}): {outcome.differences[:3]}"
+    # Most files are run, and so compared.
     assert refused < EACH / 2
 
 
@@ -43,7 +45,7 @@ def test_random_sentencepiece_models_are_run_as_the_library_runs_them(run, tmp_p
 
 
 @pytest.mark.parametrize("path", sorted(FOUND.iterdir()), ids=lambda path: path.stem)
-def test_a_configuration_that_once_came_out_otherwise_no_longer_does(path, tmp_path):
+def test_a_file_that_once_differed_from_the_library_no_longer_does(path, tmp_path):
     if path.suffix == ".json":
         outcome = compare(json.loads(path.read_text()), tmp_path)
     else:
@@ -51,7 +53,9 @@ def test_a_configuration_that_once_came_out_otherwise_no_longer_does(path, tmp_p
     assert not outcome.differences
 
 
-def test_the_fuzzer_finds_what_is_wrong_and_keeps_it(tmp_path, monkeypatch, capsys):
+def test_the_fuzzer_keeps_each_file_that_differs_and_prints_the_difference(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "fuzz"))
     import fuzz_configurations
 
@@ -61,6 +65,6 @@ def test_the_fuzzer_finds_what_is_wrong_and_keeps_it(tmp_path, monkeypatch, caps
         monkeypatch.setattr(fuzz_configurations, name, lambda *_, **__: wrong)
     monkeypatch.setattr(sys, "argv", ["fuzz", "--configurations", "3"])
     assert fuzz_configurations.main()
-    kept = sorted((tmp_path / "found").iterdir())
-    assert sorted(path.suffix for path in kept) == [".json"] * 3 + [".model"] * 3
-    assert f"{kept[0]}: native is b" in capsys.readouterr().out
+    files = sorted((tmp_path / "found").iterdir())
+    assert sorted(path.suffix for path in files) == [".json"] * 3 + [".model"] * 3
+    assert f"{files[0]}: native is b" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Promises of every tokenizer, by names and variables that other tools call."""
+"""Tests whose names and variables other tools rely on, with promises of every tokenizer."""
 
 import lzma
 import os
@@ -19,6 +19,7 @@ TEXTS = ["", "Hello world", "  two  spaces ", "naïve café", "日本語", "a\n\
 
 @pytest.fixture(scope="module", params=["gpt-2", "starcoder"])
 def packed(request, tmp_path_factory):
+    """Path of the recorded texts and ids without their suffix, and the engine of the vocabulary."""
     source = TESTS / "data" / "vocab" / f"ggml-vocab-{request.param}.gguf.xz"
     path = tmp_path_factory.mktemp("vocab") / source.stem
     path.write_bytes(lzma.decompress(source.read_bytes()))
@@ -28,10 +29,10 @@ def packed(request, tmp_path_factory):
 
 def test_ids_are_those_of_the_recorded_files(packed):
     path, engine = packed
-    texts = path.with_name(path.name + ".inp").read_bytes().decode()
+    joined_texts = path.with_name(path.name + ".inp").read_bytes().decode()
     lines = path.with_name(path.name + ".out").read_text().splitlines()
     assert len(lines) > 40
-    for text, line in zip(texts.split("\n__ggml_vocab_test__\n"), lines, strict=False):
+    for text, line in zip(joined_texts.split("\n__ggml_vocab_test__\n"), lines, strict=False):
         assert engine.encode(text) == [int(id) for id in line.split()], text
     for text in TEXTS:
         ids = engine.encode(text)

@@ -20,7 +20,7 @@ from bitnet.tokenizer.discover import (
 
 TOKENS = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "b"]
 WORDS = ["<unk>", "a", "b", "ab"]
-F32 = 0
+F32 = 0  # type of a tensor in GGUF
 
 
 def embedded(**more):
@@ -36,6 +36,7 @@ def embedded(**more):
 
 
 def embedding(rows):
+    """An embedding of *rows* rows, all of a model's tensors that count here."""
     return [Tensor("token_embd.weight", (rows, 1), F32, bytes(4 * rows))]
 
 
@@ -48,6 +49,7 @@ def folder(tmp_path):
 
 
 def write_words(path, words=WORDS):
+    """Write a ``tokenizer.json`` whose tokens are *words*, and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     vocabulary = {word: id for id, word in enumerate(words)}
     merges = [("a", "b")] if "ab" in words else []
@@ -100,25 +102,25 @@ def test_a_sibling_with_another_vocabulary_is_passed_over(folder):
     model = bare_model(folder, rows=4)
     write_words(folder / "tokenizer.json", [*WORDS, "c", "d"])
     above = write_words(folder.parent / "tokenizer.json")
-    found = search(model_facts(model))
-    assert [(entry.place, entry.verdict) for entry in found.candidates] == [
+    outcome = search(model_facts(model))
+    assert [(entry.place, entry.verdict) for entry in outcome.candidates] == [
         ("embedded", "absent"),
         ("sibling", "rejected"),
         ("sibling", "absent"),
         ("sibling", "absent"),
         ("parent", "chosen"),
     ]
-    rejected = next(entry for entry in found.candidates if entry.verdict == "rejected")
+    rejected = next(entry for entry in outcome.candidates if entry.verdict == "rejected")
     assert "Vocabulary size mismatch: expected 4, got 6" in rejected.reason
-    assert found.candidates[-1].path == above
+    assert outcome.candidates[-1].path == above
 
 
 def test_an_explicit_tokenizer_wins_and_is_the_only_candidate(folder):
     model = bare_model(folder, rows=4)
     write_words(folder / "tokenizer.json")
     mine = write_words(folder / "mine" / "tokenizer.json")
-    found = search(model_facts(model), explicit=mine)
-    assert [(entry.place, entry.path) for entry in found.candidates] == [("explicit", mine)]
+    outcome = search(model_facts(model), explicit=mine)
+    assert [(entry.place, entry.path) for entry in outcome.candidates] == [("explicit", mine)]
     assert resolve_tokenizer(model, mine).encode("ab", add_special=False) == [3]
 
 
@@ -129,7 +131,9 @@ def test_an_explicit_tokenizer_that_does_not_fit_is_refused(folder):
         resolve_tokenizer(model, wrong)
 
 
-def test_not_strict_means_a_warning_instead(folder, monkeypatch, caplog):
+def test_without_strict_mode_an_explicit_tokenizer_that_does_not_fit_is_a_warning(
+    folder, monkeypatch, caplog
+):
     monkeypatch.setenv("BITNET_STRICT_TOKENIZERS", "0")
     model = bare_model(folder, rows=4)
     wrong = write_words(folder / "wrong.json", [*WORDS, "c"])
@@ -144,11 +148,11 @@ def test_a_missing_explicit_tokenizer_says_where_it_was_expected(folder):
         resolve_tokenizer(model, folder / "nowhere.json")
 
 
-def test_padded_embedding_rows_are_allowed_and_said(folder):
+def test_padded_embedding_rows_are_allowed_and_counted_in_the_reason(folder):
     model = bare_model(folder, rows=64)
     write_words(folder / "tokenizer.json")
-    found = search(model_facts(model))
-    assert found.candidates[-1].reason == "4 tokens, as the model needs, 60 padded embedding rows"
+    outcome = search(model_facts(model))
+    assert outcome.candidates[-1].reason == "4 tokens, as the model needs, 60 padded embedding rows"
 
 
 def test_too_many_spare_rows_are_another_vocabulary(folder):
@@ -225,13 +229,13 @@ def test_known_vocabularies_can_be_fetched(folder, caplog, architecture, rows, r
     assert f"model type: {family}" in caplog.text
 
 
-def test_a_bitnet_model_wants_both_files(folder):
+def test_the_download_for_a_bitnet_model_has_both_tokenizer_files(folder):
     model = bare_model(folder, 128_256, "bitnet-b1.58")
     strategy = TokenizerDiscovery(model).discover_tokenizer_strategy()
     assert strategy.info.files == ("tokenizer.json", "tokenizer.model")
 
 
-def test_a_mistral_sized_neighbour_of_llama_is_not_guessed(folder):
+def test_a_vocabulary_a_little_larger_than_llamas_is_not_guessed(folder):
     with pytest.raises(TokenizerNotFound):
         TokenizerDiscovery(bare_model(folder, 32_064, "phi3")).discover_tokenizer_strategy()
 
@@ -270,7 +274,7 @@ def test_a_mock_needs_permission_and_strict_mode_beats_it(folder, monkeypatch, c
         resolve_tokenizer(model, allow_mock=True)
 
 
-def test_a_safetensors_folder_is_a_model_too(folder):
+def test_a_tokenizer_in_a_safetensors_folder_is_found(folder):
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 4}))
     found = write_words(folder / "tokenizer.json")
     assert TokenizerDiscovery(folder).discover() == found
@@ -292,13 +296,13 @@ def test_an_exhaustive_search_warns_of_a_different_neighbour(folder, caplog):
     logging.getLogger("bitnet").propagate = True
     model = write_gguf(folder / "m.gguf", embedded(), embedding(len(TOKENS)))
     write_words(folder / "tokenizer.json", [*TOKENS[:-1], "other"])
-    found = search(model_facts(model), exhaustive=True)
-    sibling = next(e for e in found.candidates if e.path.name == "tokenizer.json")
-    assert (sibling.verdict, found.place) == ("not needed", "embedded")
+    outcome = search(model_facts(model), exhaustive=True)
+    sibling = next(entry for entry in outcome.candidates if entry.path.name == "tokenizer.json")
+    assert (sibling.verdict, outcome.place) == ("not needed", "embedded")
     assert "is another tokenizer than" in caplog.text
 
 
-def test_nothing_is_fetched_and_nothing_needs_the_network(folder, monkeypatch):
+def test_a_search_opens_no_socket(folder, monkeypatch):
     import socket
 
     def refuse(*arguments, **options):

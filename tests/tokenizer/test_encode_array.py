@@ -23,7 +23,7 @@ OPTIONS = [
 
 
 def check(tokenizer, whole, options):
-    """Compare both forms of the ids of *whole*, or their refusals."""
+    """Assert that the array and the list of the ids of *whole* are equal, or both refused alike."""
     try:
         expected = tokenizer.encode(whole, **options)
     except UsageError as refusal:  # BOS and EOS alone are more ids than at_most
@@ -59,7 +59,7 @@ def test_a_mock_tokenizer_gives_arrays_of_its_ids(engine):
 
 @pytest.mark.skipif(native.module() is None, reason="the native module is not installed")
 @pytest.mark.parametrize("threads", ["1", "3"])
-def test_an_array_of_a_text_for_several_threads_is_complete(threads, monkeypatch):
+def test_an_array_of_a_text_that_threads_share_has_the_ids_of_the_list(threads, monkeypatch):
     monkeypatch.setenv("BITNET_THREADS", threads)
     tokenizer = Tokenizer.from_spec(byte_level())
     assert tokenizer.engine == "native"
@@ -74,11 +74,11 @@ def test_an_array_may_be_changed_and_outlives_its_tokenizer(engine):
     tokenizer = Tokenizer.from_spec(byte_level())
     assert tokenizer.engine == engine
     ids = tokenizer.encode_array("hello", add_special=False)
-    wanted = tokenizer.encode("hello", add_special=False)
+    expected = tokenizer.encode("hello", add_special=False)
     again = tokenizer.encode_array("hello", add_special=False)
     del tokenizer
     ids[0] += 1
-    assert again.tolist() == wanted
+    assert again.tolist() == expected
 
 
 def test_arrays_and_lists_are_refused_for_the_same_texts(engine):

@@ -18,7 +18,7 @@ from bitnet.tokenizer.from_gguf import spec_from_gguf
 VOCABULARIES = [
     *("bert-bge", "deepseek-llm", "gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2", "starcoder"),
 ]
-# What an oracle recorded, the vocabulary it holds for, and whether it parsed special tokens.
+# Name of a recording, the file with the same vocabulary, and True if special tokens were parsed.
 EXPECTED = [
     ("llama3", "tokenizers/llama3/tokenizer.json", True),
     ("llama3", "vocab/ggml-vocab-llama-bpe.gguf", True),
@@ -31,11 +31,12 @@ EXPECTED = [
     ("phi3", "vocab/ggml-vocab-phi-3.gguf", True),
     ("bert", "vocab/ggml-vocab-bert-bge.gguf", True),
 ]
-SEPARATOR = "\n__ggml_vocab_test__\n"
+SEPARATOR = "\n__ggml_vocab_test__\n"  # of the texts in llama.cpp's files
 
 
 @functools.cache
 def _spec(path):
+    """The specification of the file or folder at *path*."""
     if path.suffix == ".gguf":
         with GGUF.open(path) as gguf:
             return spec_from_gguf(gguf)
@@ -45,6 +46,7 @@ def _spec(path):
 
 
 def _tokenizer(path, engine):
+    """The tokenizer of the file or folder at *path*, which runs on *engine*."""
     tokenizer = Tokenizer.from_spec(_spec(path))
     assert tokenizer.engine == engine
     return tokenizer
@@ -53,6 +55,7 @@ def _tokenizer(path, engine):
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_all_recorded_cases_of_a_gguf_vocabulary_pass(test_data, name, engine):
     path = test_data / f"vocab/ggml-vocab-{name}.gguf"
+    # The library takes quadratic time for an expression of this vocabulary.
     if (name, engine) == ("deepseek-llm", "portable"):
         with pytest.raises(Unsupported, match="time without a bound"):
             _tokenizer(path, engine)
@@ -134,8 +137,8 @@ def test_a_text_that_is_merged_part_by_part_gets_the_ids_of_the_libraries(
     texts = [draw.choice(["", " ", "  ", "\n"]).join(draw.sample(strings, 60)) for _ in range(8)]
     compiled = _tokenizer(test_data / source, "native")
     # Twice: ids of parts that were met before are kept.
-    first = [compiled.encode(text) for text in texts]
-    again = [compiled.encode(text) for text in texts]
+    cold = [compiled.encode(text) for text in texts]
+    cached = [compiled.encode(text) for text in texts]
     monkeypatch.setenv("BITNET_BACKEND", "reference")
     libraries = _tokenizer(test_data / source, "portable")
-    assert first == again == [libraries.encode(text) for text in texts]
+    assert cold == cached == [libraries.encode(text) for text in texts]

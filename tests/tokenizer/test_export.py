@@ -75,21 +75,23 @@ def test_each_real_tokenizer_has_an_equal_copy_or_is_refused_with_the_difference
     copy = Tokenizer.from_spec(copied)
     for text in probe_texts()[::9]:
         assert copy.encode(text) == original.encode(text)
-        ids = [id for id in original.encode(text) if id != spec.unknown_id]  # has no text
+        ids = [
+            id for id in original.encode(text) if id != spec.unknown_id
+        ]  # an unknown text is lost
         assert copy.decode(ids) == original.decode(ids)
         stream = copy.stream()
         assert "".join(map(stream.push, ids)) + stream.finish() == original.decode(ids)
     assert copy.stop_ids == original.stop_ids
 
 
-def test_a_file_whose_ids_would_be_other_texts_is_not_written(test_data, tmp_path):
+def test_a_tokenizer_json_that_would_not_be_exact_is_not_written(test_data, tmp_path):
     spec = load_spec(test_data / "vocab" / "ggml-vocab-deepseek-llm.gguf")
     with pytest.raises(Unsupported, match=r"cannot be written exactly as tokenizer\.json"):
         export_tokenizer(spec, tmp_path)
     assert not any(tmp_path.iterdir())
 
 
-def test_files_that_are_there_are_kept(test_data, tmp_path):
+def test_existing_files_are_kept_unless_the_export_is_forced(test_data, tmp_path):
     spec = load_spec(test_data / "vocab" / "ggml-vocab-llama-spm.gguf")
     (tmp_path / "tokenizer_config.json").write_text("mine")
     with pytest.raises(UsageError, match=r"tokenizer_config\.json exists already"):
@@ -99,11 +101,11 @@ def test_files_that_are_there_are_kept(test_data, tmp_path):
     assert json.loads((tmp_path / "tokenizer_config.json").read_text())["bos_token"] == "<s>"
 
 
-def test_spaces_that_converters_write_for_the_symbol_are_exported(tmp_path):
+def test_user_defined_runs_of_spaces_are_exported(tmp_path):
     """As in Gemma's GGUF files: runs of U+2581 are user-defined, and written as spaces."""
     texts = ["<unk>", "<s>", "</s>", "  ", "   ", *BYTES, "\u2581", "a", "b", "ab", "\u2581a"]
     types = [2, 3, 3, 4, 4, *[6] * 256, *[1] * 5]
-    scores = [0.0] * 261 + [-5.0, -5.0, -5.0, -1.0, -2.0]
+    scores = [0.0] * 261 + [-5.0, -5.0, -5.0, -1.0, -2.0]  # 261 that are not normal pieces
     keys = {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": texts,
@@ -164,7 +166,7 @@ def test_a_bpe_with_affixes_of_words_has_an_equal_copy(prefix, suffix, tmp_path)
         assert library.encode(text).ids == ours.encode(text)
 
 
-def test_half_a_surrogate_pair_in_a_template_is_written_as_it_is(tmp_path):
+def test_half_a_surrogate_pair_in_a_template_is_written_as_an_escape(tmp_path):
     spec = byte_level(chat_template="é{{ '\udc00' }}😀\\", fingerprint="")
     export_tokenizer(spec, tmp_path)
     text = (tmp_path / "tokenizer_config.json").read_text("utf-8")

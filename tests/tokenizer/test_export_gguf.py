@@ -23,7 +23,7 @@ def fewer_texts(request, monkeypatch):
 
 
 def from_json(merges=MERGES, steps=(PREPEND, REPLACE), **more):
-    """As a LLaMA-2 ``tokenizer.json`` says it."""
+    """The specification of a ``tokenizer.json`` like LLaMA 2's."""
     return TokenizerSpec(
         **{
             "model": "bpe",
@@ -46,14 +46,14 @@ def from_json(merges=MERGES, steps=(PREPEND, REPLACE), **more):
 
 
 @pytest.mark.parametrize("steps", [(PREPEND, REPLACE), (REPLACE,)])
-def test_merges_in_the_order_of_their_results_are_scores(steps):
+def test_merges_whose_results_have_one_order_become_scores(steps):
     keys = gguf_keys(from_json(steps=steps), rows=len(TOKENS))
     scores = dict(zip(TOKENS, keys["tokenizer.ggml.scores"], strict=True))
     assert scores["▁a"] > scores["ab"] > scores["▁ab"]
     assert keys["tokenizer.ggml.model"] == "llama"
     assert keys["tokenizer.ggml.add_space_prefix"] is (PREPEND in steps)
-    found = spec_from_metadata(keys)
-    assert (found.model, found.bos_id, found.add_bos) == ("spm", 1, True)
+    read_back = spec_from_metadata(keys)
+    assert (read_back.model, read_back.bos_id, read_back.add_bos) == ("spm", 1, True)
 
 
 @pytest.mark.parametrize(
@@ -64,19 +64,19 @@ def test_merges_in_the_order_of_their_results_are_scores(steps):
         [],
     ],
 )
-def test_other_merges_cannot_be_said_as_scores(merges):
+def test_merges_that_no_scores_reproduce_are_refused(merges):
     with pytest.raises(Unsupported, match="scores of SentencePiece") as error:
         gguf_keys(from_json(merges), rows=len(TOKENS))
     assert "tokenizer.model" in error.value.hint
 
 
-def test_what_reads_back_as_something_else_is_refused():
+def test_added_tokens_that_would_read_back_otherwise_are_refused():
     spec = from_json(added=(AddedToken(0, "<unk>"), AddedToken(2, "</s>", lstrip=True)))
     with pytest.raises(Unsupported, match="cannot be written exactly in GGUF"):
         gguf_keys(spec, rows=len(TOKENS))
 
 
-def test_ends_without_a_key_of_their_own_get_one():
+def test_a_second_stop_id_becomes_the_key_of_the_end_of_a_turn():
     tokens = [*TOKENS, "<over>"]
     added = (*from_json().added, AddedToken(len(TOKENS), "<over>"))
     spec = from_json(tokens=tokens, added=added, stop_ids=frozenset({2, len(TOKENS)}))
@@ -89,7 +89,7 @@ def test_more_tokens_than_rows_are_refused():
         gguf_keys(from_json(), rows=9)
 
 
-def test_a_cut_has_the_name_of_the_same_steps():
+def test_a_pre_tokenizer_is_named_by_its_steps():
     byte_level = Step("ByteLevel", {"add_prefix_space": False, "use_regex": True})
     assert pre_name(from_json(pre_tokenizer=(byte_level,), normalizer=())) == "gpt-2"
     with pytest.raises(Unsupported, match="no name"):
@@ -97,11 +97,11 @@ def test_a_cut_has_the_name_of_the_same_steps():
 
 
 @pytest.mark.parametrize("name", ["llama2", "llama3", "gpt2", "phi3"])
-def test_real_tokenizers_are_said_exactly(test_data, name):
+def test_real_tokenizers_are_written_exactly_as_gguf_keys(test_data, name):
     from bitnet.tokenizer.load import load_spec
 
     spec = load_spec(test_data / "tokenizers" / name)
-    keys = gguf_keys(spec, rows=spec.vocab_size + 3)  # compares them itself
+    keys = gguf_keys(spec, rows=spec.vocab_size + 3)  # raises an error if they are not exact
     assert spec_from_metadata(keys).vocab_size == spec.vocab_size + 3
 
 
@@ -113,10 +113,11 @@ def encoder(**more):
     return from_json(**(ENCODER | more))
 
 
+# Of these ids 0 is <unk>, 1 is BOS and 2 EOS.
 @pytest.mark.parametrize(
     ("middle", "second_type"), [((2,), 0), ((2, 2), 0), ((2, 1), 1), ((2, 0), 0)]
 )
-def test_what_goes_between_two_texts_is_read_back(middle, second_type):
+def test_ids_between_two_texts_are_read_back(middle, second_type):
     spec = encoder(middle_ids=middle, second_type=second_type)
     assert spec_from_metadata(gguf_keys(spec, rows=len(TOKENS))).middle_ids == middle
 
@@ -134,13 +135,13 @@ def test_two_texts_that_gguf_would_join_otherwise_are_refused(middle):
         ({"second_type": 1}, "type of a second text is 1, and would be 0"),
     ],
 )
-def test_a_model_that_scores_pairs_needs_all_of_their_form(change, text):
+def test_a_model_that_scores_pairs_is_refused_if_gguf_would_join_them_otherwise(change, text):
     spec = encoder(**change)
     gguf_keys(spec, rows=len(TOKENS), has_types=True)  # another model never joins two texts
     with pytest.raises(Unsupported, match=text):
         gguf_keys(spec, rows=len(TOKENS), ranks=True, has_types=True)
 
 
-def test_two_texts_are_not_joined_if_gguf_cannot_say_how():
+def test_a_tokenizer_whose_pairs_gguf_cannot_express_reads_back_without_pairs():
     keys = gguf_keys(from_json(middle_ids=(1,), second_type=1), rows=len(TOKENS), ranks=True)
     assert spec_from_metadata(keys).middle_ids is None

@@ -15,6 +15,7 @@ PLAIN = {"id": 0, "single_word": False, "lstrip": False, "rstrip": False, "norma
 
 
 def document(model, **steps):
+    """A ``tokenizer.json`` with *model* and these *steps*."""
     added = [PLAIN | {"content": "<unk>", "special": True}]
     names = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
     return {"version": "1.0", "added_tokens": added} | dict.fromkeys(names) | steps | {
@@ -23,7 +24,7 @@ def document(model, **steps):
 
 
 def clip():
-    """Lower case, words with a mark at their end, the spelling of bytes."""
+    """As CLIP's: lower case, words with a mark at their end, the spelling of bytes."""
     texts = ["<unk>", *LETTERS, *(letter + "</w>" for letter in LETTERS), "ab", "ab</w>"]
     model = {
         "type": "BPE", "vocab": {text: id for id, text in enumerate(texts)},
@@ -45,6 +46,7 @@ def clip():
 
 
 def words(decoder):
+    """A vocabulary of whole words and *decoder*."""
     texts = ["<unk>", "|", "<pad>", *LETTERS, "the", "fox"]
     model = {"type": "WordLevel", "vocab": {text: id for id, text in enumerate(texts)}}
     return document(model | {"unk_token": "<unk>"}, decoder=decoder) | {
@@ -53,7 +55,7 @@ def words(decoder):
 
 
 def ctc():
-    """Speech: letters, with a token for the space; repeated ones are read once."""
+    """As for speech: letters, with a token for the space; a decoder reads repeated ones once."""
     pad = {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True}
     letters = {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated", "invert": False}
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "|"}
@@ -61,6 +63,7 @@ def ctc():
 
 
 def bert():
+    """As BERT's: lower case, and pieces of words."""
     texts = ["<unk>", *LETTERS, *("##" + letter for letter in LETTERS), "the", "##ox"]
     model = {"type": "WordPiece", "vocab": {text: id for id, text in enumerate(texts)}}
     model |= {
@@ -95,7 +98,7 @@ def test_a_vocabulary_like_clips_without_its_steps_is_refused_by_name(tmp_path):
         load_spec(tmp_path, pre="gpt-2")
 
 
-def test_a_vocabulary_without_merges_is_refused_by_name(tmp_path):
+def test_a_vocab_json_without_merges_is_not_a_tokenizer(tmp_path):
     (tmp_path / "vocab.json").write_text('{"<pad>": 0, "|": 1, "A": 2}')
     with pytest.raises(TokenizerNotFound, match="No compatible tokenizer found"):
         load_spec(tmp_path)

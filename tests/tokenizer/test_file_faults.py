@@ -23,25 +23,30 @@ UNIGRAM = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0]
 
 
 def document(model=BPE, **parts):
+    """A ``tokenizer.json`` with *model* and these *parts*."""
     empty = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "truncation", "padding")
     return {"version": "1.0", "added_tokens": [], **dict.fromkeys(empty), "model": model} | parts
 
 
 def write(folder, content):
+    """Write *content* as ``tokenizer.json`` in *folder*, and return its path."""
     path = folder / "tokenizer.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     return path
 
 
 def split(regex):
+    """A step that cuts a text with *regex*."""
     return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
 
 
 def replace(regex, content):
+    """A step or decoder that puts *content* in place of what *regex* matches."""
     return {"type": "Replace", "pattern": {"Regex": regex}, "content": content}
 
 
 def template(ids, times):
+    """A template that puts *times* special tokens of *ids* ids each before a text."""
     around = [{"SpecialToken": {"id": "<s>", "type_id": 0}}] * times
     return {
         "type": "TemplateProcessing",
@@ -89,6 +94,7 @@ def test_a_hostile_file_is_refused(name, tmp_path, engine):
     assert caught.value.message
 
 
+# Models know the types 0 and 1; ids go before, between and after two texts.
 @pytest.mark.parametrize(
     ("second_type", "around"), [(0, ([], [3], [])), (1, ([], [3], [])), (2, None)]
 )
@@ -106,10 +112,12 @@ def test_a_decoder_replaces_what_the_library_replaces(pattern, tmp_path):
     assert load_tokenizer(path).decode([0, 1, 2, 2]) == library.decode([0, 1, 2, 2])
 
 
+# Values of other types and sizes.
 ODD = (True, False, None, -1, 0.5, "1", "x", [], {}, [1], 2**40)
 
 
 def _places(value, place=()):
+    """Yield the path of *value*, which is *place*, and of every value in it."""
     yield place
     if isinstance(value, dict | list):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
@@ -117,6 +125,7 @@ def _places(value, place=()):
 
 
 def _changed(value, place, new):
+    """*value* with *new* at *place*."""
     if not place:
         return new
     copy = value.copy()
@@ -127,13 +136,13 @@ def _changed(value, place, new):
 @pytest.mark.parametrize("model", [BPE, UNIGRAM], ids=["BPE", "Unigram"])
 def test_values_that_the_library_does_not_accept_are_refused(model, tmp_path):
     """Every value of a vocabulary and its options, replaced by values of other types."""
-    accepted = []
+    accepted = []  # what the library refuses and we do not
     for place in _places(model):
         for odd in ODD:
             path = write(tmp_path, document(_changed(model, place, odd)))
             try:
                 tokenizers.Tokenizer.from_file(str(path))
-                continue
+                continue  # the library accepts it
             except Exception:  # noqa: BLE001 - the library raises nothing more exact
                 pass
             try:
@@ -163,17 +172,19 @@ def test_of_equal_pieces_the_last_one_counts_as_in_the_library(tmp_path, engine)
                      "pad_id": 0, "pad_type_id": 0, "pad_token": "a"}),
     ],
 )  # fmt: skip
-def test_sections_that_are_not_applied_are_said(section, value, tmp_path, caplog):
+def test_truncation_and_padding_are_not_applied_and_a_warning_says_so(
+    section, value, tmp_path, caplog
+):
     load_tokenizer(write(tmp_path, document(**{section: value})))
     assert f"has a {section} section, which is not applied" in caplog.text
 
 
 def normal_charsmap():
-    """A character map of the size of SentencePiece's own."""
+    """A character map about as large as SentencePiece's own."""
     wide = {chr(code).encode(): chr(code - 0xFEE0).encode() for code in range(0xFF01, 0xFF5F)}
-    found = charsmap(wide | {"ﬁ".encode(): b"fi", b"\t": b" "})
-    assert len(found) > 16_384
-    return found
+    table = charsmap(wide | {"ﬁ".encode(): b"fi", b"\t": b" "})
+    assert len(table) > 16_384
+    return table
 
 
 def test_a_charsmap_of_the_usual_size_runs_as_in_the_library(tmp_path, engine):
@@ -206,7 +217,7 @@ def test_a_charsmap_that_is_enormous_is_refused(tmp_path, engine):
 @pytest.mark.parametrize("model", ["spm", "unigram"])
 @pytest.mark.parametrize("trim", [True, False])
 @pytest.mark.parametrize("symbol", ["  ", "   ", " a", "a ", "bb"])
-def test_user_defined_symbols_of_spaces_are_sentencepieces(model, trim, symbol, engine):
+def test_user_defined_symbols_of_spaces_give_the_ids_of_sentencepiece(model, trim, symbol, engine):
     tokens = ["<unk>", "\u2581", "a", "b", symbol, "\u2581a"]
     spec = pieces(
         model,
@@ -216,9 +227,9 @@ def test_user_defined_symbols_of_spaces_are_sentencepieces(model, trim, symbol, 
         remove_extra_whitespaces=trim,
         add_space_prefix=True,
     )
-    path_spec = _spec_of_model(spec)
+    loaded_spec = _spec_of_model(spec)
     original = sentencepiece.SentencePieceProcessor(model_proto=write_model(spec))
-    ours = Tokenizer.from_spec(path_spec)
+    ours = Tokenizer.from_spec(loaded_spec)
     for text in ("a", "a  b", "a   b", "  a", "a  ", "a    b  a", "   ", " a a  a", "b  b b"):
         assert ours.encode(text, add_special=False) == original.encode(text), text
 
@@ -233,8 +244,8 @@ def _spec_of_model(spec):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "tokenizer.model")
         path.write_bytes(write_model(spec))
-        found = spec_from_file(path)
-    return replaced(found, add_bos=False, fingerprint="")
+        loaded = spec_from_file(path)
+    return replaced(loaded, add_bos=False, fingerprint="")
 
 
 @pytest.mark.parametrize("model", ["spm", "unigram"])
@@ -260,6 +271,7 @@ METASPACE = {
     "prepend_scheme": "always",
     "split": True,
 }
+# Model, normalizer and pre-tokenizer of files that the native engine runs step by step.
 STEPWISE = {
     "T5": (PIECES, {"type": "Sequence", "normalizers": [
         {"type": "Precompiled", "precompiled_charsmap": None}, {"type": "Strip"}]}, METASPACE),
@@ -273,9 +285,9 @@ STEPWISE = {
 
 @pytest.mark.skipif(native.module() is None, reason="the native module is missing")
 @pytest.mark.parametrize("name", STEPWISE)
-def test_the_native_engine_runs_it_as_the_library_does(name, tmp_path):
+def test_the_native_engine_runs_steps_as_the_library_does(name, tmp_path):
     model, normalizer, pre = STEPWISE[name]
-    if name == "T5":
+    if name == "T5":  # the rest of its steps
         table = base64.b64encode(normal_charsmap()).decode()
         normalizer["normalizers"][0]["precompiled_charsmap"] = table
         normalizer["normalizers"][1] |= {"strip_left": True, "strip_right": True}
@@ -292,7 +304,7 @@ def test_the_native_engine_runs_it_as_the_library_does(name, tmp_path):
 
 @pytest.mark.skipif(native.module() is None, reason="the native module is missing")
 @pytest.mark.parametrize("length", [2**31, 2**63, 2**64 - 1])
-def test_pieces_of_more_than_31_bits_of_length_are_left_to_the_library(length, tmp_path):
+def test_a_fixed_length_of_more_than_31_bits_is_left_to_the_library(length, tmp_path):
     pre = {"type": "FixedLength", "length": length}
     path = write(tmp_path, document(WORDS, pre_tokenizer=pre))
     assert load_tokenizer(path).engine == "portable"

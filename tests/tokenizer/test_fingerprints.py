@@ -1,3 +1,5 @@
+"""Known vocabularies: recognised by hashes of their tokens or merges."""
+
 import hashlib
 
 from bitnet.tokenizer.vocabularies import (
@@ -10,6 +12,7 @@ from bitnet.tokenizer.vocabularies import (
 
 
 def test_a_fingerprint_is_the_hash_of_the_bytes_in_a_gguf_file():
+    # Each text with its length before it, in 64 bits.
     raw = b"\x01\0\0\0\0\0\0\0a\x02\0\0\0\0\0\0\0\xc3\xa4"
     expected = hashlib.sha256(raw).hexdigest()
     assert fingerprint(["a", "ä"]) == expected
@@ -20,7 +23,7 @@ def test_a_fingerprint_is_the_hash_of_the_bytes_in_a_gguf_file():
 def test_tokens_count_only_with_the_right_number_of_merges():
     known = next(known for known in KNOWN if known.name == "LLaMA-3")
     assert identify(known.key, known.n_merges) == known
-    # 127,066 canonical merges are not LLaMA-3's tokenizer.
+    # With 127,066 merges the same tokens are not LLaMA-3's tokenizer.
     assert identify(known.key, 127_066) is None
     assert identify("0" * 64, known.n_merges) is None
 
@@ -33,7 +36,7 @@ def test_merges_are_hashed_only_when_their_number_is_known():
     def never():
         raise AssertionError("hashed without need")
 
-    assert identify_merges(17, never) is None
+    assert identify_merges(17, never) is None  # no known vocabulary has 17
 
 
 def test_every_known_vocabulary_has_a_known_pre_tokenizer_and_its_own_keys():

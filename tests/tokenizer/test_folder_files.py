@@ -20,6 +20,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 @pytest.fixture
 def folder(tmp_path):
+    """A model folder with a tokenizer, side files and files that do not count."""
     path = tiny_folder(tmp_path / "model", "llama")
     tokenizer_folder(path, ["<s>", "</s>", "a", "b"])
     settings = {"added_tokens_decoder": {}, "chat_template": "x"}
@@ -33,6 +34,7 @@ def folder(tmp_path):
 
 
 def uses(path):
+    """Files of the folder *path* by name, with their use."""
     return {use.name: use for use in list_files(open_checkpoint(path))}
 
 
@@ -44,7 +46,7 @@ def test_files_that_count_are_named_with_their_purpose(folder):
 
 
 def test_files_that_do_not_count_are_named_with_the_reason(folder):
-    found = uses(folder)
+    by_name = uses(folder)
     for name, reason in (
         ("special_tokens_map.json", "added_tokens_decoder"),
         ("chat_template.json", "another file has the chat template"),
@@ -52,21 +54,21 @@ def test_files_that_do_not_count_are_named_with_the_reason(folder):
         ("pytorch_model.bin", "other weights"),
         ("notes.xyz", "no reader knows it"),
     ):
-        assert not found[name].is_read
-        assert reason in str(found[name])
-    assert {use.name for use in found.values()} == {path.name for path in folder.iterdir()}
+        assert not by_name[name].is_read
+        assert reason in str(by_name[name])
+    assert {use.name for use in by_name.values()} == {path.name for path in folder.iterdir()}
 
 
 def test_a_second_tokenizer_is_compared_and_its_difference_named(folder):
     shutil.copy(FIXTURES / "spm" / "tiny.model", folder / "tokenizer.model")
     checkpoint = open_checkpoint(folder)
-    found = compare_tokenizer_files(checkpoint, load_tokenizer(folder / "tokenizer.json"))
-    assert [*found] == ["tokenizer.model"]
-    assert found["tokenizer.model"]
+    differences = compare_tokenizer_files(checkpoint, load_tokenizer(folder / "tokenizer.json"))
+    assert [*differences] == ["tokenizer.model"]
+    assert differences["tokenizer.model"]
     assert uses(folder)["tokenizer.model"].reason == "transformers reads tokenizer.json"
 
 
-def test_two_kinds_of_tokenizers_without_a_choice_are_refused_at_every_door(tmp_path):
+def test_two_kinds_of_tokenizers_that_nothing_chooses_between_are_refused(tmp_path):
     path = tiny_folder(tmp_path / "model", "llama")
     shutil.copy(FIXTURES / "spm" / "tiny.model", path / "tokenizer.model")
     (path / "vocab.json").write_text("{}")
@@ -87,6 +89,7 @@ def test_added_tokens_without_a_row_are_refused_when_they_occur_and_only_then(tm
     (path / "tokenizer.json").write_text(json.dumps(document))
     model = bitnet.load(path)
     assert model.tokenizer.vocab_size == rows + 1
+    # Constraints on the tokens, which have more ids than the model has logits.
     assert set(model.generate("ab", max_tokens=4, regex="[ab]+")) <= {"a", "b"}
     assert model.generate("ab", max_tokens=4, min_tokens=4)
     with pytest.raises(UsageError, match="outside the model's vocabulary"):

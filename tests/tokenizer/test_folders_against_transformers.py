@@ -24,8 +24,8 @@ from bitnet.tokenizer.former_classes import FORMER_CLASSES
 
 pytestmark = [pytest.mark.slow, *QUIET]
 
-FOLDERS = 2_000
-PARTS = 20
+FOLDERS = 2_000  # drawn folders that have tokenizer.json
+PARTS = 20  # tests over which these are spread
 VOCABULARIES = 400  # drawn folders that have vocab.json alone
 MODELS = 400  # drawn folders that have tokenizer.model alone
 SAVED = 800  # drawn folders that each earlier version saves
@@ -33,15 +33,15 @@ SAVED = 800  # drawn folders that each earlier version saves
 
 @pytest.fixture(scope="module")
 def transformers(tmp_path_factory):
-    found = pytest.importorskip("transformers", reason="pip install 'bitnet-xtask[parity]'")
-    if not found.__version__.startswith("5."):
+    module = pytest.importorskip("transformers", reason="pip install 'bitnet-xtask[parity]'")
+    if not module.__version__.startswith("5."):
         pytest.skip("the rules are those of transformers 5")
-    found.logging.set_verbosity_error()
-    return found
+    module.logging.set_verbosity_error()
+    return module
 
 
 def count_equal(kind, seeds, folder):
-    """Drawn folders of *kind* with transformers' results; the others must be refused by name."""
+    """Number of drawn folders of *kind* with transformers' results; others must be refused."""
     expectation = import_module("against_transformers").expectation
     equal = 0
     for seed in seeds:
@@ -57,7 +57,7 @@ def count_equal(kind, seeds, folder):
 @pytest.mark.parametrize("part", range(PARTS))
 def test_drawn_folders_give_transformers_ids_texts_and_templates(part, transformers, tmp_path):
     equal = count_equal(Folder, range(part, FOLDERS, PARTS), tmp_path)
-    assert equal > FOLDERS // PARTS // 3
+    assert equal > FOLDERS // PARTS // 3  # many are compared, not refused
 
 
 def test_drawn_vocabularies_give_transformers_ids_texts_and_templates(transformers, tmp_path):
@@ -109,6 +109,7 @@ def test_the_command_of_a_refusal_writes_the_tokenizer_of_transformers(
     path = model_folder(tmp_path / "a model", name)
     with pytest.raises(Unsupported) as refused:
         load_tokenizer(path)
+    # The hint has a command, and after "and name it" the option with the file that it writes.
     command, _, rebuilt = refused.value.hint.partition("): ")[2].partition(" and name it: ")
     _python, *words = shlex.split(command)
     subprocess.run([sys.executable, "-W", "ignore", *words], check=True)
@@ -119,24 +120,24 @@ def test_the_command_of_a_refusal_writes_the_tokenizer_of_transformers(
 
 
 def record_with(version, cases):
-    """Results of the transformers *version* for those of *cases* that it reads."""
+    """Results of the transformers *version* for those of *cases* that it reads, one by one."""
     folder = os.environ.get("BITNET_TEST_TRANSFORMERS_4")
     if not folder:
         pytest.skip("needs environments of transformers 4: BITNET_TEST_TRANSFORMERS_4")
     script = Path(__file__).parents[1] / "support" / "record_folders.py"
     python = Path(folder) / f"transformers-{version}" / "bin" / "python"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(
+    process = subprocess.run(
         [python, "-W", "ignore", script, "--print", *cases],
         env=environment,
         stdout=subprocess.PIPE,
         check=True,
     )
-    return map(json.loads, done.stdout.splitlines())
+    return map(json.loads, process.stdout.splitlines())
 
 
 @pytest.mark.parametrize("version", ["4.46.3", "4.57.1"])
-def test_drawn_vocabularies_of_earlier_versions_get_their_ids(version, tmp_path):
+def test_drawn_vocabularies_give_the_ids_of_earlier_versions(version, tmp_path):
     cases = [f"vocabulary-{seed}@{version}" for seed in range(VOCABULARIES)]
     counts = Counter()
     for case in record_with(version, cases):
@@ -148,7 +149,7 @@ def test_drawn_vocabularies_of_earlier_versions_get_their_ids(version, tmp_path)
 
 
 @pytest.mark.parametrize("version", ["4.46.3", "4.57.1"])
-def test_drawn_folders_that_earlier_versions_save_get_their_ids(version, tmp_path):
+def test_drawn_folders_saved_by_earlier_versions_give_their_ids(version, tmp_path):
     counts = Counter()
     for case in record_with(version, [f"{seed}@{version}" for seed in range(SAVED)]):
         name = case["files"]["tokenizer_config.json"].get("tokenizer_class", "")
@@ -173,5 +174,5 @@ def test_every_drawn_class_is_in_the_table_or_unknown_to_transformers():
     rows = json.loads(
         Path(class_table.__file__).with_name("tokenizer_classes.json").read_text("utf-8")
     )["classes"]
-    names = {name.removesuffix("Fast") for name in CLASSES}
+    names = {name.removesuffix("Fast") for name in CLASSES}  # both spellings share a row
     assert names - rows.keys() == {"PreTrainedTokenizer", "SomebodysTokenizer"}

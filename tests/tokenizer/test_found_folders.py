@@ -5,7 +5,8 @@ import json
 import pytest
 from folder_expectations import RECORDED, outcome, write
 
-# Which key or text a refusal names; the other cases are equal.
+# Part of the refusal of each case, by its name: a seed, with the version of transformers that
+# saved the folder. All other cases are equal.
 REFUSED = {
     "553": "twice, with normalized: true",
     "733": "twice, with normalized: true",
@@ -26,12 +27,12 @@ def test_a_folder_gives_the_recorded_ids_texts_and_templates(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_a_folder_that_is_not_followed_is_refused_by_what_is_not(name, tmp_path):
+def test_a_folder_that_is_not_read_alike_is_refused_with_the_reason(name, tmp_path):
     result = outcome(write(CASES[name], tmp_path), CASES[name])
     assert result.startswith("refused: ")
     assert REFUSED[name] in result
 
 
-def test_folders_of_two_earlier_versions_are_among_them():
+def test_the_recorded_folders_are_of_three_versions_of_transformers():
     versions = {name.partition("@")[2] for name in CASES}
     assert versions == {"", "4.46.3", "4.57.1"}

@@ -47,17 +47,20 @@ TEXTS = [
 
 
 def present(path):
+    """*path*; skips the test if it is missing."""
     if not path.exists():
         pytest.skip(f"{path} is missing: not everything in BITNET_TEST_DATA is published")
     return path
 
 
 def rows(test_data, name):
+    """Recorded texts and ids, by the name of the recording."""
     with gzip.open(present(test_data / "expected" / f"{name}.jsonl.gz"), "rt") as lines:
         return [json.loads(line) for line in lines]
 
 
 def wrong_ids(spec, recorded, *, parse_special=True, key="ids"):
+    """Texts of *recorded* rows whose ids by *spec* are not those of the row's *key*."""
     engine = open_engine(spec)[0]
     before, after = spec.affixes if key == "ids_with_special" else ((), ())
     return [
@@ -76,6 +79,7 @@ def test_published_tokenizer_json_gives_the_recorded_ids(test_data, name, key):
 
 
 def spec_from_folder_json(test_data, name):
+    """The specification of the published ``tokenizer.json`` of *name*."""
     return spec_from_file(present(test_data / "tokenizers" / name / "tokenizer.json"))
 
 
@@ -109,6 +113,7 @@ def test_vocab_json_with_merges_gives_the_recorded_ids(test_data):
 
 
 def save(tokenizer, path):
+    """Add a special token and another one to *tokenizer*, save it at *path* and return it."""
     tokenizer.add_special_tokens([LibraryToken("<|end|>", rstrip=True, normalized=False)])
     tokenizer.add_tokens([LibraryToken("<tool>", normalized=True)])
     tokenizer.save(str(path))
@@ -186,7 +191,7 @@ def test_any_tokenizer_json_gives_the_ids_of_the_library(make, tmp_path):
         assert [*before, *engine.encode(text), *after] == oracle.encode(text).ids, text
 
 
-def test_configuration_beside_the_file_names_the_ends(tmp_path):
+def test_files_beside_a_tokenizer_json_name_its_stop_ids_and_chat_template(tmp_path):
     save(byte_level(), tmp_path / "tokenizer.json")
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"eos_token": {"content": "<|end|>"}, "chat_template": "{{ messages }}"})
@@ -198,7 +203,7 @@ def test_configuration_beside_the_file_names_the_ends(tmp_path):
     assert spec.chat_template == "{{ messages }}"
 
 
-def test_a_named_chat_template_is_the_default_one(tmp_path):
+def test_of_named_chat_templates_the_default_one_is_taken(tmp_path):
     save(byte_level(), tmp_path / "tokenizer.json")
     named = [{"name": "rag", "template": "R"}, {"name": "default", "template": "D"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
@@ -272,7 +277,7 @@ def test_options_that_change_ids_are_refused(tmp_path):
         spec_from_file(path)
 
 
-def test_a_missing_file_is_not_a_traceback(tmp_path):
+def test_a_missing_file_is_not_found(tmp_path):
     with pytest.raises(NotFound):
         spec_from_file(tmp_path / "tokenizer.json")
 
@@ -293,7 +298,7 @@ def test_the_kind_of_a_file_follows_from_its_content_and_not_its_name(tmp_path):
 @pytest.mark.parametrize(
     ("name", "keys", "ids"),
     [
-        # ids of transformers 5.24 for " the<s>the"
+        # Ids of transformers 5.24 for " the<s>the".
         ("GPT2Tokenizer", {}, [268, 66, 121, 68, 263]),
         ("GPT2Tokenizer", {"add_bos_token": True, "bos_token": "<s>"}, [0, 268, 0, 263]),
         ("RobertaTokenizer", {}, [0, 268, 0, 263, 2]),
@@ -306,12 +311,13 @@ def test_a_vocabulary_of_a_class_is_cut_and_ended_as_the_class_does(name, keys, 
     assert load_tokenizer(tmp_path).encode(" the<s>the") == ids
 
 
-def test_a_vocabulary_whose_class_has_ends_of_its_own_names_the_key_for_others(tmp_path):
+def test_a_key_that_would_change_the_ends_of_a_class_is_refused_by_its_name(tmp_path):
     vocabulary_of_a_class(tmp_path, "RobertaTokenizer", {"add_bos_token": True})
     with pytest.raises(Unsupported, match="add_bos_token"):
         load_tokenizer(tmp_path)
 
 
+# For " <mask>" between BOS, 0, and EOS, 2: with lstrip the mask, 4, takes in the space, 38.
 @pytest.mark.parametrize(("version", "ids"), [("4.46.3", [0, 4, 2]), ("5.24.0", [0, 38, 4, 2])])
 def test_the_mask_of_a_vocabulary_has_the_flags_of_the_version_that_wrote_it(
     version, ids, tmp_path
@@ -374,7 +380,7 @@ def model_with(folder, **files):
     return folder
 
 
-HELLO = [849, 921, 850, 437, 853, 301, 262, 543]  # "Hello world"
+HELLO = [849, 921, 850, 437, 853, 301, 262, 543]  # "Hello world" by the tiny model
 
 
 @pytest.mark.parametrize(
@@ -412,13 +418,13 @@ def test_without_a_class_the_keys_alone_put_tokens_around_a_text(config, ids, tm
         ),
     ],
 )
-def test_what_changes_the_pieces_of_a_model_is_refused_by_its_key(files, key, tmp_path):
+def test_a_key_that_changes_the_pieces_of_a_model_is_refused_by_its_name(files, key, tmp_path):
     with pytest.raises(Unsupported, match=key):
         load_tokenizer(model_with(tmp_path, **files))
 
 
 @pytest.mark.parametrize("version", ["4.57.1", "5.24.0"])
-def test_an_added_token_that_is_not_special_is_shown(version, tmp_path):
+def test_an_added_token_that_is_not_special_is_decoded_with_skip_special(version, tmp_path):
     entry = {"content": "<call>", "lstrip": False, "rstrip": False, "normalized": False}
     config = {"added_tokens_decoder": {"1000": entry | {"special": False}}}
     files = {"tokenizer_config": config, "config": {"transformers_version": version}}

@@ -47,6 +47,7 @@ ORACLES = {
 
 
 def open_vocabulary(test_data, name):
+    """The GGUF file of the vocabulary *name*; skips the test if it is missing."""
     path = test_data / "vocab" / f"ggml-vocab-{name}.gguf"
     if not path.exists():
         pytest.skip(f"{path.name} is not in BITNET_TEST_DATA; `inv test-data` fetches it")
@@ -55,6 +56,7 @@ def open_vocabulary(test_data, name):
 
 @pytest.fixture(scope="module", params=VOCABULARIES)
 def vocabulary(request, test_data):
+    """Name, path and engine of each vocabulary."""
     with open_vocabulary(test_data, request.param) as gguf:
         try:
             engine = open_engine(spec_from_gguf(gguf))[0]
@@ -99,6 +101,7 @@ def test_ids_are_those_of_the_original_tokenizer(name, test_data):
 
 
 def metadata_of(test_data, name, **changes):
+    """Metadata of the vocabulary *name* with *changes*; a key of None is left out."""
     with open_vocabulary(test_data, name) as gguf:
         metadata = dict(gguf.metadata)
     for key, value in changes.items():
@@ -112,10 +115,10 @@ def test_llama3_is_recognised_whatever_the_file_calls_its_pre_tokenizer(test_dat
     assert spec.pre == "llama-bpe"
     assert spec.ignore_merges
     assert spec.add_bos
-    assert spec.stop_ids >= {128001, 128009}
+    assert spec.stop_ids >= {128001, 128009}  # <|end_of_text|> and <|eot_id|>
 
 
-def test_a_wrong_pre_tokenizer_is_reported(test_data, caplog):
+def test_a_wrong_pre_tokenizer_is_a_warning_that_names_the_vocabulary(test_data, caplog):
     with caplog.at_level(logging.WARNING):
         spec_from_metadata(metadata_of(test_data, "llama-bpe", pre="gpt-2"))
     assert "LLaMA-3" in caplog.text
@@ -135,7 +138,7 @@ def test_renamed_special_tokens_do_not_hide_a_known_vocabulary(test_data):
 
 
 @pytest.mark.parametrize(("pre", "warned"), [("gpt-2", True), ("llama3", False)])
-def test_known_merges_under_another_name_are_believed_with_a_warning(
+def test_known_merges_with_other_tokens_keep_the_stated_pre_tokenizer_with_a_warning(
     test_data, caplog, pre, warned
 ):
     metadata = metadata_of(test_data, "llama-bpe", pre=pre)
@@ -145,7 +148,7 @@ def test_known_merges_under_another_name_are_believed_with_a_warning(
     assert ("--pre llama-bpe" in caplog.text) == warned
 
 
-def test_a_second_pre_tokenizer_of_the_same_vocabulary_is_believed(test_data):
+def test_a_second_pre_tokenizer_of_a_known_vocabulary_is_kept(test_data):
     assert spec_from_metadata(metadata_of(test_data, "qwen2", pre="qwen35")).pre == "qwen35"
 
 
@@ -159,6 +162,7 @@ def test_phi3_special_tokens_swallow_the_space_behind_them(test_data):
 
 
 def tiny_bpe(**changes):
+    """Metadata of a byte-level vocabulary of five tokens, with *changes*."""
     metadata = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
@@ -172,6 +176,7 @@ def tiny_bpe(**changes):
 
 
 def tiny_spm(**changes):
+    """Metadata of a SentencePiece vocabulary of eight tokens, with *changes*."""
     tokens = ["<unk>", "<s>", "</s>", "\u2581", "a", "b", "\u2581a", "ab"]
     metadata = {
         "tokenizer.ggml.model": "llama",
@@ -193,7 +198,7 @@ class _Int32(list):
         return memoryview(struct.pack(f"<{len(self)}i", *self))
 
 
-def test_stop_ids_are_declared_and_named_ones_together():
+def test_stop_ids_are_the_declared_one_and_those_of_known_names():
     assert spec_from_metadata(tiny_bpe()).stop_ids == {3, 4}
 
 
@@ -263,10 +268,11 @@ def test_missing_merges_are_named_by_their_key():
         spec_from_metadata(tiny_bpe(merges=None))
 
 
-def test_a_file_of_xverse_has_no_scores_as_published_and_another_tokenizer_helps():
+def test_missing_scores_are_named_by_their_key_with_another_tokenizer_as_the_hint():
     with pytest.raises(TokenizerNotFound, match=r"tokenizer\.ggml\.scores") as error:
         spec_from_metadata(tiny_spm(scores=None))
     assert "--tokenizer FILE" in error.value.hint
+    # Published files of XVERSE have no scores, so they are not damaged.
     assert "fetch the file again" not in error.value.hint
 
 
@@ -316,7 +322,7 @@ def test_gemma_runs_of_spaces_are_found_in_normalized_text():
     assert engine.encode(" \u2581\u2581a") == [3, 7, 4]
 
 
-def test_special_tokens_whose_type_was_forgotten_are_special():
+def test_tokens_with_the_names_of_special_ones_are_special_without_types():
     spec = spec_from_metadata(tiny_spm(token_type=None))
     assert {token.text for token in spec.added if token.special} == {"<unk>", "<s>", "</s>"}
     assert open_engine(spec)[0].encode("<s>a") == [1, 6]

@@ -44,6 +44,7 @@ BAD_MAPS = {
         struct.pack("<I", 1 << 31), struct.pack("<I", 0)
     ),
 }
+# Maps whose fault only a text shows.
 LATE_MAPS = {
     "an entry that ends inside a character": charsmap({"é".encode()[:1]: b"e"}),
     "an entry without an end": charsmap({b"a" * 200: b"b"}),
@@ -59,7 +60,7 @@ def test_a_character_map_that_is_damaged_is_refused(model, name, engine):
 
 @pytest.mark.skipif(native.module() is None, reason="sentencepiece stops where the text does")
 @pytest.mark.parametrize("name", LATE_MAPS)
-def test_what_only_a_text_shows_of_a_map_is_refused_when_it_does(name):
+def test_a_fault_of_a_map_that_only_a_text_shows_is_refused_with_that_text(name):
     tokenizer = Tokenizer.from_spec(pieces(charsmap=LATE_MAPS[name]))
     assert tokenizer.encode("b", add_special=False)
     with pytest.raises(InvalidFormat):
@@ -79,6 +80,7 @@ def test_a_character_map_that_makes_a_text_enormous_is_stopped(engine):
         Tokenizer.from_spec(spec).encode("a" * 10_000)
 
 
+# Each is beyond a bound on the bytes, depth or size of a pattern.
 PATTERNS = {
     "stacked intervals": "a" + "{1}" * 40_000,
     "few stacked intervals": "a" + "{1}" * 4_000,
@@ -101,7 +103,7 @@ def test_a_pattern_beyond_the_bounds_is_refused(name, engine):
 
 @needs_native
 @pytest.mark.parametrize("name", PATTERNS)
-def test_the_native_regular_expressions_refuse_it_by_themselves(name):
+def test_the_native_engine_of_regular_expressions_refuses_a_pattern_beyond_the_bounds(name):
     with pytest.raises(ValueError, match="regular expression"):
         native.module().regex_find_all(PATTERNS[name], TEXT)
 
@@ -114,7 +116,7 @@ EMPTY = {
 
 
 @pytest.mark.parametrize("name", EMPTY)
-def test_an_empty_pattern_ends(name, engine):
+def test_an_empty_pattern_is_refused_or_loses_no_text(name, engine):
     try:
         tokenizer = Tokenizer.from_spec(
             byte_level(pre_tokenizer=(Step("Split", EMPTY[name]), BYTE_LEVEL_STEP))
@@ -127,7 +129,7 @@ def test_an_empty_pattern_ends(name, engine):
 
 
 @pytest.mark.parametrize("symbol", ["", "ab", 7, None])
-def test_a_metaspace_without_one_character_is_refused(symbol, engine):
+def test_a_metaspace_whose_replacement_is_not_one_character_is_refused(symbol, engine):
     step = Step("Metaspace", {"replacement": symbol, "prepend_scheme": "always", "split": True})
     with pytest.raises(BitnetError):
         Tokenizer.from_spec(words(pre_tokenizer=(step,)))
@@ -187,11 +189,12 @@ def test_a_specification_that_contradicts_itself_is_refused(name, engine):
 
 
 def _parts(spec, **changes):
-    """A compiled file with a right checksum and wrong parts."""
+    """A compiled file of *spec* with a right checksum and *changes* of its parts."""
     return _builder(spec)(**changes)
 
 
 def _builder(spec):
+    """A function that builds the compiled file of *spec* with changes of its parts."""
     parts = {}
     module = native.module()
 
@@ -210,9 +213,12 @@ def _builder(spec):
 
 
 def _step(kind, text, a=1, b=0):
+    """The section of steps with one step: kind, mode, flag, text and an empty second text."""
     return struct.pack("<5I", 1, kind, a, b, len(text)) + text + struct.pack("<I", 0)
 
 
+# Changes of a part. Kinds of steps are those of native/tokenizer/steps.hpp: 9 replaces, 20 and 21
+# split, 24 is the metaspace.
 HOSTILE_PARTS = {
     "a pattern that is not UTF-8": {"steps": _step(20, b"[\xf0")},
     "a text that is not UTF-8": {"steps": _step(21, b"\xc3")},
@@ -247,11 +253,13 @@ def test_a_compiled_file_with_a_right_checksum_and_a_wrong_part_is_refused(name)
         native.module().TokenizerEngine(_parts(byte_level(), **HOSTILE_PARTS[name]))
 
 
+# Bytes at the edges of the ranges that UTF-8 gives a meaning, and what may follow them.
 EDGES = bytes.fromhex("00 7f 80 8f 90 9f a0 bf c0 c1 c2 df e0 e1 ec ed ee ef f0 f1 f3 f4 f5 ff")
 TAILS = (b"", b"\x80", b"\xbf\xbf", b"\x80a", b"\xc2")
 
 
 def _is_text(data):
+    """True if Python decodes *data* as UTF-8."""
     try:
         data.decode()
     except UnicodeDecodeError:
@@ -260,8 +268,8 @@ def _is_text(data):
 
 
 @needs_native
-def test_utf8_is_what_python_takes_for_it():
-    """Its edges, at the ends of a text and in the middle of one that is read in stretches."""
+def test_the_native_engine_accepts_the_utf_8_that_python_does():
+    """Each text by itself and between others, as long texts are read several bytes at a time."""
     build = _builder(byte_level())
     engine = native.module().TokenizerEngine
     inside = ("é€x" * 5).encode(), ("😀z" * 3).encode()
@@ -276,6 +284,7 @@ def test_utf8_is_what_python_takes_for_it():
 
 
 META = compiled.meta_of(byte_level())
+# Wrong descriptions, the JSON in a compiled file.
 DESCRIPTIONS = {
     "not JSON": b"{",
     "a list": b"[]",
@@ -325,17 +334,18 @@ def test_a_compiled_file_with_a_wrong_description_is_written_again(name):
 
 @needs_native
 def test_a_vocabulary_whose_tokens_share_a_place_in_the_table_is_not_compiled():
+    # The constants of the hash in native/tokenizer/file.hpp, which is undone here.
     mask = (1 << 64) - 1
     multiplier = 0xD6E8FEB86659FD93
-    inverse = pow(multiplier, -1, 1 << 64)
+    inverse_of_multiplier = pow(multiplier, -1, 1 << 64)
     texts = []
     for n in range(3000):  # eight bytes whose hash is n << 40 and the same lowest bits
-        h = n << 40
-        h ^= h >> 32
-        word = (h * inverse & mask) ^ (0x9E3779B97F4A7C15 ^ 8)
+        mixed_hash = n << 40
+        mixed_hash ^= mixed_hash >> 32
+        word = (mixed_hash * inverse_of_multiplier & mask) ^ (0x9E3779B97F4A7C15 ^ 8)
         texts.append(struct.pack("<Q", word))
-    spell = [byte_spelling(text) for text in dict.fromkeys(texts)]
-    spec = byte_level(tokens=[*byte_level().tokens, *spell])
+    spellings = [byte_spelling(text) for text in dict.fromkeys(texts)]
+    spec = byte_level(tokens=[*byte_level().tokens, *spellings])
     with pytest.raises(compiled.NotNative, match="share a place"):
         compiled.compile_spec(spec)
 
@@ -371,6 +381,7 @@ _WRONG = (None, True, -1, 2**70, 0.5, math.nan, "", "x", [], [0], [None], {}, {"
 
 
 def _places(value, place=()):
+    """Yield the path of *value*, which is *place*, and of every value in it."""
     yield place
     if isinstance(value, dict | list):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
@@ -378,6 +389,7 @@ def _places(value, place=()):
 
 
 def _changed(document, place, wrong):
+    """*document* with *wrong* at *place*."""
     if not place:
         return wrong
     copy = dict(document) if isinstance(document, dict) else list(document)
@@ -386,7 +398,7 @@ def _changed(document, place, wrong):
 
 
 @pytest.mark.parametrize("kind", _MODELS)
-def test_a_tokenizer_json_of_any_other_shape_is_refused_or_runs(kind, engine, tmp_path):
+def test_a_tokenizer_json_with_a_wrong_value_anywhere_is_refused_or_runs(kind, engine, tmp_path):
     document = _DOCUMENT | {"model": _MODELS[kind]}
     path = tmp_path / "tokenizer.json"
     tried = 0
@@ -399,7 +411,7 @@ def test_a_tokenizer_json_of_any_other_shape_is_refused_or_runs(kind, engine, tm
                 around = tokenizer.around_pair or ()
                 tokenizer.decode([id for ids in around for id in ids])
             tried += 1
-    assert tried > 700
+    assert tried > 700  # the documents have more than fifty values
 
 
 @pytest.mark.parametrize(
@@ -435,11 +447,13 @@ def _class_folder(folder):
 
 
 def _merges_as_scores(_):
+    """Find the scores that join like merges."""
     spec = pieces("bpe", scores=(), normalizer=(SPACES,), byte_fallback=True)
     as_sentencepiece(replace(spec, tokens=[*spec.tokens, LONG]))
 
 
 def _scores_as_merges(_):
+    """Find the merges that join like scores."""
     tokenizer_json(pieces("spm", tokens=["<unk>", LONG], scores=[0.0] * 2, token_types=[2, 1]))
 
 
@@ -449,7 +463,7 @@ def test_a_token_whose_halves_take_long_to_find_is_refused_before_the_search(rea
         read(tmp_path)
 
 
-def test_an_added_token_is_normalized_only_if_it_is_short(tmp_path):
+def test_an_added_token_that_is_too_long_to_normalize_is_refused(tmp_path):
     entry = {"id": 1, "content": "a" * 513, **dict.fromkeys(ADDED_FLAGS, False)}
     normalizer = {"type": "Replace", "pattern": {"Regex": "a+b"}, "content": ""}
     document = {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}

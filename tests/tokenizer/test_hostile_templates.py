@@ -14,8 +14,10 @@ from bitnet.tokenizer import chat, chat_child
 from bitnet.tokenizer.chat import ChatTemplate
 from bitnet.tokenizer.limits import TEMPLATE_CHARS
 
+# Lists that share their parts: as text they would have 2 to the power 40 of them.
 DOUBLED = "{% set n = namespace(x=[], y=[]) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}"
 DOUBLED += "{% set n.y = [n.y, n.y] %}{% endfor %}"
+# Many operations on a long text, in place of ???.
 MANY = "{% set a = 'a' * 9999999 %}{% for i in range(99999) %}{% set b = ??? %}{% endfor %}"
 STOPPED = {
     "rounds": "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
@@ -54,11 +56,11 @@ USER = [{"role": "user", "content": "Hello"}]
 
 @pytest.fixture(autouse=True)
 def _little_time(monkeypatch):
-    monkeypatch.setattr(chat_child, "CPU_MS", 150)
+    monkeypatch.setattr(chat_child, "CPU_MS", 150)  # instead of 1,500, to end sooner
 
 
 @pytest.mark.parametrize("name", STOPPED)
-def test_a_template_that_takes_time_or_memory_ends(name):
+def test_a_costly_template_ends_and_the_next_one_is_rendered(name):
     with contextlib.suppress(InvalidFormat):
         ChatTemplate(STOPPED[name]).render(USER)
     assert ChatTemplate("{{ messages[0].content }}").render(USER) == "Hello"
@@ -75,7 +77,7 @@ def test_the_limit_that_stopped_a_template_is_named():
         ChatTemplate("{% set n = 17000000 %}{{ 'a' * n }}").render(USER)
 
 
-def test_an_interrupt_ends_a_template_that_does_not():
+def test_an_interrupt_ends_an_endless_template():
     script = (
         "from bitnet.tokenizer import chat_child\nfrom bitnet.tokenizer.chat import ChatTemplate\n"
         "chat_child.CPU_MS = 10**6\nendless = ChatTemplate(" + repr(STOPPED["rounds"]) + ")\n"
@@ -120,6 +122,7 @@ def test_values_that_are_not_of_json_are_refused():
 
 
 def _nested(depth):
+    """A list within lists, *depth* deep."""
     value = []
     for _ in range(depth):
         value = [value]
@@ -199,6 +202,7 @@ def test_a_process_that_cannot_be_started_is_an_error_with_the_reason(monkeypatc
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_fork_while_a_job_is_written_does_not_write_its_beginning_twice():
     process = chat.template_process()._start()
+    # Limit in milliseconds, template, variables, date, and True to look for reaches into Python.
     job = marshal.dumps((1_000, "{{ 6 * 7 }}", {}, "2000-01-01", False))
     process.stdin.write(len(job).to_bytes(8, "little"))  # buffered
     child = os.fork()
@@ -208,7 +212,7 @@ def test_a_fork_while_a_job_is_written_does_not_write_its_beginning_twice():
     process.stdin.write(job)
     process.stdin.flush()
     size = int.from_bytes(process.stdout.read(8), "little")
-    assert process.stdout.read(size) == b"T42"
+    assert process.stdout.read(size) == b"T42"  # a text, the product
 
 
 @pytest.mark.parametrize(

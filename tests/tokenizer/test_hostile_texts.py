@@ -19,8 +19,10 @@ from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
 
 module = native.module()
 needs_native = pytest.mark.skipif(module is None, reason="the native module is not installed")
-# Quadratic work on this many bytes is twenty times its steps.
+# Bytes of a text. Quadratic work on so many is more than the steps that the engine allows: 20,000
+# and 150 for each byte.
 SIZE = 24_000
+# Texts that are repeated, and ends of such runs.
 UNITS = [
     *("1", "\u00b2", " ", "\n", "\r\n", "\t", "\u00a0", "a", "A", "\u0301", "\u5b57", "\u3042"),
     *("\U0001f600", "'", "'s", "A'", "-", "!/", "\u0531", "\u017f", "\uff9e", "\u0e01", "<"),
@@ -30,6 +32,7 @@ ENDS = ["", "x", "\u5b57", "!", "\n", "1", "\u0301"]
 
 
 def _patterns():
+    """The regular expressions of all built-in pre-tokenizers."""
     found = {GPT2_PATTERN}
     for kind in PRE_TOKENIZERS.values():
         for step in kind.steps:
@@ -52,7 +55,7 @@ def test_no_text_takes_a_built_in_pattern_beyond_its_steps(pattern):
 
 @needs_native
 @pytest.mark.parametrize("pattern", ["(?:a|a)+b", "(?:a+)+b", "(?=(?:a|aa)+b)a"])
-def test_exponential_patterns_are_linear_in_the_native_engine(pattern):
+def test_patterns_that_backtracking_makes_exponential_end_within_their_steps(pattern):
     assert module.regex_find_all(pattern, "a" * SIZE + "c") is not None
 
 
@@ -66,7 +69,7 @@ def test_a_pattern_beyond_its_steps_is_stopped_and_the_next_text_runs():
 
 
 @needs_native
-def test_matching_lets_other_threads_run():
+def test_other_threads_run_while_a_text_is_matched():
     began = threading.Event()
     rounds = []
 
@@ -109,6 +112,7 @@ def test_a_pattern_of_unknown_cost_is_not_given_to_the_library(pattern):
 
 
 def test_patterns_of_published_tokenizers_are_given_to_the_library():
+    # Their expressions take quadratic time in the library.
     slow = {"afmoe", "tiny_aya", "cohere2moe", "deepseek-llm", "superbpe"}
     for name in set(PRE_TOKENIZERS) - slow:
         library_engine(byte_level(pre_tokenizer=PRE_TOKENIZERS[name].steps, added=()))
@@ -118,13 +122,14 @@ def test_patterns_of_published_tokenizers_are_given_to_the_library():
 
 
 def _one_piece(size):
+    """A Unigram model with a piece of *size* bytes."""
     tokens = ["<unk>", "a", "a" * size]
     return pieces(tokens=tokens, scores=[0.0, -1.0, -2.0], token_types=[2, 1, 1])
 
 
 @needs_native
-def test_a_piece_of_the_greatest_length_costs_no_more_than_its_steps():
-    tokenizer = Tokenizer.from_spec(_one_piece(2048))
+def test_a_text_for_a_piece_of_the_greatest_length_is_stopped_at_its_steps():
+    tokenizer = Tokenizer.from_spec(_one_piece(2048))  # the most bytes of a Unigram piece
     assert tokenizer.encode("a" * 40, add_special=False) == [1] * 40
     with pytest.raises(Unsupported, match="steps"):
         tokenizer.encode("a" * 200_000)
@@ -135,6 +140,7 @@ def test_a_piece_beyond_the_greatest_length_is_refused(engine):
         Tokenizer.from_spec(_one_piece(2049))
 
 
+# Added tokens that are spaces, or take in the spaces beside them.
 SPACED = (
     AddedToken(0, " ", special=False, lstrip=True, rstrip=True),
     AddedToken(1, "<m>", lstrip=True, rstrip=True),
@@ -144,7 +150,7 @@ SPACED = (
 
 @settings(max_examples=200)
 @given(text=st.text(st.sampled_from(" \u3000\n<m>ab"), max_size=40))
-def test_spaces_around_added_tokens_are_swallowed_alike(text):
+def test_both_engines_take_spaces_into_added_tokens_alike(text):
     spec = byte_level(added=SPACED)
     try:
         expected = library_engine(spec).encode(text)
@@ -153,7 +159,7 @@ def test_spaces_around_added_tokens_are_swallowed_alike(text):
     assert Tokenizer.from_spec(spec).encode(text, add_special=False) == expected
 
 
-def test_a_library_refuses_a_run_that_it_would_walk_from_each_token_in_it():
+def test_the_library_refuses_a_run_of_more_than_1024_spaces_that_are_tokens():
     library = library_engine(byte_level(added=SPACED[2:]))
     assert len(library.encode("\u3000" * 1024)) == 1024
     with pytest.raises(Unsupported, match="more than 1,024 spaces in a row"):
@@ -173,7 +179,7 @@ def test_many_added_tokens_in_one_run_of_spaces_do_not_walk_it_again():
 
 @settings(max_examples=100)
 @given(text=st.text(st.sampled_from("ab\u00e9\u5b57\U0001f600\u2581 "), max_size=30))
-def test_unigram_pieces_are_found_alike(text):
+def test_both_engines_find_the_same_unigram_pieces(text):
     spec = pieces(tokens=["<unk>", "\u2581", "a", "\u5b57a", "aab", "ab\u00e9", "\u00e9"])
     expected = library_engine(spec).encode(text)
     assert Tokenizer.from_spec(spec).encode(text, add_special=False) == expected
@@ -181,7 +187,7 @@ def test_unigram_pieces_are_found_alike(text):
 
 @settings(max_examples=100)
 @given(text=st.text(st.sampled_from("helo a\u5b57\U0001f600"), max_size=30))
-def test_words_at_the_edge_of_their_bound_are_cut_alike(text):
+def test_both_engines_cut_words_near_their_longest_length_alike(text):
     spec = words(max_chars_per_word=5)
     expected = library_engine(spec).encode(text)
     assert Tokenizer.from_spec(spec).encode(text, add_special=False) == expected

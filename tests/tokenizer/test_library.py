@@ -30,6 +30,7 @@ GPT2_REGEX = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory):
+    """The specification of GPT-2's vocabulary."""
     path = tmp_path_factory.mktemp("vocab") / PACKED.stem
     path.write_bytes(lzma.decompress(PACKED.read_bytes()))
     with GGUF.open(path) as gguf:
@@ -38,12 +39,14 @@ def gpt2(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ranks(gpt2):
+    """Rank of each token of GPT-2, by its bytes."""
     byte = {char: byte for byte, char in enumerate(BYTE_TO_CHARACTER)}
     return {bytes(byte[char] for char in gpt2.tokens[id]): id for id in range(50256)}
 
 
 @pytest.fixture(scope="module")
 def oracle(ranks):
+    """tiktoken with these ranks."""
     return tiktoken.Encoding(
         "gpt2",
         pat_str=GPT2_REGEX,
@@ -54,6 +57,7 @@ def oracle(ranks):
 
 @pytest.fixture(scope="module")
 def engine(gpt2):
+    """The libraries with GPT-2's vocabulary."""
     return library_engine(gpt2)
 
 
@@ -62,13 +66,13 @@ def test_ids_are_those_of_tiktoken(engine, oracle, text):
     assert engine.encode(text, parse_special=False) == oracle.encode_ordinary(text)
 
 
-def test_special_tokens_inside_text(engine, oracle):
+def test_special_tokens_in_a_text_are_those_of_tiktoken_or_plain_text(engine, oracle):
     for text in ("a<|endoftext|> b", "<|endoftext|><|endoftext|>", "x<|endoftext"):
         assert engine.encode(text) == oracle.encode(text, allowed_special="all")
         assert engine.encode(text, parse_special=False) == oracle.encode_ordinary(text)
 
 
-def test_random_joins_of_tokens(engine, oracle, ranks):
+def test_random_joins_of_tokens_get_the_ids_of_tiktoken(engine, oracle, ranks):
     choose = random.Random(0)
     tokens = sorted(ranks)
     for _ in range(2000):
@@ -87,12 +91,12 @@ def test_a_rank_file_is_the_same_tokenizer(engine, ranks, tmp_path):
         assert again.encode(text) == engine.encode(text)
 
 
-def test_long_runs_stay_exact(engine, oracle):
+def test_long_runs_of_a_character_get_the_ids_of_tiktoken(engine, oracle):
     for text in ("a" * 5000, " " * 5000, "漢字" * 2500, "\n" * 999, "1" * 3000):
         assert engine.encode(text) == oracle.encode_ordinary(text)
 
 
-def test_a_prefix_for_the_first_stretch_only():
+def test_metaspace_first_puts_its_symbol_before_the_first_part_only():
     spec = TokenizerSpec(
         model="bpe",
         tokens=["<unk>", "a", "\u2581", "<s>"],
@@ -107,7 +111,7 @@ def test_a_prefix_for_the_first_stretch_only():
     assert engine.encode("a") == [2, 1]
 
 
-def test_unknown_steps_are_refused():
+def test_an_unknown_step_is_refused():
     spec = TokenizerSpec(model="bpe", tokens=["a"], pre_tokenizer=(Step("Sorcery"),))
     with pytest.raises(InvalidFormat, match="cannot be run"):
         library_engine(spec)
@@ -122,14 +126,14 @@ def test_a_sentencepiece_model_without_its_library_is_refused_by_name(monkeypatc
 @pytest.mark.skipif(native.module() is None, reason="the native module is not installed")
 @pytest.mark.parametrize("name", [*VOCABULARIES, *SMALL])
 def test_both_engines_give_the_same_spans(name, tmp_path):
-    found = spec(name, tmp_path)
-    compiled = open_engine(found)[0]
-    library = library_engine(found)
+    specification = spec(name, tmp_path)
+    compiled = open_engine(specification)[0]
+    library = library_engine(specification)
     assert (compiled.name, library.name) == ("native", "portable")
-    draw = random.Random(29)
-    added = [token.text for token in found.added][:30] or ["the"]
+    rng = random.Random(29)
+    added = [token.text for token in specification.added][:30] or ["the"]
     for _ in range(200):
-        whole = random_text(draw) + draw.choice(added) + random_text(draw)
+        whole = random_text(rng) + rng.choice(added) + random_text(rng)
         for special in (True, False):
             spans = compiled.spans(whole, parse_special=special)
             assert library.spans(whole, parse_special=special) == spans

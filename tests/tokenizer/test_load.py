@@ -44,6 +44,7 @@ def word_level(path, words, **more):
 
 
 def compiled_files():
+    """Paths of the compiled forms in the cache."""
     return sorted((settings.cache_dir() / "tokenizers" / "compiled").glob("*.tok"))
 
 
@@ -74,7 +75,7 @@ def test_a_changed_neighbour_counts_too(tmp_path):
     assert load_tokenizer(path).chat_template == "hello"
 
 
-def test_the_same_content_elsewhere_names_its_own_place(tmp_path):
+def test_a_copy_of_a_file_is_named_by_its_own_path(tmp_path):
     path = word_level(tmp_path / "tokenizer.json", ["ab"])
     load_tokenizer(path)
     (tmp_path / "copy").mkdir()
@@ -84,7 +85,7 @@ def test_the_same_content_elsewhere_names_its_own_place(tmp_path):
 
 @pytest.fixture
 def read(monkeypatch):
-    """Names of the files whose digest is computed; a file counts as settled at once."""
+    """Sizes of the mapped files whose digest is computed; a file counts as settled at once."""
     monkeypatch.setattr(digests, "SETTLED_S", -10.0)
     monkeypatch.setattr("bitnet.tokenizer.load._SMALL", 0)
     computed = []
@@ -109,7 +110,7 @@ def test_a_file_that_was_not_touched_is_hashed_once(tmp_path, read):
 
 
 def _until_its_times_differ(path, change):
-    """Time that file systems count in ticks of some milliseconds."""
+    """Call *change* until the file at *path* has another time: file systems count in ticks."""
     before = path.stat().st_ctime_ns
     change()
     while path.stat().st_ctime_ns == before:
@@ -117,7 +118,7 @@ def _until_its_times_differ(path, change):
 
 
 @pytest.mark.parametrize("how", ["in place", "set back", "replaced", "linked"])
-def test_a_file_of_the_same_size_is_hashed_again(how, tmp_path, read):
+def test_a_changed_file_of_the_same_size_is_hashed_again(how, tmp_path, read):
     path = word_level(tmp_path / "tokenizer.json", ["ab"])
     assert load_tokenizer(path).encode("ab") == [2]
     status = path.stat()
@@ -147,20 +148,20 @@ def test_a_file_of_the_same_size_is_hashed_again(how, tmp_path, read):
 def test_a_file_that_changed_a_moment_ago_is_not_trusted(tmp_path, read, monkeypatch):
     monkeypatch.setattr(digests, "SETTLED_S", 3.0)
     path = word_level(tmp_path / "tokenizer.json", ["ab"])
-    os.utime(path, (1e9, 1e9))  # its contents are old, it says
+    os.utime(path, (1e9, 1e9))  # as if it had changed in 2001
     for times in (1, 2, 3):
         load_tokenizer(path)
         assert len(read) == times
 
 
-def test_a_damaged_record_is_none(tmp_path, read):
+def test_a_damaged_record_of_a_digest_counts_as_none(tmp_path, read):
     path = word_level(tmp_path / "tokenizer.json", ["ab"])
     load_tokenizer(path)
     (record,) = (settings.cache_dir() / "tokenizers/compiled/digests").iterdir()
     for damage in ("", "{}", record.read_text().replace("ctime_ns", "other"), "[1]"):
         record.write_text(damage)
         assert load_tokenizer(path).encode("ab") == [2]
-    assert len(read) == 5
+    assert len(read) == 5  # once at first, and with each of four damages
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "empty"])
@@ -266,10 +267,10 @@ def test_every_file_that_a_reader_looks_for_counts_in_the_key(
 
     path, pre = folder_with()
     names = set()
-    has = Inventory.__contains__
+    has_file = Inventory.__contains__
     with monkeypatch.context() as patch, contextlib.suppress(Unsupported):
         patch.setattr(
-            Inventory, "__contains__", lambda files, each: names.add(each) or has(files, each)
+            Inventory, "__contains__", lambda files, each: names.add(each) or has_file(files, each)
         )
         files = Inventory(path.parent)
         spec_from_file(path, pre=pre, files=files)
@@ -285,7 +286,7 @@ def test_every_file_that_a_reader_looks_for_counts_in_the_key(
     assert len(keys) == len(set(keys))
 
 
-def test_a_neighbour_that_takes_the_place_of_a_model_file_is_seen_after_a_load(tmp_path):
+def test_a_removed_tokenizer_json_changes_a_tokenizer_model_that_was_loaded(tmp_path):
     """A ``tokenizer.json`` beside a ``tokenizer.model`` changes what the model file stands for."""
     path, _ = _write_kind("sentencepiece", tmp_path, "tokenizer.model")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
@@ -297,7 +298,7 @@ def test_a_neighbour_that_takes_the_place_of_a_model_file_is_seen_after_a_load(t
 
 
 def test_ids_of_another_vocab_json_are_not_those_of_the_cache(tmp_path):
-    for change in (reversed, list):
+    for change in (reversed, list):  # two orders of ids
         path, pre = _write_kind("vocabulary", tmp_path, "merges.txt")
         vocabulary = {text: id for id, text in enumerate(change(BYTES))}
         (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
@@ -325,7 +326,7 @@ def test_the_name_of_a_tokenizer_does_not_depend_on_the_cache(
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-def test_what_was_read_before_a_change_is_not_kept_as_the_content_after_it(name, tmp_path):
+def test_content_that_was_read_before_a_change_is_not_cached_as_the_changed_one(name, tmp_path):
     def write(template, words):
         word_level(tmp_path / "tokenizer.json", words)
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))

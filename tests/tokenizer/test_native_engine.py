@@ -20,6 +20,7 @@ from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, bpe_spec, pre_tokenize
 pytestmark = pytest.mark.skipif(native.module() is None, reason="the native module is missing")
 
 BEHAVIORS = ["Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"]
+# Pre-tokenizer steps before the ByteLevel step; "prefix" changes an option of that step.
 STEPS = {
     "gpt2": [],
     "prefix": [],
@@ -43,6 +44,7 @@ STEPS = {
         Step("Split", {"pattern": {"String": "aa"}, "behavior": "MergedWithNext", "invert": True})
     ],
 }
+# Normalizers by name.
 NORMALIZERS = {
     "none": (),
     "NFC": (Step("NFC", {}),),
@@ -53,6 +55,7 @@ NORMALIZERS = {
         Step("Replace", {"pattern": {"String": "b"}, "content": "aa"}),
     ),
 }
+# Texts of characters that the steps treat differently, and of any others.
 texts = st.text(
     st.one_of(
         st.sampled_from(" aabbchelowr12.,!\n\tAHeé\u0301Å\u212b字ﬁ\u1100\u1161"),
@@ -60,6 +63,7 @@ texts = st.text(
     ),
     max_size=30,
 )
+# Such texts with added tokens and words among them.
 joined = st.lists(
     st.one_of(texts, st.sampled_from(["<s>", "</s>", "<|im|>", "word", "norm", " ", "hello"])),
     max_size=6,
@@ -70,7 +74,10 @@ PARTS = [*CORPUS, "<sep>", "ell", "  "]
 
 
 def normalizing(name):
-    """A specification with these steps, whose last added token is looked for behind them."""
+    """A specification with the normalizer *name*.
+
+    With "replace", its last added token is one that a text has after an "a" was put before it.
+    """
     spec = byte_level(normalizer=NORMALIZERS[name])
     if name != "replace":
         return spec
@@ -79,11 +86,12 @@ def normalizing(name):
 
 
 def _same(spec, text, *, parse_special=True):
+    """Assert that both engines give the same ids for *text*."""
     tokenizer = Tokenizer.from_spec(spec)
     assert tokenizer.engine == "native"
     portable = library_engine(spec)
-    found = tokenizer.encode(text, add_special=False, parse_special=parse_special)
-    assert found == portable.encode(text, parse_special=parse_special)
+    ids = tokenizer.encode(text, add_special=False, parse_special=parse_special)
+    assert ids == portable.encode(text, parse_special=parse_special)
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -104,7 +112,7 @@ def test_every_normalizer_step_changes_what_the_library_changes(name, text):
 def merging_all_pairs(name, characters):
     """A vocabulary for the pre-tokenizer *name* that joins each two bytes of *characters*.
 
-    So wherever a text is cut between two of them, its ids are others.
+    A cut between two of them changes the ids.
     """
     tokens = [*BYTE_TO_CHARACTER]
     used = sorted(set(characters.encode()))
@@ -113,6 +121,7 @@ def merging_all_pairs(name, characters):
     return bpe_spec(name, tokens=tokens, merges=merges, bos_id=None, eos_id=None)
 
 
+# Apostrophes between letters of several kinds: what is cut depends on the neighbours.
 _CONTRACTIONS = "l'\u00e9t\u00e9 S'il M'a \u5b57' 12\n\u00e9"
 
 
@@ -123,7 +132,7 @@ _BYTE_LEVEL = [name for name in PRE_TOKENIZERS if pre_tokenizer(name).byte_level
 def test_ids_of_a_text_do_not_depend_on_the_texts_before_it(name):
     spec = merging_all_pairs(name, _CONTRACTIONS)
     draws = random.Random(name)
-    # Texts of one length may lie at one address, one after the other.
+    # Texts of one length may get the same address one after the other, which a cache must notice.
     texts = ["".join(draws.sample(_CONTRACTIONS, len(_CONTRACTIONS))) for _ in range(150)]
     try:
         portable = library_engine(spec)
@@ -135,13 +144,13 @@ def test_ids_of_a_text_do_not_depend_on_the_texts_before_it(name):
     assert [tokenizer.encode("".join(text)) for text in texts] == expected
 
 
-def test_a_token_in_normalized_text_is_found_behind_what_is_put_before_it():
+def test_an_added_token_is_found_in_the_text_that_a_normalizer_makes():
     spec = normalizing("replace")
     _same(spec, "norm")
     assert Tokenizer.from_spec(spec).encode("norm", add_special=False) == [spec.added[-1].id]
 
 
-def test_the_library_refuses_a_token_that_no_normalized_text_has():
+def test_the_library_refuses_an_added_token_that_the_normalizer_changes():
     with pytest.raises(Unsupported, match="'norm', which the normalizer changes"):
         library_engine(byte_level(normalizer=NORMALIZERS["replace"]))
 
@@ -200,7 +209,7 @@ def test_sentencepiece_models_give_the_ids_of_sentencepiece(trained, text):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("unit", [" ", "字", "1", "a", "\n", "<", "hello ", "\u0301"])
-def test_a_megabyte_of_one_thing_is_encoded_and_decoded(unit):
+def test_a_megabyte_of_one_text_repeated_is_encoded_and_decoded(unit):
     text = unit * (1_000_000 // len(unit.encode()))
     tokenizer = Tokenizer.from_spec(byte_level())
     assert tokenizer.decode(tokenizer.encode(text, add_special=False)) == text

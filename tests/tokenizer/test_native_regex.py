@@ -13,6 +13,7 @@ from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
 module = native.module()
 pytestmark = pytest.mark.skipif(module is None, reason="the native module is not installed")
 
+# Expressions that are not valid or that the native engine does not compute exactly.
 UNSUPPORTED = [
     "(?<=a)b",
     "[[:alpha:]]",
@@ -22,6 +23,7 @@ UNSUPPORTED = [
     "[z-a]",
     "(?i:ß)",
 ]
+# Supported constructs, by expressions that use them.
 CONSTRUCTS = [
     r"\p{L}*",
     r"\bx|\b.\B",
@@ -43,6 +45,7 @@ mixed = st.text(
 
 
 def _expressions():
+    """Names and expressions of the known pre-tokenizers that the native engine supports."""
     found = {}
     for name, kind in PRE_TOKENIZERS.items():
         for step in kind.steps:
@@ -53,6 +56,7 @@ def _expressions():
 
 
 def _is_supported(pattern):
+    """True if the native engine compiles *pattern*."""
     try:
         module.regex_find_all(pattern, "")
     except ValueError:
@@ -61,6 +65,7 @@ def _is_supported(pattern):
 
 
 def _oracle(pattern, text):
+    """Matches of *pattern* in *text* by Oniguruma, without empty ones."""
     step = pre_tokenizers.Split(Regex(pattern), "removed", invert=True)
     return [piece for piece, _ in step.pre_tokenize_str(text)]
 
@@ -68,7 +73,7 @@ def _oracle(pattern, text):
 @pytest.mark.parametrize("pattern", CONSTRUCTS)
 @given(text=mixed)
 def test_a_construct_matches_what_oniguruma_matches(pattern, text):
-    # Matches of nothing make no pieces, which are what the library shows.
+    # The library shows pieces of the text, and an empty match is not a piece.
     assert [found for found in module.regex_find_all(pattern, text) if found] == _oracle(
         pattern, text
     )
@@ -88,13 +93,13 @@ def test_known_pre_tokenizers_match_what_oniguruma_matches():
 
 
 @pytest.mark.parametrize("pattern", UNSUPPORTED)
-def test_what_is_not_exact_is_refused(pattern):
+def test_an_expression_that_is_not_computed_exactly_is_refused(pattern):
     with pytest.raises(ValueError, match="regular expression"):
         module.regex_find_all(pattern, "text")
 
 
 @pytest.mark.parametrize("text", LONG.values(), ids=LONG)
-def test_a_long_run_is_cut_without_exhausting_anything(text):
+def test_a_long_run_is_cut_within_the_steps_of_the_engine(text):
     for name in ("llama-bpe", "deepseek-llm", "gpt-4o"):
         for step in PRE_TOKENIZERS[name].steps:
             pattern = step.options.get("pattern")
@@ -104,6 +109,7 @@ def test_a_long_run_is_cut_without_exhausting_anything(text):
 
 @pytest.mark.parametrize("name", ["L", "N", "P", "S", "M", "Lu", "Ll", "Lo", "Nd", "Han", "Hangul"])
 def test_properties_are_those_of_the_library(name):
+    # Every 61st code point, but for surrogates.
     codes = [c for c in range(0, sys.maxunicode, 61) if not 0xD800 <= c < 0xE000]
     text = "".join(map(chr, codes))
     pattern = rf"\p{{{name}}}"

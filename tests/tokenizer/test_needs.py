@@ -1,3 +1,5 @@
+"""What a model needs as its tokenizer, and which files meet the need."""
+
 import json
 
 import pytest
@@ -8,6 +10,7 @@ from bitnet.formats.model_files import find_models
 from bitnet.tokenizer.discover import model_facts, search
 
 PIECES = ["<unk>", "a", "b", "ab"]
+# Keys of an embedded tokenizer with these four pieces, the first of them unknown.
 EMBEDDED = vocabulary(PIECES, model="llama", scores=[0.0] * 4, token_types=[2, 1, 1, 1])
 
 
@@ -15,6 +18,7 @@ BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": Tr
 
 
 def tokenizer_json(path, size):
+    """Write a ``tokenizer.json`` of *size* tokens at *path*."""
     vocab = {f"t{number}": number for number in range(size)}
     path.write_text(
         json.dumps(
@@ -32,10 +36,12 @@ def tokenizer_json(path, size):
 
 
 def need_of(model):
+    """The result of the search for the tokenizer of *model* inside, beside and above it."""
     return search(model_facts(model), places=("embedded", "sibling", "parent"))
 
 
 def bare(path, rows=4):
+    """A GGUF file without a tokenizer, with *rows* embeddings."""
     return write_gguf(path, llama_metadata(), [f32("token_embd.weight", (rows, 128))])
 
 
@@ -62,7 +68,7 @@ def test_padded_embedding_rows_fit_and_a_larger_vocabulary_does_not(tmp_path):
     assert "Model: 6, Tokenizer: 7" in need.reason
 
 
-def test_a_model_without_one_says_what_it_needs(tmp_path):
+def test_the_need_of_a_model_without_a_tokenizer_is_its_architecture_and_size(tmp_path):
     need = need_of(bare(tmp_path / "m.gguf", rows=9))
     assert (need.model.architecture, need.model.vocab_size) == ("llama", 9)
     assert (need.present, need.reason) == ("", "")

@@ -21,12 +21,14 @@ from bitnet.tokenizer.spec import BYTE_TO_CHARACTER
 from bitnet.tokenizer.tokenizer import Tokenizer
 from bitnet.tokenizer.tokenizer_json import check_vocabulary
 
+# Values of other types and sizes; "\u00b2" is a digit for Python and not an integer.
 ODD = (
     *(None, True, -1, 1.5, 2**70, 10**13, 10**400, math.nan, math.inf),
     *("", "x", "\u00b2", "9" * 5000, [], [0], ["x"]),
     *({}, {"x": 0}, {"x": -999}, {"x": 10**13}, {"0": []}, {"\u00b2": {}}),
 )  # fmt: skip
 TOKEN = {"content": "<x>", "lstrip": False, "special": True}
+# Side files with correct values.
 SIDE = {
     "tokenizer_config.json": {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -42,6 +44,7 @@ SIDE = {
     "config.json": {"model_type": "llama", "vocab_size": 300, "text_config": {}},
     "chat_template.json": {"chat_template": "x"},
 }
+# A SentencePiece model of four pieces.
 MODEL = pieces(
     "spm",
     tokens=["<unk>", "<s>", "</s>", "a"],
@@ -53,16 +56,19 @@ MODEL = pieces(
 
 
 def _write_json(folder, name):
+    """Write a ``tokenizer.json`` of two words to *folder* as *name*."""
     words = {"type": "WordLevel", "vocab": {"<unk>": 0, "a": 1}, "unk_token": "<unk>"}
     (folder / name).write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": words}))
 
 
 def _write_vocabulary(folder, name):
+    """Write a byte-level vocabulary to *folder* as *name*, and merges beside it."""
     ids = {text: id for id, text in enumerate(BYTE_TO_CHARACTER)}
     (folder / name).write_text(json.dumps(ids))
     (folder / "merges.txt").write_text("#version: 0.2\n")
 
 
+# Functions that write a tokenizer file of each kind, by its name; and the ``--pre`` it needs.
 KINDS = {
     "tokenizer.json": _write_json,
     "vocab.json": _write_vocabulary,
@@ -176,6 +182,7 @@ def test_extra_special_tokens_that_are_not_a_list_are_refused_by_name(value, tmp
 def test_a_model_file_whose_ends_are_not_pieces_is_refused(role, tmp_path):
     path = tmp_path / "tokenizer.model"
     data = write_model(MODEL)
+    # Protobuf tags of the trainer's fields bos_id, 41, and eos_id, 42, and the ids in the file.
     tag = {"bos_id": b"\xc8\x02", "eos_id": b"\xd0\x02"}[role]
     own = {"bos_id": b"\x01", "eos_id": b"\x02"}[role]
     assert data.count(tag + own) == 1
@@ -254,7 +261,7 @@ DOCUMENT = {
 }
 
 
-def test_a_downloaded_file_of_another_shape_is_refused(tmp_path):
+def test_odd_values_of_a_downloaded_file_are_refused_or_without_effect(tmp_path):
     path = tmp_path / "tokenizer.json"
     for document in (DOCUMENT, DOCUMENT | {"model": {"vocab": [["a", 0.0], ["b", 0.0]]}}):
         path.write_text(json.dumps(document))

@@ -11,6 +11,7 @@ from bitnet.base import native
 from bitnet.tokenizer import Tokenizer, TokenSpan
 
 NEEDS_NATIVE = pytest.mark.skipif(native.module() is None, reason="no native module")
+# Vocabularies in the form of a ``tokenizer.json``, which the library opens.
 OF_LIBRARY = ("llama", "gemma", "wordpiece")
 
 
@@ -33,10 +34,11 @@ def test_offsets_are_those_of_the_library(name, tmp_path):
 
 
 def _same(ours, library, whole):
-    found = ours.spans(whole, add_special=False)
-    wanted = library.encode(whole, add_special_tokens=False)
-    assert [span.id for span in found] == wanted.ids, whole
-    assert [(span.start, span.stop) for span in found] == wanted.offsets, whole
+    """Assert that *ours* gives the ids and offsets of *library* for *whole*."""
+    spans = ours.spans(whole, add_special=False)
+    expected = library.encode(whole, add_special_tokens=False)
+    assert [span.id for span in spans] == expected.ids, whole
+    assert [(span.start, span.stop) for span in spans] == expected.offsets, whole
 
 
 @NEEDS_NATIVE
@@ -53,12 +55,13 @@ def test_offsets_of_real_files_are_those_of_the_library(test_data, name):
 
 
 def spec_of(path):
+    """The specification of the file at *path*."""
     from bitnet.tokenizer.load import load_spec
 
     return load_spec(path)
 
 
-def test_steps_that_put_text_in_are_aligned_as_the_library_does(tmp_path):
+def test_offsets_with_a_space_that_a_step_adds_are_those_of_the_library(tmp_path):
     content = json.loads(json.dumps(_bytes_model()))
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(content))
@@ -70,6 +73,7 @@ def test_steps_that_put_text_in_are_aligned_as_the_library_does(tmp_path):
 
 
 def _bytes_model():
+    """A byte-level ``tokenizer.json`` that puts a space before a text."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     tokens = {character: id for id, character in enumerate(alphabet)}
     tokens["Ġt"] = 256
@@ -85,23 +89,23 @@ def _bytes_model():
 @NEEDS_NATIVE
 @pytest.mark.parametrize("name", [*PACKED, *SMALL])
 def test_both_engines_give_the_same_spans_and_the_ids_of_encode(name, tmp_path, monkeypatch):
-    found = spec(name, tmp_path)
-    both = []
+    specification = spec(name, tmp_path)
+    tokenizers_of_both = []
     for backend in ("native", "reference"):
         monkeypatch.setenv("BITNET_BACKEND", backend)
-        both.append(Tokenizer.from_spec(found))
-    assert [one.engine for one in both] == ["native", "portable"]
+        tokenizers_of_both.append(Tokenizer.from_spec(specification))
+    assert [tokenizer.engine for tokenizer in tokenizers_of_both] == ["native", "portable"]
     rng = random.Random(29)
     for _ in range(150):
         whole = text(rng)
         for options in ({}, {"add_special": False}, {"parse_special": False}):
-            spans = both[0].spans(whole, **options)
-            assert spans == both[1].spans(whole, **options), whole
-            assert [span.id for span in spans] == both[0].encode(whole, **options)
+            spans = tokenizers_of_both[0].spans(whole, **options)
+            assert spans == tokenizers_of_both[1].spans(whole, **options), whole
+            assert [span.id for span in spans] == tokenizers_of_both[0].encode(whole, **options)
             assert all(0 <= span.start <= span.stop <= len(whole) for span in spans)
 
 
-def test_what_is_put_around_a_text_stands_for_nothing(tmp_path):
+def test_bos_stands_for_no_characters_of_the_text(tmp_path):
     tokenizer = Tokenizer.from_spec(spec("spm", tmp_path))
     spans = tokenizer.spans("the fox")
     assert spans[0] == TokenSpan(tokenizer.bos_id, 0, 0)

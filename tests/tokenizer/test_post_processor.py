@@ -24,7 +24,7 @@ def fewer_texts(monkeypatch):
 
 
 def template(single, pair):
-    """A template of items such as ``[CLS]``, ``A`` or ``B:1``, the latter with its type."""
+    """A template of items such as ``[CLS]``, ``A`` or ``B:1``, the last with its type."""
 
     def items(text):
         for item in text.split():
@@ -37,8 +37,10 @@ def template(single, pair):
     return {"type": "TemplateProcessing", **sections}
 
 
+# Tokens at the ends of a text, with their ids.
 ENDS = {"cls": ["[CLS]", 0], "sep": ["[SEP]", 1]}
 BERT = "[CLS] A [SEP] B:1 [SEP]:1"
+# Sections of a ``tokenizer.json`` that join two texts.
 PROCESSORS = {
     "BERT": template("[CLS] A [SEP]", BERT),
     "BertProcessing": {"type": "BertProcessing", **ENDS},
@@ -95,17 +97,17 @@ ENCODER = words(
 
 
 @pytest.mark.parametrize(("middle", "second_type"), [((1,), 1), ((1,), 0), ((1, 1), 0), ((), 1)])
-def test_what_is_between_two_texts_without_a_file_is_exported(middle, second_type, tmp_path):
+def test_ids_between_two_texts_that_no_file_states_are_exported(middle, second_type, tmp_path):
     spec = replace(ENCODER, middle_ids=middle, second_type=second_type)
     written = export_tokenizer(spec, tmp_path)
     copy = load_spec(tmp_path)
     assert (copy.middle_ids, copy.second_type) == (middle, second_type)
     joined = Library.from_file(str(written[0])).encode("a", "b")
-    assert joined.ids == [0, 3, *middle, 4, 1]
+    assert joined.ids == [0, 3, *middle, 4, 1]  # [CLS] a ... b [SEP]
     assert joined.type_ids == [0] * (2 + len(middle)) + [second_type] * 2
 
 
-def test_without_anything_around_or_between_texts_there_is_no_section():
+def test_without_ids_around_or_between_texts_the_section_is_empty():
     assert write_post_processor(byte_level(add_bos=False)) is None
 
 

@@ -1,3 +1,5 @@
+"""Pre-tokenizers by the names of llama.cpp: each cuts a text as its tokenizer does."""
+
 import json
 
 import pytest
@@ -13,7 +15,7 @@ FROM_BYTE_SPELLING = {char: byte for byte, char in enumerate(BYTE_TO_CHARACTER)}
 def spelled(name, text):
     """Pieces into which *name* cuts *text*, as the vocabulary spells it, by the library."""
     pre = pre_tokenizer(name)
-    outline = {
+    document = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
@@ -24,37 +26,45 @@ def spelled(name, text):
         "decoder": None,
         "model": {"type": "BPE", "vocab": {}, "merges": []},
     }
-    library = Tokenizer.from_str(json.dumps(outline))
-    found = library.pre_tokenizer.pre_tokenize_str(library.normalizer.normalize_str(text))
-    return [piece for piece, _ in found]
+    library = Tokenizer.from_str(json.dumps(document))
+    pieces_with_offsets = library.pre_tokenizer.pre_tokenize_str(
+        library.normalizer.normalize_str(text)
+    )
+    return [piece for piece, _ in pieces_with_offsets]
 
 
 def plain(name, piece):
+    """The text of *piece*, which *name* may have spelled as bytes."""
     if not pre_tokenizer(name).byte_level:
         return piece
     return bytes(FROM_BYTE_SPELLING[char] for char in piece).decode("utf-8", "replace")
 
 
 def pieces(name, text):
+    """Pieces into which *name* cuts *text*."""
     return [plain(name, piece) for piece in spelled(name, text)]
 
 
 def step(of):
+    """A step as a ``tokenizer.json`` has it."""
     return {"type": of.type, **of.options}
 
 
 @pytest.mark.parametrize("name", PRE_TOKENIZERS)
-def test_every_pre_tokenizer_runs_and_loses_nothing(name):
+def test_the_pieces_of_every_pre_tokenizer_join_to_the_text(name):
     text = "Hello WORLD's  1234567 foo\n\n漢字 ひら\tÄß (x_y)|.,!?\u00a0end 1/2"
-    joined = plain(name, "".join(spelled(name, text)))
-    kept = text.replace(" ", "\u2581") if pre_tokenizer(name).normalizer == SPM else text
-    if name == "mmbert":
-        kept = "\n\n".join("\u2581" + line for line in text.replace(" ", "\u2581").split("\n\n"))
-    if name == "whitespace":
-        kept = "".join(text.split())
-    assert joined == kept
+    joined_pieces = plain(name, "".join(spelled(name, text)))
+    expected = text.replace(" ", "\u2581") if pre_tokenizer(name).normalizer == SPM else text
+    if name == "mmbert":  # puts U+2581 before each part between empty lines, too
+        expected = "\n\n".join(
+            "\u2581" + line for line in text.replace(" ", "\u2581").split("\n\n")
+        )
+    if name == "whitespace":  # removes white space
+        expected = "".join(text.split())
+    assert joined_pieces == expected
 
 
+# The normalizer that puts U+2581 in place of spaces.
 SPM = pre_tokenizer("gemma4").normalizer
 
 
@@ -86,7 +96,7 @@ def test_texts_are_cut_as_published(name, text, expected):
     assert pieces(name, text) == expected
 
 
-def test_normalization_is_part_of_the_name():
+def test_a_pre_tokenizer_normalizes_if_its_tokenizer_does():
     assert pieces("qwen2", "e\u0301") == ["\u00e9"]
     assert pieces("llama-bpe", "e\u0301") == ["e", "\u0301"]
 
@@ -95,8 +105,9 @@ def test_long_s_is_a_contraction_of_llama3_as_in_its_own_expression():
     assert pieces("llama-bpe", "a'\u017fb") == ["a", "'\u017f", "b"]
 
 
-def test_deepseek_letters_are_code_points_not_their_compositions():
+def test_letters_of_deepseek_are_those_of_its_expression_unnormalized():
     letters = next(s.options["pattern"]["Regex"] for s in pre_tokenizer("deepseek-llm").steps[1:2])
+    # NFC would replace the first two, and the range would then begin at K.
     assert "\u1f7d" in letters
     assert "\u2126" in letters
     assert "\u212a-\u212d" in letters

@@ -17,6 +17,7 @@ from bitnet.tokenizer.spec import BYTE_TO_CHARACTER
 
 @pytest.fixture(params=sorted(PUBLISHED))
 def published(request, test_data):
+    """Path of each published rank file."""
     path = test_data / "ranks" / f"{request.param}.tiktoken"
     if not path.exists():
         pytest.skip(f"{path.name} is not among the test data; `inv test-data` fetches it")
@@ -44,6 +45,7 @@ def test_whispers_file_has_an_empty_token_before_its_special_ones(test_data):
     if not path.exists():
         pytest.skip(f"{path.name} is not among the test data; `inv test-data` fetches it")
     spec = spec_from_file(path)
+    # The last line has no base64: the token is empty.
     assert path.read_bytes().endswith(b"\n= 50256\n")
     assert (spec.tokens[50_256], spec.eos_id) == ("", 50_257)
     assert [spec.tokens.index(text) for text in ("<|startoftranscript|>", "<|en|>", "<|su|>")] == [
@@ -54,12 +56,16 @@ def test_whispers_file_has_an_empty_token_before_its_special_ones(test_data):
 @pytest.mark.parametrize(
     ("count", "name"), [(50_257, "Whisper"), (100_256, "cl100k"), (151_643, "Qwen")]
 )
-def test_ranks_as_many_as_a_known_files_are_refused_with_its_name(count, name, tmp_path):
-    # StableLM-2's file has the number of cl100k's and cuts digits one by one.
+def test_unknown_ranks_as_many_as_those_of_a_known_file_are_refused_with_its_name(
+    count, name, tmp_path
+):
+    # StableLM 2's file has as many ranks as cl100k's, but cuts digits one by one.
     path = write_ranks(tmp_path / "tokenizer.model", count)
-    with pytest.raises(TokenizerNotFound, match=f"as many as {name}, whose ranks are others") as no:
+    with pytest.raises(
+        TokenizerNotFound, match=f"as many as {name}, whose ranks are others"
+    ) as refused:
         spec_from_file(path)
-    assert "--pre NAME" in no.value.hint
+    assert "--pre NAME" in refused.value.hint
     assert spec_from_file(path, pre="gpt-2").vocab_size == count
 
 
@@ -73,7 +79,7 @@ def test_unknown_ranks_are_refused_with_what_is_known_unless_a_pre_tokenizer_is_
     assert open_engine(spec)[0].encode("hi") == [104, 105]
 
 
-def test_a_special_token_may_sit_between_the_ranks(tmp_path):
+def test_a_special_token_may_have_an_id_between_the_ranks(tmp_path):
     texts = [bytes([rank]) for rank in range(256)]
     lines = [*map(rank_line, texts, range(256)), rank_line(b"ab", 257)]
     path = tmp_path / "tokenizer.model"
@@ -90,6 +96,7 @@ def test_a_special_token_may_sit_between_the_ranks(tmp_path):
 @pytest.mark.parametrize(
     ("damage", "text"),
     [
+        # Lines after the 256 ranks of single bytes.
         (b"!!!! 256\n", "line 257: expected a token in base64"),
         (b"AAA 256\n", "line 257: expected a token in base64"),
         (b"IQ==\n", "line 257: expected a token in base64"),

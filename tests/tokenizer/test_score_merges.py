@@ -7,13 +7,14 @@ from small_specs import pieces
 
 from bitnet.tokenizer.library import open_engine
 
+# Types of pieces, as SentencePiece numbers them.
 NORMAL = 1
 UNUSED = 5
 LETTERS = "ab\u2581"
 
 
-def plainly(text, scores, unused):
-    """The best-scored neighbours are joined, the left ones of equal score, until none can be.
+def join_by_definition(text, scores, unused):
+    """Pieces of *text*: the best-scored neighbours are joined first, of equal ones the left.
 
     Unused pieces are taken apart as they were last offered; characters that are unused are unknown.
     """
@@ -48,11 +49,11 @@ def plainly(text, scores, unused):
 
 def vocabulary(rng):
     """Pieces of a few letters, their scores (equal, falling, rising or any), and their types."""
-    found = dict.fromkeys(LETTERS)
+    tokens = dict.fromkeys(LETTERS)
     for _ in range(rng.randint(1, 25)):
-        one, other = rng.choices([*found], k=2)
-        found[(one + other)[:12]] = None
-    size = len(found)
+        left, right = rng.choices([*tokens], k=2)
+        tokens[(left + right)[:12]] = None
+    size = len(tokens)
     scores = rng.choice(
         [
             [-float(i) for i in range(size)],
@@ -61,11 +62,11 @@ def vocabulary(rng):
             [rng.random() for _ in range(size)],
         ]
     )
-    return list(found), scores, rng.choices([NORMAL, UNUSED], [3, rng.choice([0, 2])], k=size)
+    return list(tokens), scores, rng.choices([NORMAL, UNUSED], [3, rng.choice([0, 2])], k=size)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_joins_come_in_the_order_of_their_scores(seed):
+def test_pieces_are_joined_in_the_order_of_their_scores(seed):
     rng = random.Random(seed)
     for _ in range(150):
         tokens, scores, types = vocabulary(rng)
@@ -77,8 +78,8 @@ def test_joins_come_in_the_order_of_their_scores(seed):
         engine = open_engine(spec)[0]
         for _ in range(4):
             text = "".join(rng.choices(LETTERS, k=rng.randint(0, 50)))
-            found = [spec.tokens[id] for id in engine.encode(text)]
-            assert found == plainly(text, by_token, unused)
+            pieces_of_text = [spec.tokens[id] for id in engine.encode(text)]
+            assert pieces_of_text == join_by_definition(text, by_token, unused)
 
 
 @pytest.mark.parametrize("step", [1.0, -1.0])
@@ -86,5 +87,6 @@ def test_long_runs_join_alike_whether_longer_pieces_score_more_or_less(step):
     runs = ["a" * 2**i for i in range(9)]
     scores = [step * i for i in range(len(runs))]
     spec = pieces("spm", tokens=["<unk>", *runs], scores=[0.0, *scores], token_types=[2] + [1] * 9)
+    # The longest piece, 256 letters, has the id 9; that of 64 has 7.
     ids = open_engine(spec)[0].encode("a" * (1000 * 256 + 64))
     assert ids == [9] * 1000 + [7]

@@ -1,3 +1,5 @@
+"""SentencePiece models: read with the ids of their library, written back, or refused."""
+
 import io
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +24,7 @@ CORPUS = [
     "Съешь же ещё этих мягких французских булок, да выпей чаю.",
     "def main():\n    return  'hello   world'",
 ] * 10
-# kind, byte fallback, normalization, dummy prefix, remove extra white space
+# Kind, byte fallback, normalization, dummy prefix, and True to remove extra white space.
 VARIANTS = [
     ("bpe", True, "identity", True, False),
     ("bpe", False, "nmt_nfkc", True, True),
@@ -43,6 +45,7 @@ TRICKY = st.text(
 
 @pytest.fixture(scope="module", params=VARIANTS, ids=lambda v: "-".join(map(str, v)))
 def trained(request, tmp_path_factory):
+    """A trained model in its library and in ours, and its specification."""
     kind, fallback, rule, prefix, trim = request.param
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -72,10 +75,10 @@ def trained(request, tmp_path_factory):
 @given(text=TRICKY | st.text(max_size=40))
 def test_ids_are_those_of_the_sentencepiece_library(trained, text):
     oracle, engine, spec = trained
-    wanted = oracle.encode(text)
-    assert engine.encode(text, parse_special=False) == wanted
-    in_use = Tokenizer.from_spec(spec)
-    assert in_use.encode(text, add_special=False, parse_special=False) == wanted
+    expected = oracle.encode(text)
+    assert engine.encode(text, parse_special=False) == expected
+    tokenizer = Tokenizer.from_spec(spec)
+    assert tokenizer.encode(text, add_special=False, parse_special=False) == expected
 
 
 def test_a_written_model_is_the_same_to_the_library(trained):
@@ -91,7 +94,7 @@ def test_reading_what_was_written_changes_nothing():
     assert parse_model(write_model(model)) == model
 
 
-def test_ids_that_are_switched_off_survive():
+def test_a_bos_that_is_switched_off_is_written_and_read_as_none():
     model = replace(parse_model(TINY.read_bytes()), bos_id=None)
     assert parse_model(write_model(model)).bos_id is None
 
@@ -109,6 +112,7 @@ def test_damaged_models_end_in_our_own_errors(data):
 
 
 def test_word_models_are_refused_by_name():
+    # Kind 3 is WORD in SentencePiece's file format.
     data = write_model(parse_model(TINY.read_bytes()), kind=3)
     with pytest.raises(Unsupported, match="word"):
         parse_model(data)
@@ -125,14 +129,16 @@ def test_a_damaged_normalization_table_is_refused(blob):
         check_charsmap(blob)
 
 
-def test_what_is_unknown_follows_from_the_type_of_its_piece():
+def test_the_unknown_id_is_that_of_the_piece_whose_type_is_unknown():
     model = parse_model(TINY.read_bytes(), source="tiny")
+    # Types 1 and 2 are normal and unknown pieces.
     moved = replace(model, unknown_id=model.token_types.index(1))
     assert parse_model(write_model(moved), source="moved").unknown_id == model.token_types.index(2)
 
 
+# The type of all normal and unknown pieces: normal, so that none is unknown, or unknown.
 @pytest.mark.parametrize("changed", [1, 2])
-def test_a_model_with_no_or_two_unknown_pieces_is_refused(changed):
+def test_a_model_with_no_or_several_unknown_pieces_is_refused(changed):
     model = parse_model(TINY.read_bytes(), source="tiny")
     types = [changed if kind in (1, 2) else kind for kind in model.token_types]
     with pytest.raises(InvalidFormat, match="pieces for unknown text, expected 1"):

@@ -41,6 +41,7 @@ BERT = {
 
 
 def byte_level(**changes):
+    """A byte-level ``tokenizer.json`` with *changes*."""
     document = Folder(0)._document("bytes") | {"post_processor": None, "normalizer": None}
     document["added_tokens"] = []
     steps = {"add_prefix_space": False, "trim_offsets": True, "use_regex": True}
@@ -49,6 +50,7 @@ def byte_level(**changes):
 
 
 def write(path, document, **files):
+    """Write *document* as ``tokenizer.json`` in *path*, and *files* by name without ``.json``."""
     (path / "tokenizer.json").write_text(json.dumps(document))
     for name, content in files.items():
         (path / f"{name}.json").write_text(json.dumps(content))
@@ -56,10 +58,12 @@ def write(path, document, **files):
 
 
 def encode(path, text):
+    """Ids of *text* by the folder *path*, without BOS and EOS."""
     return load_tokenizer(path).encode(text, add_special=False)
 
 
 def token(text, **flags):
+    """An entry of a special token with *flags*."""
     plain = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False}
     return {"content": text, "special": True, **plain, **flags}
 
@@ -93,14 +97,14 @@ def test_added_tokens_json_counts_only_without_added_tokens_decoder(tmp_path):
     assert len(encode(path, "<|im_start|>")) > 1
 
 
-def test_a_flag_that_added_tokens_decoder_changes_is_the_later_one(tmp_path):
+def test_the_flags_of_added_tokens_decoder_replace_those_of_tokenizer_json(tmp_path):
     size = len(byte_level()["model"]["vocab"])
     document = byte_level(added_tokens=[{"id": size, **token("<x>")}])
     path = write(tmp_path, document)
     assert len(encode(path, "a <x>")) == 3
     decoder = {str(size): token("<x>", lstrip=True)}
     write(tmp_path, document, tokenizer_config={"added_tokens_decoder": decoder})
-    assert len(encode(path, "a <x>")) == 2
+    assert len(encode(path, "a <x>")) == 2  # the token takes in the space
 
 
 def test_a_token_of_added_tokens_json_is_special_only_if_a_role_or_the_new_key_names_it(tmp_path):
@@ -129,7 +133,7 @@ def test_of_two_keys_with_named_tokens_the_new_one_counts(tmp_path):
     assert len(encode(path, "<y>")) > 1
 
 
-def test_a_token_that_is_shown_normalized_after_it_was_added_again_is_refused(tmp_path):
+def test_a_token_that_is_added_twice_and_once_normalized_is_refused(tmp_path):
     steps = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "_"}]}
     size = len(byte_level()["model"]["vocab"])
     entry = {"id": size, **token("<x>", normalized=True)}
@@ -174,6 +178,7 @@ def test_a_folder_is_read_by_the_rules_of_the_version_that_wrote_it(version, ids
     assert load_tokenizer(path).encode(" a") == ids
 
 
+# Ids before, between and after the texts of a pair, where 1 is BOS and 2 EOS.
 @pytest.mark.parametrize(
     ("ends", "around"),
     [
@@ -183,7 +188,7 @@ def test_a_folder_is_read_by_the_rules_of_the_version_that_wrote_it(version, ids
     ],
 )
 def test_each_text_of_a_pair_has_the_ends_that_the_former_class_builds(ends, around, tmp_path):
-    # LlamaTokenizerFast("a", "a") of transformers 4.57.1.
+    # As LlamaTokenizerFast of transformers 4.57.1 joins two texts.
     config = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>"}
     versions = {"transformers_version": "4.57.1"}
     path = write(tmp_path, LLAMA, tokenizer_config=config | ends, config=versions)
@@ -247,7 +252,7 @@ def test_the_mask_of_mpnet_takes_the_space_before_it(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["do_lower_case", "strip_accents", "tokenize_chinese_chars"])
-def test_an_option_of_another_kind_is_refused_for_an_encoder(key, tmp_path):
+def test_an_option_of_an_encoder_that_is_not_a_flag_is_refused_by_name(key, tmp_path):
     named = {"tokenizer_class": "BertTokenizer", key: "yes"}
     path = write(tmp_path, BERT, tokenizer_config=named, config={"transformers_version": "4.46.3"})
     with pytest.raises(Unsupported, match=key):
@@ -261,6 +266,7 @@ def test_an_option_of_another_kind_is_refused_for_an_encoder(key, tmp_path):
 def test_a_key_that_only_some_versions_follow_is_refused_between_them(key, value, tmp_path):
     config = {"tokenizer_class": "Qwen2Tokenizer", key: value}
     path = write(tmp_path, byte_level(), tokenizer_config=config)
+    # The rules of these versions are known, but not at which version between them they changed.
     for version in ("4.46.3", "4.57.1"):
         write(tmp_path, byte_level(), config={"transformers_version": version})
         load_tokenizer(path)
@@ -319,7 +325,7 @@ def test_a_key_whose_effect_is_not_followed_is_refused_by_its_name(key, value, t
         load_tokenizer(path)
 
 
-def test_templates_in_files_count_before_those_in_the_configuration(tmp_path):
+def test_templates_in_files_replace_those_in_the_configuration(tmp_path):
     path = write(tmp_path, byte_level(), tokenizer_config={"chat_template": "configuration"})
     user = [{"role": "user", "content": "x"}]
     tools = [{"type": "function"}]
@@ -349,7 +355,7 @@ def test_templates_see_the_texts_of_all_special_tokens(tmp_path):
     assert chat_template(tokenizer).render([]) == "<pad><unk><image>."
 
 
-def test_a_folder_means_its_tokenizer_json_if_there_is_a_tokenizer_model(tmp_path):
+def test_a_tokenizer_json_counts_before_a_tokenizer_model(tmp_path):
     shutil.copy(FIXTURES / "spm" / "tiny.model", tmp_path / "tokenizer.model")
     path = write(tmp_path, byte_level(), tokenizer_config={"eos_token": "<|im_end|>"})
     tokenizer = load_tokenizer(path)
@@ -357,7 +363,7 @@ def test_a_folder_means_its_tokenizer_json_if_there_is_a_tokenizer_model(tmp_pat
     assert len(tokenizer.encode("<|im_end|>", add_special=False)) == 1
 
 
-def test_explain_tokenizer_names_the_difference_between_two_files_of_a_folder(tmp_path):
+def test_a_search_chooses_tokenizer_json_and_not_tokenizer_model(tmp_path):
     shutil.copy(FIXTURES / "spm" / "tiny.model", tmp_path / "tokenizer.model")
     document = byte_level()
     write(tmp_path, document, config={"vocab_size": len(document["model"]["vocab"])})
@@ -385,7 +391,7 @@ def test_tokenizer_model_beside_tekken_json_is_refused_if_nothing_chooses(tmp_pa
     assert load_tokenizer(tmp_path).source.endswith("tekken.json")
 
 
-def test_gguf_has_templates_with_names_and_the_texts_of_padding_and_unknown():
+def test_templates_of_a_gguf_file_have_names_and_see_the_texts_of_special_tokens():
     metadata = {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "<pad>", "a"],
@@ -403,13 +409,13 @@ def test_gguf_has_templates_with_names_and_the_texts_of_padding_and_unknown():
 
 @pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
 @pytest.mark.parametrize("value", ["2", 2.0, True, [2, "3"], [[2]], {}])
-def test_an_end_that_is_not_an_id_is_refused_by_its_key(name, value, tmp_path):
+def test_an_eos_token_id_that_is_not_an_id_is_refused_by_its_key(name, value, tmp_path):
     path = write(tmp_path, byte_level(), **{name.removesuffix(".json"): {"eos_token_id": value}})
     with pytest.raises(InvalidFormat, match=rf"{name}: eos_token_id is .*, expected a token id"):
         load_tokenizer(path)
 
 
-def test_ends_are_those_of_both_configurations_and_of_an_inner_one(tmp_path):
+def test_stop_ids_are_those_of_both_configurations_and_of_text_config(tmp_path):
     """transformers 5.24 takes ``text_config`` if there is no ``generation_config.json``."""
     inner = {"text_config": {"eos_token_id": [5, None]}, "eos_token_id": None}
     files = {"config": inner, "generation_config": {"eos_token_id": 7}}

@@ -5,7 +5,7 @@ from pathlib import Path
 from bitnet.tokenizer.strategy import TokenizerStrategy
 
 
-def test_a_way_is_described_with_what_belongs_to_it():
+def test_a_strategy_is_described_with_its_file_and_matched_by_its_class():
     path = Path("models/tokenizer.json")
     named = TokenizerStrategy.Exact(path)
     assert named.description() == f"user-specified tokenizer: {path}"

@@ -10,7 +10,7 @@ tokenizer = Tokenizer.from_spec(byte_level(added=(), add_bos=False, bos_id=None,
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_the_parts_are_whole_characters_and_join_to_the_text(text):
+def test_streamed_parts_of_a_text_join_to_it_with_nothing_left_over(text):
     stream = tokenizer.stream()
     parts = [stream.push(id) for id in tokenizer.encode(text)]
     assert "".join(parts) == text

@@ -16,6 +16,7 @@ from bitnet.tokenizer.library import library_engine
 from bitnet.tokenizer.load import load_spec
 from bitnet.tokenizer.probes import PROBES
 
+# Versions of the format, with the parts that they add.
 VERSIONS = {
     "v3": {},
     "v3 with pictures": {"multimodal": IMAGE},
@@ -36,25 +37,28 @@ TEXTS = (
 
 @pytest.fixture(scope="module")
 def tekken():
+    """The module of ``mistral-common`` that reads these files."""
     pytest.importorskip("mistral_common", reason="pip install mistral-common")
     return import_module("mistral_common.tokens.tokenizers.tekken")
 
 
 def _engines(path):
+    """Tokenizers of the file at *path* by the engine in use and, if they can, the libraries."""
     spec = load_spec(path)
-    found = [Tokenizer.from_spec(spec)]
+    tokenizers = [Tokenizer.from_spec(spec)]
     with suppress(Unsupported):  # where a text is two tokens
-        found.append(Tokenizer(library_engine(spec), meta_of(spec)))
-    return found
+        tokenizers.append(Tokenizer(library_engine(spec), meta_of(spec)))
+    return tokenizers
 
 
 def _same_as(oracle, tokenizer, tekken, texts, rounds):
+    """Assert that *tokenizer* has the ids and texts of *oracle*, also of *rounds* random lists."""
     assert (tokenizer.vocab_size, tokenizer.bos_id) == (oracle.n_words, oracle.bos_id)
     assert tokenizer.eos_id == oracle.eos_id
     assert tokenizer.special_ids == oracle.special_ids
     for text in texts:
-        wanted = oracle.encode(text, bos=True, eos=False)
-        assert tokenizer.encode(text, parse_special=False) == wanted
+        expected = oracle.encode(text, bos=True, eos=False)
+        assert tokenizer.encode(text, parse_special=False) == expected
     rng = random.Random(0)
     keep = tekken.SpecialTokenPolicy.KEEP
     leave_out = tekken.SpecialTokenPolicy.IGNORE
@@ -62,10 +66,10 @@ def _same_as(oracle, tokenizer, tekken, texts, rounds):
         pools = (oracle.num_special_tokens, oracle.num_special_tokens + 256, oracle.n_words)
         ids = [rng.randrange(rng.choice(pools)) for _ in range(12)]
         for skip, policy in ((False, keep), (True, leave_out)):
-            wanted = oracle.decode(ids, policy)
-            assert tokenizer.decode(ids, skip_special=skip) == wanted
+            expected = oracle.decode(ids, policy)
+            assert tokenizer.decode(ids, skip_special=skip) == expected
             stream = tokenizer.stream(skip_special=skip)
-            assert "".join(map(stream.push, ids)) + stream.finish() == wanted
+            assert "".join(map(stream.push, ids)) + stream.finish() == expected
         assert b"".join(map(tokenizer.token_bytes, ids)) == b"".join(
             oracle.id_to_byte_piece(id, keep) for id in ids
         )
@@ -88,17 +92,17 @@ def test_the_published_files_give_the_ids_and_texts_of_the_original(name, tekken
         _same_as(oracle, tokenizer, tekken, TEXTS, 500)
 
 
-def test_special_tokens_in_a_text_are_read_where_they_are_asked_for(tmp_path):
+def test_special_tokens_in_a_text_are_parsed_only_if_that_is_asked_for(tmp_path):
     path = write(tmp_path / "tekken.json", "v11")
     for tokenizer in _engines(path):
         ids = tokenizer.encode("[INST]##[AUDIO]<SPECIAL_29>", add_special=False)
-        assert ids == [3, 25, 22, 29]  # "##" is both
+        assert ids == [3, 25, 22, 29]  # "##" is a special and a byte token
         plain = tokenizer.encode("##", add_special=False, parse_special=False)
-        assert plain[0] >= 30
+        assert plain[0] >= 30  # behind the 30 special tokens
         assert tokenizer.decode(plain) == "##"
 
 
-def test_a_folder_is_read_by_its_tekken_file_before_what_was_made_of_it(tmp_path):
+def test_a_tekken_json_counts_before_a_tokenizer_json_made_from_it(tmp_path):
     write(tmp_path / "tekken.json")
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "config.json").write_text('{"model_type": "mistral", "vocab_size": 301}')
@@ -107,7 +111,7 @@ def test_a_folder_is_read_by_its_tekken_file_before_what_was_made_of_it(tmp_path
         assert tokenizer.pre == "tekken"
 
 
-def test_files_beside_it_add_a_chat_template_and_ends(tmp_path):
+def test_files_beside_a_tekken_json_add_a_chat_template_and_stop_ids(tmp_path):
     path = write(tmp_path / "tekken.json")
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 9]}')
@@ -117,21 +121,24 @@ def test_files_beside_it_add_a_chat_template_and_ends(tmp_path):
 
 
 def _with(**config):
-    found = document()
-    found["config"] |= config
-    return found
+    """A file with other keys of its configuration."""
+    changed = document()
+    changed["config"] |= config
+    return changed
 
 
 def _token(at, **entry):
-    found = document()
-    found["vocab"][at] |= entry
-    return found
+    """A file whose byte token number *at* is changed."""
+    changed = document()
+    changed["vocab"][at] |= entry
+    return changed
 
 
 def _special(at, **entry):
-    found = document("v11")
-    found["special_tokens"][at] |= entry
-    return found
+    """A file whose special token number *at* is changed."""
+    changed = document("v11")
+    changed["special_tokens"][at] |= entry
+    return changed
 
 
 @pytest.mark.parametrize(
@@ -142,7 +149,7 @@ def _special(at, **entry):
         (_with(pattern=r"\p{L}+|\s+"), "pattern that is not a known one"),
     ],
 )
-def test_what_cannot_be_proven_is_refused(found, why, tmp_path):
+def test_an_unknown_version_or_pattern_is_refused(found, why, tmp_path):
     path = tmp_path / "tekken.json"
     path.write_text(json.dumps(found))
     with pytest.raises(Unsupported, match=why) as refused:
@@ -179,7 +186,7 @@ def test_a_damaged_file_is_refused_with_its_reason(found, why, tmp_path):
         load_spec(path)
 
 
-def test_another_pattern_is_taken_where_the_user_says_which_it_is(tmp_path):
+def test_an_unknown_pattern_is_replaced_by_the_pre_tokenizer_that_the_user_names(tmp_path):
     path = tmp_path / "tekken.json"
     path.write_text(json.dumps(_with(pattern="nobody knows")))
     assert load_tokenizer(path, pre="tekken").pre == "tekken"

@@ -9,6 +9,7 @@ from bitnet.tokenizer import chat_child
 from bitnet.tokenizer.chat import ChatTemplate
 from bitnet.tokenizer.template_facts import EFFORT_VARIABLES
 
+# Parts of templates: the beginning of a message, the end of the loop, and calls of tools.
 EACH = "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
 END = "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 CALLS = (
@@ -18,7 +19,7 @@ USER = {"role": "user", "content": "Hi"}
 OBJECT = {"city": "Paris", "days": 2}
 TEXT = json.dumps(OBJECT)
 
-#: What a template does with the arguments of a call, the form that it takes, and what is written.
+#: Template code for the arguments of a call, the form that it takes, and the text that it writes.
 FORMS = {
     "{{ call.function.arguments }}": ("text", TEXT),
     "{{ '' + call.function.arguments }}": ("text", TEXT),
@@ -43,6 +44,7 @@ FORMS = {
 
 
 def facts(template):
+    """Facts about *template*."""
     return ChatTemplate(template, bos_token="<s>", eos_token="</s>").facts
 
 
@@ -57,7 +59,7 @@ def test_arguments_reach_the_template_in_the_form_that_it_takes(written, given):
     assert f"<call>weather {expected}</call>" in text
 
 
-def test_a_template_that_copies_roles_does_not_know_the_developer():
+def test_a_template_knows_the_developer_only_if_it_names_that_role():
     assert not facts(EACH + END).developer
     assert facts(
         EACH.replace("m.role", "{'developer': 'system'}.get(m.role, m.role)") + END
@@ -66,7 +68,7 @@ def test_a_template_that_copies_roles_does_not_know_the_developer():
     assert facts("{% for m in messages %}" + only + "{% endif %}" + END).developer
 
 
-def test_a_first_system_message_is_not_every_system_message():
+def test_a_system_message_at_the_beginning_and_a_later_one_are_two_facts():
     first = "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}"
     others = "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}"
     assert (facts(first + others).system, facts(first + others).later_system) == (True, False)
@@ -75,7 +77,7 @@ def test_a_first_system_message_is_not_every_system_message():
     assert not facts(refuses + EACH + END).system
 
 
-def test_messages_of_the_user_that_must_alternate():
+def test_a_template_that_demands_alternation_does_not_take_repeated_user_messages():
     alternates = (
         "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
         "{{ raise_exception('roles must alternate') }}{% endif %}{{ m.content }}{% endfor %}"
@@ -94,12 +96,16 @@ def test_calls_results_and_text_beside_calls_are_three_facts():
         "{% for m in messages %}{% if m.tool_calls %}{{ m.tool_calls[0].function.arguments }}"
         "{% elif m.role != 'tool' %}{{ m.content }}{% endif %}{% endfor %}"
     )
-    found = facts(either)
-    assert (found.calls, found.results, found.text_beside_calls) == (True, False, False)
-    assert not found.several_calls
+    facts_of_either = facts(either)
+    assert (facts_of_either.calls, facts_of_either.results, facts_of_either.text_beside_calls) == (
+        True,
+        False,
+        False,
+    )
+    assert not facts_of_either.several_calls
 
 
-def test_ids_that_a_template_refuses():
+def test_a_template_that_demands_ids_of_nine_letters_has_short_ids():
     nine = (
         "{% for m in messages %}{{ m.content }}{% for call in m.tool_calls or [] %}"
         "{% if call.id | length != 9 %}{{ raise_exception('9 letters') }}{% endif %}"
@@ -150,7 +156,7 @@ def test_a_template_that_needs_a_list_of_tools_gets_one():
 
 
 def test_a_template_that_takes_too_long_on_a_probe_is_refused(monkeypatch):
-    monkeypatch.setattr(chat_child, "CPU_MS", 150)
+    monkeypatch.setattr(chat_child, "CPU_MS", 150)  # instead of 1,500, to end sooner
     slow = "{% if messages | length > 1 %}{{ 'a' * 10 ** 9 }}{% endif %}{{ messages[0].content }}"
     with pytest.raises(InvalidFormat, match="stopped"):
         facts(slow)

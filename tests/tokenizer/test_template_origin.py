@@ -24,11 +24,13 @@ REPOSITORY = "general.source.huggingface.repository"
 
 
 def model_with(folder, template=TEMPLATE, name="m.gguf", **keys):
+    """A GGUF file with *template*, called *name* in *folder*, and metadata *keys*."""
     folder.mkdir(exist_ok=True, parents=True)
     return tiny_gguf(folder / name, **{"tokenizer.chat_template": template, **keys})
 
 
 def differences(path):
+    """Texts that say from which source the template of the model at *path* differs."""
     with GGUF.open(path) as gguf:
         templates = templates_of(gguf.metadata)
         return [text for kind, text in oddities_of(templates, gguf) if kind == "template-differs"]
@@ -63,6 +65,7 @@ def in_our_store(_folder, template):
     store.record_name(Pin("model", *name, "abc", sha256, len(content)), *name)
 
 
+# Functions that put a template where a model's source may have it.
 PLACES = (beside, in_the_configuration, in_a_list, in_the_cache_of_hugging_face, in_our_store)
 
 
@@ -104,7 +107,7 @@ def test_a_damaged_lock_file_names_no_source(tmp_path):
     assert differences(model) == []
 
 
-def test_a_file_beside_a_model_that_cannot_be_read_is_passed_over(tmp_path, monkeypatch):
+def test_a_template_file_that_cannot_be_read_shows_no_difference(tmp_path, monkeypatch):
     def refuse(path):
         raise BitnetError(f"{path} cannot be read")
 
@@ -114,7 +117,7 @@ def test_a_file_beside_a_model_that_cannot_be_read_is_passed_over(tmp_path, monk
     assert differences(model) == []
 
 
-def test_a_last_line_end_does_not_count(tmp_path):
+def test_a_line_end_after_the_template_is_not_a_difference(tmp_path):
     model = model_with(tmp_path / "models")
     beside(model.parent, TEMPLATE + "\n")
     assert differences(model) == []
@@ -127,7 +130,7 @@ def test_each_named_template_is_compared_with_the_one_of_its_name(tmp_path):
     assert text.startswith("the chat template 'tool_use' is not that of tokenizer_config.json")
 
 
-def test_files_beside_several_models_are_of_none_of_them(tmp_path):
+def test_a_template_beside_several_models_is_compared_with_none_of_them(tmp_path):
     model = model_with(tmp_path / "models")
     beside(model.parent, OTHER)
     assert differences(model) != []
@@ -142,6 +145,7 @@ def test_a_source_without_a_template_shows_no_difference(tmp_path, content):
     assert differences(model) == []
 
 
+# Templates that reach into Python, and how the finding names that.
 REACHES = {
     "{{ ''.__class__ }}": ".__class__",
     "{{ messages['__init__'] }}": "['__init__']",
@@ -189,7 +193,7 @@ def test_a_template_that_reaches_into_python_is_named(template):
         "{% no such statement",
     ],
 )
-def test_other_templates_are_not(template):
+def test_a_template_that_does_not_reach_into_python_is_not_named(template):
     assert template_process().reaches(template) == []
 
 
@@ -204,14 +208,14 @@ def test_other_templates_are_not(template):
         ),
     ],
 )
-def test_commands_name_what_is_odd(bitnet, tmp_path, command, template, text):
+def test_verify_and_inspect_name_an_odd_chat_template(bitnet, tmp_path, command, template, text):
     model = model_with(tmp_path / "models", template)
     beside(model.parent, TEMPLATE if template == OTHER else template)
-    done = bitnet(command, "--model", model)
-    assert done.code == 0, done.err
-    assert text in " ".join(done.out.split())
+    result = bitnet(command, "--model", model)
+    assert result.code == 0, result.err
+    assert text in " ".join(result.out.split())
     if command == "verify":
-        assert "unusual: template" in done.out
+        assert "unusual: template" in result.out
 
 
 def test_a_folder_that_cannot_be_listed_is_not_compared_with(tmp_path, monkeypatch):

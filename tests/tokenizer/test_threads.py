@@ -24,10 +24,12 @@ REAL = [
     "vocab/ggml-vocab-bert-bge.gguf",
     "vocab/ggml-vocab-qwen2.gguf",
 ]
+# Names of pre-tokenizers with several kinds of steps.
 PRES = ("llama-bpe", "qwen2", "gpt-4o", "deepseek-v3", "falcon", "bloom", "mmbert")
 
 
 def long_text(rng, size=LONG):
+    """A random text of at least *size* bytes."""
     parts = []
     length = 0
     while length < size:
@@ -37,14 +39,14 @@ def long_text(rng, size=LONG):
 
 
 def check(found, rng, *, repeated=True):
-    """Encode long texts between short ones."""
+    """Assert that threads give the ids of one thread, for long texts between short ones."""
     engine = Tokenizer.from_spec(found)._engine._engine
     texts = [text(rng), long_text(rng), "", text(rng), long_text(rng, 1 if repeated else LONG)]
     texts += ["x" * 20, texts[1][::-1]]
     for special in (True, False):
-        alone = [engine.encode(one, special) for one in texts]
+        by_one_thread = [engine.encode(each_text, special) for each_text in texts]
         for threads in (1, 2, 5):
-            assert engine.encode_many(texts, special, threads) == alone
+            assert engine.encode_many(texts, special, threads) == by_one_thread
 
 
 @pytest.fixture(scope="module", params=[*PACKED, *SMALL])
@@ -68,7 +70,7 @@ def test_threads_change_no_id_whatever_cuts_the_text(name, gpt2):
     check(replace(gpt2, **own), random.Random(13))
 
 
-def test_added_tokens_stay_in_their_place(gpt2):
+def test_threads_change_no_id_of_added_tokens(gpt2):
     added = (
         AddedToken(5, "x y"),
         AddedToken(6, "the", special=False, single_word=True),
@@ -85,7 +87,7 @@ def test_threads_change_no_id_of_real_vocabularies(test_data, name):
     check(found, random.Random(11), repeated=False)
 
 
-def test_a_fault_in_a_part_is_the_fault_of_its_text():
+def test_a_text_without_a_token_in_one_part_is_refused_by_any_thread():
     words = TokenizerSpec(
         model="wordlevel", tokens=["a", "b"], pre_tokenizer=(Step("WhitespaceSplit"),)
     )
@@ -114,7 +116,7 @@ def test_a_text_that_costs_too_much_is_stopped_in_every_thread(gpt2):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_threads_together_cost_what_one_text_may(threads):
+def test_threads_together_have_the_steps_of_one_text(threads):
     tokens = ["[UNK]", "a", "##a", "b" * 100]  # every length up to 100 is looked up
     words = TokenizerSpec(
         model="wordpiece", tokens=tokens, pre_tokenizer=(Step("WhitespaceSplit"),), unknown_id=0,

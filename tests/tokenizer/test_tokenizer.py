@@ -14,12 +14,14 @@ from bitnet.tokenizer.spec import AddedToken, TokenizerSpec
 
 @pytest.fixture
 def tokenizer(engine):
+    """A byte-level tokenizer on each engine."""
     made = Tokenizer.from_spec(byte_level())
     assert made.engine == engine
     return made
 
 
 def _plain():
+    """A SentencePiece vocabulary with byte fallback, which puts a space before a text."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     tokens += ["\u2581", "h", "i", "\u2581h", "\u2581hi"]
     types = [2, 3, 3, *([6] * 256), *([1] * 5)]
@@ -49,7 +51,7 @@ def test_an_empty_text_is_bos_alone(tokenizer):
     assert tokenizer.encode("", add_special=False) == []
 
 
-def test_special_text_is_text_when_not_parsed(tokenizer):
+def test_the_text_of_a_special_token_is_plain_text_when_not_parsed(tokenizer):
     ids = tokenizer.encode("<s>", add_special=False, parse_special=False)
     assert tokenizer.bos_id not in ids
     assert tokenizer.decode(ids) == "<s>"
@@ -78,7 +80,7 @@ def test_the_space_that_encoding_adds_is_taken_off(engine):
     ids = tokenizer.encode("hi hi\né")
     assert tokenizer.decode(ids, skip_special=True) == "hi hi\né"
     assert tokenizer.decode(ids) == "<s> hi hi\né"
-    assert tokenizer.token_bytes(3 + 10) == b"\n"
+    assert tokenizer.token_bytes(3 + 10) == b"\n"  # byte 10, after three special tokens
 
 
 def test_ids_may_be_an_array(tokenizer):
@@ -86,7 +88,7 @@ def test_ids_may_be_an_array(tokenizer):
     assert tokenizer.decode(ids) == "hello"
 
 
-def test_it_cannot_be_pickled_and_says_so(tokenizer):
+def test_a_tokenizer_that_is_pickled_raises_an_error_with_the_way_out(tokenizer):
     with pytest.raises(TypeError, match="make it again"):
         pickle.dumps(tokenizer)
 

@@ -1,3 +1,5 @@
+"""The vocabulary of a downloaded ``tokenizer.json``: complete, or refused."""
+
 import json
 
 import pytest
@@ -7,6 +9,7 @@ from bitnet.tokenizer.tokenizer_json import check_vocabulary
 
 
 def _document(**changes):
+    """A ``tokenizer.json`` of four tokens with *changes*."""
     model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}
     return {
         "version": "1.0",
@@ -18,6 +21,7 @@ def _document(**changes):
 
 
 def _write(path, document):
+    """Write *document*, a text or JSON, at *path*, and return it."""
     path.write_text(document if isinstance(document, str) else json.dumps(document))
     return path
 
@@ -64,7 +68,7 @@ def test_invalid_json_is_placed_by_line_and_column(tmp_path):
         ("[" * 100_000, "Invalid JSON"),
     ],
 )
-def test_what_is_not_a_tokenizer_is_refused(tmp_path, text, said):
+def test_a_downloaded_file_that_is_not_a_tokenizer_is_refused(tmp_path, text, said):
     with pytest.raises(InvalidFormat, match=said):
         check_vocabulary(_write(tmp_path / "tokenizer.json", text), 4)
 
