@@ -158,7 +158,7 @@ def test_a_converted_file_has_the_vectors_of_its_folder(tmp_path):
         np.testing.assert_array_equal(folder.embed(ids), converted.embed(ids))
 
 
-def test_an_encoder_generates_no_text_and_never_a_decoder(tmp_path):
+def test_an_encoder_generates_no_text_and_a_decoders_configuration_is_refused(tmp_path):
     path = folder_of(tmp_path / "model", "Bert", {})
     with load(path) as model, pytest.raises(Unsupported, match="does not write any"):
         model.generate("hi")

@@ -110,6 +110,7 @@ def test_a_rotated_ternary_file_is_converted_exactly_and_listed_as_rotated(tmp_p
 
 
 def text_of(path):
+    """The text that the model at *path* generates greedily."""
     with bitnet.load(path) as model:
         return model.generate(PROMPT, max_tokens=24, temperature=0)
 

@@ -165,7 +165,7 @@ def in_gguf_order(pairs):
 
 @pytest.mark.skipif(not INSTALLED, reason=REASON)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
-def test_llama_cpp_computes_the_same(family, tmp_path):
+def test_llama_cpp_gives_the_same_logits_with_an_adapter(family, tmp_path):
     file = write_model(tmp_path / "model.gguf", tiny(family))
     checkpoint = open_checkpoint(file)
     lora = adapter_file(tmp_path / "lora.gguf", pairs_of(checkpoint), architecture=family)
@@ -389,7 +389,7 @@ def test_hints_quote_the_path_of_an_adapter(tmp_path):
     assert failure.value.hint == quoted
 
 
-def test_an_adapter_in_the_working_folder_has_a_name(tmp_path, monkeypatch):
+def test_an_adapter_in_the_working_folder_is_named_in_messages(tmp_path, monkeypatch):
     folder = peft_folder(tmp_path / "peft", {"model.layers.0.mlp.up_proj": factors(8, 6)}, r=5)
     monkeypatch.chdir(folder)
     with pytest.raises(InvalidFormat, match="peft: "):

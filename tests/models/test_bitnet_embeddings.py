@@ -111,7 +111,7 @@ def definition(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_both_containers_are_the_definition(kind, tmp_path):
+def test_both_containers_give_the_states_of_the_definition(kind, tmp_path):
     expected = definition(kind)
     for path in (folder(tmp_path / "model", kind), gguf(tmp_path / "model.gguf", kind)):
         assert least_cosine(exact(path), expected) > ALIKE
@@ -169,7 +169,7 @@ def test_a_norm_that_is_missing_is_named(kind, tmp_path):
 
 def test_gemma_3_whose_layers_are_all_full_has_no_window(tmp_path):
     config = config_from(open_checkpoint(gguf(tmp_path / "model.gguf", "gemma3")))
-    assert [its.window for its in config.attentions] == [0] * LAYERS
+    assert [attention.window for attention in config.attentions] == [0] * LAYERS
     assert [rope.theta for rope in config.ropes] == [10000]
 
 

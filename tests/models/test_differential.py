@@ -28,6 +28,7 @@ OUTCOMES = Counter()
 
 @pytest.fixture(scope="module", autouse=True)
 def _report():
+    """Print the outcomes of all configurations at the end."""
     yield
     print(f"\n{report(OUTCOMES)}")
 

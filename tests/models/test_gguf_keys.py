@@ -50,7 +50,7 @@ def test_a_key_that_is_not_computed_is_refused_by_name(key, value):
 @pytest.mark.parametrize(
     "key", ["attention.head_count", "attention.head_count_kv", "feed_forward_length"]
 )
-def test_a_number_for_each_layer_that_is_the_same_in_all_is_that_number(key):
+def test_equal_numbers_for_each_layer_count_as_one_number(key):
     plain = tiny("llama")
     value = plain.value(key)
     of_layers = config_from(tiny("llama", **{key: [value, value]}))

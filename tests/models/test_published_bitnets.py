@@ -78,13 +78,13 @@ def test_ternary_weights_of_other_models_are_multiplied_without_rounding_inputs(
     file = tmp_path / "model.gguf"
     conversion = convert(folder, file, ConvertOptions(encoding, no_tokenizer=True))
     assert conversion.exact
-    assert not any("int8 per token" in one.text for one in conversion.warnings)
+    assert not any("int8 per token" in warning.text for warning in conversion.warnings)
     checkpoint = open_checkpoint(file)
     assert not checkpoint.rounds_inputs
     expected = logits(folder)
     assert relative_difference(logits(file), expected) < SAME
     rounding_weights = {
-        name: replace(one, rounds_input=True) for name, one in checkpoint.weights.items()
+        name: replace(weight, rounds_input=True) for name, weight in checkpoint.weights.items()
     }
     rounded = load_model(
         replace(checkpoint, weights=rounding_weights), ops=ReferenceOps(dtype=np.float64)

@@ -40,7 +40,7 @@ def test_the_generation_prompt_can_be_left_out():
     assert render(LLAMA3, add_generation_prompt=False).endswith("Hi<|eot_id|>")
 
 
-def test_blocks_leave_no_white_space():
+def test_statements_of_a_template_leave_no_white_space():
     assert render("  {% if true %}\nx\n  {% endif %}\ny") == "x\ny"
 
 

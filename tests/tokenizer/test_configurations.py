@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(native.module() is None, reason="the native modu
 
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch):
+    """Leave out backtraces of the library's panics."""
     monkeypatch.setenv("RUST_BACKTRACE", "0")
 
 

@@ -91,7 +91,7 @@ def test_a_file_named_after_the_model_is_a_sibling_too(folder):
     assert TokenizerDiscovery(model).discover() == named
 
 
-def test_a_grandparent_is_never_looked_at(folder):
+def test_a_tokenizer_two_folders_above_is_not_found(folder):
     model = bare_model(folder, rows=4)
     write_words(folder.parent.parent / "tokenizer.json")
     with pytest.raises(TokenizerNotFound):

@@ -114,7 +114,9 @@ def test_a_hundred_thousand_joins_of_tokens_get_the_ids_of_the_library(test_data
             b"".join(draw.choices(pieces, k=draw.randint(2, 6))).decode("utf-8", "replace")
             for _ in range(5_000)
         ]
-        expected = [found.ids for found in oracle.encode_batch(texts, add_special_tokens=False)]
+        expected = [
+            encoding.ids for encoding in oracle.encode_batch(texts, add_special_tokens=False)
+        ]
         assert [tokenizer.encode(text, add_special=False) for text in texts] == expected
 
 

@@ -20,7 +20,7 @@ def test_a_fingerprint_is_the_hash_of_the_bytes_in_a_gguf_file():
     assert fingerprint([b"a", "ä".encode()]) == expected
 
 
-def test_tokens_count_only_with_the_right_number_of_merges():
+def test_tokens_identify_a_vocabulary_only_with_its_number_of_merges():
     known = next(known for known in KNOWN if known.name == "LLaMA-3")
     assert identify(known.key, known.n_merges) == known
     # With 127,066 merges the same tokens are not LLaMA-3's tokenizer.

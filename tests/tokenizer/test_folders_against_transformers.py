@@ -33,6 +33,7 @@ SAVED = 800  # drawn folders that each earlier version saves
 
 @pytest.fixture(scope="module")
 def transformers(tmp_path_factory):
+    """The installed transformers 5, without its warnings."""
     module = pytest.importorskip("transformers", reason="pip install 'bitnet-xtask[parity]'")
     if not module.__version__.startswith("5."):
         pytest.skip("the rules are those of transformers 5")

@@ -121,6 +121,7 @@ def save(tokenizer, path):
 
 
 def byte_level():
+    """A trained byte-level BPE of the library."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -132,6 +133,7 @@ def byte_level():
 
 
 def metaspace(scheme):
+    """A trained BPE with BOS, whose spaces become U+2581 by *scheme*."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
     trainer = trainers.BpeTrainer(
@@ -145,6 +147,7 @@ def metaspace(scheme):
 
 
 def unigram():
+    """A trained Unigram that normalizes texts."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.NFKC(), normalizers.Replace("  ", " ")]
@@ -158,6 +161,7 @@ def unigram():
 
 
 def wordpiece():
+    """A trained WordPiece with BERT's steps and ends."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

@@ -214,6 +214,7 @@ def test_defaults_of_a_byte_level_vocabulary_depend_on_its_pre_tokenizer():
     assert spec_from_metadata(tiny_bpe()).bos_id is None
 
 
+# Ids 0 and 1 are the letters, and 2 is "ab".
 @pytest.mark.parametrize(("pre", "whole"), [("chatglm-bpe", False), ("glm4", True), ("glm5", True)])
 def test_a_piece_of_glm_that_is_a_token_is_taken_before_it_is_merged(pre, whole):
     spec = spec_from_metadata(tiny_bpe(pre=pre, merges=[]))
@@ -253,7 +254,7 @@ def test_other_kinds_of_tokenizer_are_refused_by_name(model):
 
 
 @pytest.mark.parametrize("model", [None, "none", "no_vocab"])
-def test_a_file_without_tokenizer_says_so(model):
+def test_a_file_without_a_tokenizer_is_refused_by_the_missing_key(model):
     with pytest.raises(TokenizerNotFound, match=r"tokenizer\.ggml\.model"):
         spec_from_metadata(tiny_bpe(model=model))
 

@@ -56,6 +56,7 @@ USER = [{"role": "user", "content": "Hello"}]
 
 @pytest.fixture(autouse=True)
 def _little_time(monkeypatch):
+    """Stop templates after a tenth of the usual time."""
     monkeypatch.setattr(chat_child, "CPU_MS", 150)  # instead of 1,500, to end sooner
 
 

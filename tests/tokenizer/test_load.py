@@ -68,7 +68,7 @@ def test_a_changed_file_is_another_tokenizer(tmp_path):
     assert load_tokenizer(path).encode("cd") == [5]
 
 
-def test_a_changed_neighbour_counts_too(tmp_path):
+def test_a_new_file_beside_a_tokenizer_changes_it(tmp_path):
     path = word_level(tmp_path / "tokenizer.json", ["ab"])
     assert load_tokenizer(path).chat_template is None
     (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "hello"}')

@@ -74,7 +74,7 @@ def _oracle(pattern, text):
 @given(text=mixed)
 def test_a_construct_matches_what_oniguruma_matches(pattern, text):
     # The library shows pieces of the text, and an empty match is not a piece.
-    assert [found for found in module.regex_find_all(pattern, text) if found] == _oracle(
+    assert [match for match in module.regex_find_all(pattern, text) if match] == _oracle(
         pattern, text
     )
 

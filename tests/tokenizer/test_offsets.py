@@ -17,6 +17,7 @@ OF_LIBRARY = ("llama", "gemma", "wordpiece")
 
 @pytest.fixture(params=["native", "reference"])
 def _backend(request, monkeypatch):
+    """Run the test with each engine."""
     if request.param == "native" and native.module() is None:
         pytest.skip("no native module")
     monkeypatch.setenv("BITNET_BACKEND", request.param)

@@ -37,19 +37,23 @@ def differences(path):
 
 
 def beside(folder, template):
+    """Put *template* into a file of its own."""
     (folder / "chat_template.jinja").write_text(template)
 
 
 def in_the_configuration(folder, template):
+    """Put *template* into the tokenizer's configuration."""
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
 
 
 def in_a_list(folder, template):
+    """Put *template* into a list of named templates."""
     named = [{"name": "default", "template": template}, {"name": "tool_use", "template": "x"}]
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
 
 
 def in_the_cache_of_hugging_face(_folder, template):
+    """Put *template* into the newest snapshot of the repository org/name."""
     for commit, text in (("abc", "an older one"), ("def", template)):
         snapshot = Path(os.environ["HF_HUB_CACHE"]) / f"models--org--name/snapshots/{commit}"
         snapshot.mkdir(parents=True)
@@ -57,6 +61,7 @@ def in_the_cache_of_hugging_face(_folder, template):
 
 
 def in_our_store(_folder, template):
+    """Put *template* into bitnet's store, as a file of the repository org/name."""
     content = json.dumps({"chat_template": template}).encode()
     sha256 = hashlib.sha256(content).hexdigest()
     name = ("org/name", "main", "tokenizer_config.json")
@@ -71,6 +76,7 @@ PLACES = (beside, in_the_configuration, in_a_list, in_the_cache_of_hugging_face,
 
 @pytest.fixture(autouse=True)
 def _caches(tmp_path, monkeypatch):
+    """Caches of their own."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("BITNET_CACHE_DIR", str(tmp_path / "cache"))
 

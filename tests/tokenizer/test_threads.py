@@ -16,7 +16,7 @@ from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec
 from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
 
 pytestmark = pytest.mark.skipif(native.module() is None, reason="no native module")
-LONG = 140_000  # bytes: two parts and a bit
+LONG = 140_000  # bytes, more than two of the parts of 64 KiB that threads share
 REAL = [
     "tokenizers/llama3/tokenizer.json",
     "tokenizers/phi3/tokenizer.json",
@@ -51,11 +51,13 @@ def check(found, rng, *, repeated=True):
 
 @pytest.fixture(scope="module", params=[*PACKED, *SMALL])
 def any_spec(request, tmp_path_factory):
+    """The specification of each vocabulary."""
     return spec(request.param, tmp_path_factory.mktemp("vocabulary"))
 
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory):
+    """The specification of GPT-2's vocabulary."""
     return spec("gpt-2", tmp_path_factory.mktemp("gpt2"))
 
 

@@ -337,7 +337,7 @@ def test_codes_of_two_instruction_sets_differ_by_a_step_at_most(level: str) -> N
 
 
 @pytest.mark.parametrize("broken", ["residual", "norm", "step", "sixth"])
-def test_a_wrong_bound_is_noticed(broken: str) -> None:
+def test_a_copy_with_too_low_bounds_contradicts_the_full_product(broken: str) -> None:
     ops = NativeOps(threads=1)
     weight = matrix(ops, near_ties(600, 200))
     head = HeadCopy.build(ops, weight)

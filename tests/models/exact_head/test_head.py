@@ -333,7 +333,7 @@ def found_of(refined: float, computed: float) -> Found:
         (0.1, 0.01, 30, True),
     ],
 )
-def test_a_copy_whose_passes_cost_more_than_the_head_is_too_costly(
+def test_a_copy_is_too_costly_if_its_passes_cost_more_than_the_head(
     refined: float, computed: float, undecided: int, high: bool
 ) -> None:
     """A pass costs 0.33 for the copy, 0.28 by the refined share, 10 by the computed share, and 2 if

@@ -38,6 +38,7 @@ COLUMNS = 128
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
+    """A cache folder of its own."""
     monkeypatch.setenv("BITNET_CACHE_DIR", str(tmp_path / "bitnet"))
     return tmp_path / "bitnet"
 
