@@ -34,7 +34,7 @@ def contents(value):
 
 
 def with_keys(checkpoint, **keys):
-    """*checkpoint* with other *keys* of its architecture; a key of None is left out."""
+    """*checkpoint* with these *keys* of its architecture, in place of its own or besides."""
     own = {f"{checkpoint.architecture}.{key}": value for key, value in keys.items()}
     return dataclasses.replace(checkpoint, metadata={**checkpoint.metadata, **own})
 

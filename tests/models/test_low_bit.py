@@ -49,7 +49,7 @@ def test_an_unpacked_qwen3_is_repacked_without_loss(tmp_path, encoding):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("encoding", ["PQ2_0", "PTQ1_0"])
 def test_an_unpacked_qwen35_with_a_vision_tower_is_repacked_without_loss(tmp_path, encoding):
-    """As the folder of the 27B: the language model is a part, and files order heads otherwise."""
+    """The folder of the 27B: the language model is a part, and files order heads otherwise."""
     model = unpacked_hybrid(tmp_path / "model")
     expected = transformers_logits(model)
     actual = reference_logits(tmp_path / "model")

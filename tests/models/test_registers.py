@@ -22,15 +22,15 @@ def check(written, program):
 
     *written* are the same instructions over values instead of registers.
     """
-    by_register = {}  # values
-    written_so_far = set()  # values
+    by_register = {}  # the value in each register
+    written_so_far = set()  # values; others are results of the instruction that names them
     for before, after in zip(written, program.instructions, strict=True):
         if isinstance(after, Select):  # keeps its registers only
             assert len(set(after.registers)) == len(after.registers)
             by_register = {register: by_register[register] for register in after.registers}
             continue
         fields = [(name, getattr(before, name), getattr(after, name)) for name in vars(before)]
-        pairs = []
+        pairs = []  # values, and their registers
         for name, old, new in fields:
             if isinstance(old, Register):
                 pairs.append((old, new))
@@ -44,7 +44,7 @@ def check(written, program):
         read = {new for old, new in pairs if old in written_so_far}
         outs = {new for old, new in pairs if old not in written_so_far}
         if isinstance(before, IN_PLACE):
-            assert outs & read <= {after.x}
+            assert outs & read <= {after.x}  # it may replace x, and nothing else that it reads
         else:
             assert not outs & read, f"{type(before).__name__} writes what it reads"
         for old, new in pairs:
@@ -71,8 +71,8 @@ def check_widths(program):
         if isinstance(instruction, (*WHOLE, *WHOLE_IN_MIXERS))
     ]
     for place in uses.values():
-        for (first, width), (second, other) in pairwise(sorted(place)):
-            if width != other:
+        for (first, width), (second, next_width) in pairwise(sorted(place)):
+            if width != next_width:
                 assert any(first <= meeting <= second for meeting in meetings)
                 assert first != second
 

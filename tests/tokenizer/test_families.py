@@ -24,7 +24,7 @@ def document(model, **steps):
 
 
 def clip():
-    """As CLIP's: lower case, words with a mark at their end, the spelling of bytes."""
+    """A ``tokenizer.json`` like CLIP's: lower case, a mark at the ends of words, byte level."""
     texts = ["<unk>", *LETTERS, *(letter + "</w>" for letter in LETTERS), "ab", "ab</w>"]
     model = {
         "type": "BPE", "vocab": {text: id for id, text in enumerate(texts)},
@@ -55,7 +55,7 @@ def words(decoder):
 
 
 def ctc():
-    """As for speech: letters, with a token for the space; a decoder reads repeated ones once."""
+    """A ``tokenizer.json`` for speech: letters, a token for the space, repeated ones read once."""
     pad = {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True}
     letters = {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated", "invert": False}
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "|"}
@@ -63,7 +63,7 @@ def ctc():
 
 
 def bert():
-    """As BERT's: lower case, and pieces of words."""
+    """A ``tokenizer.json`` like BERT's: lower case, and pieces of words."""
     texts = ["<unk>", *LETTERS, *("##" + letter for letter in LETTERS), "the", "##ox"]
     model = {"type": "WordPiece", "vocab": {text: id for id, text in enumerate(texts)}}
     model |= {

@@ -218,7 +218,8 @@ def _step(kind, text, a=1, b=0):
 
 
 # Changes of a part. Kinds of steps are those of native/tokenizer/steps.hpp: 9 replaces, 20 and 21
-# split, 24 is the metaspace.
+# split, 24 is the metaspace. An added token has an id, flags, the length of its text, and the text.
+# The configuration begins with the model, flags, the unknown id and the most characters of a word.
 HOSTILE_PARTS = {
     "a pattern that is not UTF-8": {"steps": _step(20, b"[\xf0")},
     "a text that is not UTF-8": {"steps": _step(21, b"\xc3")},
@@ -238,7 +239,7 @@ HOSTILE_PARTS = {
     "an unknown model": {"config": struct.pack("<5I", 77, 1, 0, 100, 0)},
     "a word of any length": {"config": struct.pack("<5I", 3, 0, 0, 1 << 30, 0)},
     "a Unigram model without scores": {"scores": b"", "config": struct.pack("<5I", 2, 2, 0, 9, 0)},
-    "scores that are not numbers": {"scores": struct.pack("<f", math.nan) * 274},
+    "scores that are not numbers": {"scores": struct.pack("<f", math.nan) * 274},  # tokens
     "few scores": {"scores": bytes(8)},
     "a character map": {"charsmap": charsmap({b"a": b"\xc3"})},
     "a prefix that is not UTF-8": {"prefix": b"\xff"},

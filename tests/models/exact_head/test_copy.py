@@ -107,7 +107,7 @@ def hidden_states(values: NDArray[np.float32], count: int) -> NDArray[np.float32
 
 
 def wrong(full: NDArray[np.float32], found: Found, count: int) -> str:
-    """How *found* contradicts the *count* best rows of the *full* product; empty if it does not."""
+    """Contradiction of *found* to the *count* best rows of the *full* product, or an empty text."""
     if not np.array_equal(full[found.ids].view(np.uint32), found.logits.view(np.uint32)):
         return "a logit has other bits"
     others = np.delete(full, found.ids)
