@@ -1,4 +1,4 @@
-"""What a model needs as its tokenizer, and which files meet the need."""
+"""The tokenizer that a model needs, and the files that meet the need."""
 
 import json
 
