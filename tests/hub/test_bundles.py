@@ -1,4 +1,4 @@
-"""Places in the cache of the files of a bundle follow from their names."""
+"""Bundles: the place of each file in the cache follows from its name, and no other is written."""
 
 import hashlib
 from dataclasses import replace
@@ -30,8 +30,8 @@ MODEL = Pin("model", "org/one", "main", "x.gguf")
 TOKENIZER = Pin("tokenizer", MIRROR.repo, "main", "tokenizer.json")
 PACKAGE = Pin("package", "tiny", "1.0", "tiny.gguf")
 
-# Where each file belongs, by its name: place in a record, and path of the link.
-USUAL = {
+# By the name of a file: its place in a record, and the path of its link in the cache.
+PLACES_AND_PATHS = {
     MODEL: (None, "models/hf/org/one@main/x.gguf"),
     replace(MODEL, revision="a/b", file="c/x.gguf"): (None, "models/hf/org/one@a%2Fb/c/x.gguf"),
     replace(MODEL, repo="gpt2"): (None, "models/hf/gpt2@main/x.gguf"),
@@ -39,8 +39,8 @@ USUAL = {
     PACKAGE: (None, "models/tiny/tiny.gguf"),
     replace(PACKAGE, file="NOTICE.md"): (None, "models/tiny/NOTICE.md"),
 }
-# Names that would become a path of their own choice.
-UNKNOWN = [
+# Files that are not registered, and names that would lead into the folder of something else.
+REFUSED_PINS = [
     replace(MODEL, repo="org/..", file="x.gguf"),
     replace(MODEL, repo="../tokenizers", file="x.gguf"),
     replace(MODEL, kind="version"),
@@ -59,7 +59,7 @@ UNKNOWN = [
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """Makes the project of a machine of that name; a packaged model is registered."""
+    """Function that makes a project on another machine; the packaged model TINY is registered."""
     monkeypatch.setitem(sources.PACKAGED, "tiny", TINY)
 
     def make(name):
@@ -72,7 +72,7 @@ def machine(tmp_path, monkeypatch):
 
 @pytest.fixture
 def carry(machine, tmp_path):
-    """Writes a bundle with these records, all of the same bytes, and imports it on a machine."""
+    """Function that writes a bundle of pins, all with the bytes WHOLE, and imports it elsewhere."""
     content = tmp_path / "content"
     content.write_bytes(WHOLE)
     digest = hashlib.sha256(WHOLE).hexdigest()
@@ -96,42 +96,44 @@ def files_outside_of_the_store(cache):
     return {path.as_posix() for path in paths if path.parts[0] not in ("store", "CACHEDIR.TAG")}
 
 
-def test_a_file_gets_the_place_that_its_name_has(carry):
-    pins = [replace(pin, place=place) for pin, (place, _) in USUAL.items()]
+def test_an_imported_file_is_placed_where_its_name_belongs(carry):
+    pins = [replace(pin, place=place) for pin, (place, _) in PLACES_AND_PATHS.items()]
     project = carry("there", *pins)
-    expected = {path for _, path in USUAL.values()}
+    expected = {path for _, path in PLACES_AND_PATHS.values()}
     assert files_outside_of_the_store(project.cache) == expected
     names = tree.names_folder(project.store.folder)
     assert {*names.iterdir()} == {project.store.index.file_for(*pin.index_name) for pin in pins}
 
 
-@pytest.mark.parametrize("pin", [*USUAL, *UNKNOWN], ids=lambda pin: f"{pin.kind} {pin.index_name}")
+@pytest.mark.parametrize(
+    "pin", [*PLACES_AND_PATHS, *REFUSED_PINS], ids=lambda pin: f"{pin.kind} {pin.index_name}"
+)
 def test_no_other_place_is_written_whatever_a_record_names(carry, tmp_path, pin):
-    usual, _ = USUAL.get(pin, ("nowhere", ""))
+    usual, _ = PLACES_AND_PATHS.get(pin, ("nowhere", ""))
     places = {None, *every_place()} - {usual}
-    assert len(places) > 20
+    assert len(places) > 20  # the functions that make paths were found
     for number, place in enumerate(places):
         with pytest.raises((InvalidFormat, Unsupported)):
             carry(f"there{number}", replace(pin, place=place))
         assert not (tmp_path / f"there{number}" / "cache").exists()
 
 
-@pytest.mark.parametrize("pin", USUAL, ids=lambda pin: f"{pin.kind} {pin.file}")
-def test_a_name_or_a_place_belongs_to_one_file(carry, tmp_path, pin):
-    pin = replace(pin, place=USUAL[pin][0])
+@pytest.mark.parametrize("pin", PLACES_AND_PATHS, ids=lambda pin: f"{pin.kind} {pin.file}")
+def test_two_records_with_one_name_and_place_are_refused(carry, tmp_path, pin):
+    pin = replace(pin, place=PLACES_AND_PATHS[pin][0])
     with pytest.raises(InvalidFormat, match="two files"):
         carry("there", pin, replace(pin, licence="MIT"))
 
 
-def test_two_tokenizers_of_one_place_must_be_the_same(machine, tmp_path):
+def test_two_different_tokenizers_with_one_place_are_refused(machine, tmp_path):
     official = Pin("tokenizer", "meta-llama/Meta-Llama-3-8B", "main", "tokenizer.json")
     pins = []
-    paths = {}
+    paths = {}  # by digest; the two files hold the digits 0 and 1
     for number, pin in enumerate((TOKENIZER, official)):
         path = tmp_path / str(number)
         path.write_text(str(number))
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        pins.append(replace(pin, sha256=digest, size=1, place=USUAL[TOKENIZER][0]))
+        pins.append(replace(pin, sha256=digest, size=1, place=PLACES_AND_PATHS[TOKENIZER][0]))
         paths[digest] = path
     write_bundle(Bundle(tuple(pins), places=paths), OutputFile(tmp_path / "b.tar", ARCHIVE))
     with pytest.raises(InvalidFormat, match="two files for tokenizers/llama3-128k"):
@@ -160,7 +162,7 @@ def test_an_export_refuses_what_an_import_would_refuse(machine):
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
     for pin in (replace(TOKENIZER, repo="org/one"), replace(PACKAGE, revision="0.9")):
-        project.lock_path.unlink(missing_ok=True)
+        project.lock_path.unlink(missing_ok=True)  # each pin alone must be refused
         project.pin(replace(pin, sha256=digest, size=len(content)))
         with pytest.raises(Unsupported, match=r"bitnet\.lock\.json pins"):
             list_pinned(project)
@@ -174,15 +176,16 @@ def test_a_registered_tokenizer_is_exported_from_its_place_and_no_other_file_the
     path.parent.mkdir(parents=True)
     path.write_text("{}")
     (member,) = collect([tokenizer_file(MIRROR, project)], {}, project).files
-    assert member.place == USUAL[TOKENIZER][0]
+    assert member.place == PLACES_AND_PATHS[TOKENIZER][0]
     assert find_tokenizer(path, project) == []  # its origin is not recorded
     assert "where it is from is not known" in caplog.text
     pin = replace(TOKENIZER, sha256=project.store.digest_of(path), size=2, place=member.place)
     project.store.index.write(replace(pin, repo="org/one"), "org/one", "main", "tokenizer.json")
-    assert find_tokenizer(path, project) == []
+    assert find_tokenizer(path, project) == []  # nor is that repository registered for the place
     project.store.index.write(pin, *pin.index_name)
-    (found,) = find_tokenizer(path, project)
-    assert found.pin == pin
+    (exported,) = find_tokenizer(path, project)
+    assert exported.pin == pin
+    # The origin of a compiled tokenizer is not recorded either.
     compiled = tree.tok_path(project.cache, "a" * 64)
     compiled.parent.mkdir()
     compiled.write_bytes(b"")

@@ -1,4 +1,4 @@
-"""The message that a worker is ready."""
+"""The POST by which a worker reports to its pool that it is ready."""
 
 import contextlib
 import json
@@ -17,6 +17,8 @@ from bitnet.hub.fetch_options import FetchOptions
 
 
 class _Receiver(QuietHandler, BaseHTTPRequestHandler):
+    """Records each POST, and replies with the next status; a redirect's address has secrets."""
+
     def do_POST(self):
         owner = self.server.owner
         owner.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
@@ -31,7 +33,7 @@ class _Receiver(QuietHandler, BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def receiver(*statuses, tls=None):
-    """A server that answers POSTs with *statuses*, the last one for ever."""
+    """A pool: a server that answers POSTs with *statuses* in turn, and repeats the last one."""
     owner = SimpleNamespace(statuses=list(statuses), got=[], logins=[])
     server = LoopbackServer(_Receiver, owner, tls=tls)
     owner.url = f"{'https' if tls else 'http'}://127.0.0.1:{server.server_port}/ready"
@@ -42,7 +44,7 @@ def receiver(*statuses, tls=None):
         server.stop()
 
 
-def test_a_callback_is_tried_again_and_given_up_in_the_end():
+def test_a_callback_is_given_up_after_three_attempts_and_not_sent_offline():
     waits = []
     with receiver(500, 503, 204) as pool:
         call_back(pool.url, {"worker_id": "w"}, FetchOptions(), sleep=waits.append)
@@ -54,17 +56,18 @@ def test_a_callback_is_tried_again_and_given_up_in_the_end():
         call_back(pool.url, {}, FetchOptions(offline=True))
 
 
-def test_a_redirect_is_not_a_delivery():
-    leads = "HTTP 308 to https://pool.example.org/ready, which is not followed"
-    with receiver(308) as pool, pytest.raises(NetworkError, match=leads):
+def test_a_redirected_callback_is_an_error_that_names_the_place_without_secrets():
+    # Without the login and the token of the address.
+    message = "HTTP 308 to https://pool.example.org/ready, which is not followed"
+    with receiver(308) as pool, pytest.raises(NetworkError, match=message):
         call_back(pool.url, {}, FetchOptions(retries=1))
 
 
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
-        (f"http://{'x' * 70}.invalid/", "not an address"),
-        ("http://127.0.0.1:1/", "connection refused"),
+        (f"http://{'x' * 70}.invalid/", "not an address"),  # a label of DNS has at most 63 letters
+        ("http://127.0.0.1:1/", "connection refused"),  # no program listens at port 1
     ],
 )
 def test_an_address_that_nothing_can_be_sent_to_is_an_error(url, problem):
@@ -72,18 +75,20 @@ def test_an_address_that_nothing_can_be_sent_to_is_an_error(url, problem):
         call_back(url, {}, FetchOptions(retries=1))
 
 
-def test_the_login_is_that_of_the_address_and_never_of_a_file():
+def test_the_login_of_a_callback_is_that_of_its_address_and_never_of_a_netrc_file():
     netrc = Path(os.environ["HOME"]) / ".netrc"
     netrc.write_text("machine 127.0.0.1 login me password secret\n")
     netrc.chmod(0o600)
     with receiver(200) as pool:
         call_back(pool.url, {}, FetchOptions())
         call_back(pool.url.replace("//", "//u:p@"), {}, FetchOptions())
-    assert pool.logins == [None, "Basic dTpw"]
+    assert pool.logins == [None, "Basic dTpw"]  # Base64 of u:p
 
 
 @pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"])
-def test_the_certificates_are_those_of_downloads(authority, bundle, monkeypatch, variable):
+def test_a_callback_trusts_the_certificates_that_downloads_trust(
+    authority, bundle, monkeypatch, variable
+):
     for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(variable, bundle)

@@ -19,11 +19,12 @@ from bitnet.sources import Source
 CONTENT = b"GGUF" + bytes(range(256)) * 40
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
 OTHER = hashlib.sha256(b"other bytes").hexdigest()
-assert len(CONTENT) > LARGE_BYTES
+assert len(CONTENT) > LARGE_BYTES  # the hub redirects requests for it to the storage (cdn)
 SOURCE = Source("m", "org/model", "model.gguf")
 
 
 def field(digest):
+    """Value of a ``Repr-Digest`` header (RFC 9530) for the SHA-256 *digest*."""
     return f"sha-256=:{b64encode(bytes.fromhex(digest)).decode()}:"
 
 
@@ -36,7 +37,7 @@ def project(hub, tmp_path):
 
 
 def announce(hub, where, method, headers):
-    """Let *where* answer a *method* for the file with *headers*, and no digest of its own."""
+    """Let *where* reply to *method* for the file with *headers*, and no digest of its own."""
     location = f"{hub.cdn_url}/{DIGEST}"
     if where == "hub":
         sent = {"Location": location, "X-Linked-Size": str(len(CONTENT)), **headers}
@@ -49,7 +50,7 @@ def announce(hub, where, method, headers):
 
 
 def list_with(hub, digest):
-    """Let the list of files name *digest*."""
+    """Let the hub's list of files state *digest* for the file."""
     lfs = {"oid": digest, "size": len(CONTENT)}
     entry = {"type": "file", "path": "model.gguf", "size": len(CONTENT), "lfs": lfs}
     body = json.dumps([entry]).encode()
@@ -58,10 +59,12 @@ def list_with(hub, digest):
 
 
 def fetch_listed(project):
+    """Fetch the file as the hub's list of files names it."""
     (obtained,) = download(refs_of("org/model"), project, select=FileSelection(whole=True))
     return obtained
 
 
+# Replies that announce a digest: server, method, header.
 REPLIES = {
     "the hub's reply to HEAD": ("hub", "HEAD", "X-Linked-Etag"),
     "the hub's redirect": ("hub", "GET", "X-Linked-Etag"),
@@ -71,6 +74,7 @@ REPLIES = {
 
 
 def headers_of(name, digest):
+    """Headers with which a server announces *digest* in the header *name*."""
     if name == "X-Linked-Etag":
         return {name: f'"{digest}"'}
     return {name: field(digest) if name == "Repr-Digest" else field(digest).replace(":", "")}
@@ -81,11 +85,12 @@ def headers_of(name, digest):
 def test_a_digest_is_used_wherever_it_is_announced(hub, project, place, digest):
     where, method, name = REPLIES[place]
     announce(hub, where, method, headers_of(name, digest))
+    # The other replies of the hub announce none; by default they would have the right one.
     for other in {("hub", "HEAD"), ("hub", "GET")} - {(where, method)}:
         announce(hub, *other, {})
     if digest == DIGEST:
         assert fetch_source(SOURCE, project).pin.verified
-        assert "verified" not in project.lock_path.read_text()
+        assert "verified" not in project.lock_path.read_text()  # only a pin that is not states it
         return
     with pytest.raises(IntegrityError):
         fetch_source(SOURCE, project)
@@ -121,14 +126,14 @@ def test_a_digest_of_the_listing_alone_verifies_the_file(hub, project):
     assert fetch_listed(project).pin.verified
 
 
-def test_two_servers_of_one_redirect_must_announce_the_same(hub, project):
+def test_a_storage_that_announces_another_digest_than_the_hub_is_refused(hub, project):
     announce(hub, "cdn", "GET", headers_of("Repr-Digest", OTHER))
     with pytest.raises(IntegrityError, match="announces SHA-256"):
         fetch_source(SOURCE, project)
 
 
 NOTHING = hashlib.sha256().hexdigest()
-# Headers of plain file servers that say nothing about the bytes of the whole file.
+# Headers that state nothing about the bytes of the whole file: server, method, headers.
 SILENT = {
     "the page of a redirect": ("hub", "GET", {"Repr-Digest": field(OTHER)}),
     "the page of a redirect to HEAD": ("hub", "HEAD", {"Digest": field(OTHER).replace(":", "")}),
@@ -160,8 +165,8 @@ def test_a_header_that_says_nothing_about_the_bytes_refuses_no_file(hub, project
     assert obtained.pin.verified is False
 
 
-def test_a_part_of_a_file_has_no_digest_in_the_old_form():
-    """RFC 9530 deprecates ``Digest``: servers disagree of what that of a part is."""
+def test_a_digest_header_of_a_partial_reply_is_ignored_and_repr_digest_is_read():
+    """RFC 9530 deprecates ``Digest``: servers disagree whether that of a part covers the file."""
     part = requests.Response()
     part.status_code = 206
     part.headers["Digest"] = field(OTHER).replace(":", "")
@@ -206,6 +211,6 @@ def test_a_digest_of_the_user_verifies_the_file(hub, project):
     assert "verified" not in project.lock_path.read_text()
 
 
-def test_an_object_of_git_is_verified_by_its_name(hub, project):
+def test_a_small_file_is_verified_by_the_name_of_its_git_object(hub, project):
     hub.add("org/model", "config.json", b"{}")
     assert fetch_source(Source("m", "org/model", "config.json"), project).pin.verified

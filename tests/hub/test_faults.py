@@ -1,3 +1,5 @@
+"""Drills: the faults of the network that BITNET_SIMULATE_NETWORK_ERROR asks for."""
+
 import pytest
 import requests
 import urllib3
@@ -22,10 +24,10 @@ NAME = "BITNET_SIMULATE_NETWORK_ERROR"
 )
 def test_a_drill_is_a_list_of_faults(monkeypatch, text, faults):
     monkeypatch.setenv(NAME, text)
-    assert simulate_network_error() == (faults, False)
+    assert simulate_network_error() == (faults, False)  # later requests work
 
 
-def test_1_breaks_for_ever_and_0_nothing(monkeypatch):
+def test_a_drill_of_1_breaks_every_request_and_0_or_nothing_breaks_none(monkeypatch):
     monkeypatch.setenv(NAME, "1")
     assert simulate_network_error() == ([NetworkFault("reset")], True)
     for text in ("0", ""):
@@ -43,14 +45,14 @@ def test_a_drill_that_cannot_be_read_is_refused(monkeypatch, text):
 
 
 @pytest.mark.parametrize("for_ever", [False, True])
-def test_a_fault_of_a_body_waits_for_a_request_with_one(hub, for_ever):
+def test_a_fault_within_a_body_waits_for_a_reply_that_has_a_body(hub, for_ever):
     hub.add("org/model", "config.json", b"0123456789")
     faults = [NetworkFault("reset", 4), NetworkFault("503")]
     transport = FaultyTransport(faults, for_ever)
     url = f"{hub.url}/org/model/resolve/main/config.json"
     with requests.Session() as session:
         session.mount("http://", transport)
-        for _ in range(3):
+        for _ in range(3):  # replies to HEAD have no body to break
             assert session.head(url).status_code == 200
         assert list(transport._faults) == faults
         reply = session.get(url, stream=True)

@@ -1,3 +1,5 @@
+"""A download of one file from a hub: attempts, resumption, checks, the disk, and being offline."""
+
 import hashlib
 import os
 import random
@@ -33,43 +35,46 @@ DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 
 def fetch(hub, session, path, **wanted):
+    """Download the file of the hub to *path*; ``options`` of *wanted* are those of the session."""
     options = wanted.pop("options", {})
-    with session(**options) as one:
-        url = file_url("org/model", "main", "model.gguf", one.options)
-        return download(url, path, session=one, progress="none", **wanted)
+    with session(**options) as hub_session:
+        url = file_url("org/model", "main", "model.gguf", hub_session.options)
+        return download(url, path, session=hub_session, progress="none", **wanted)
 
 
 @pytest.fixture
 def target(hub, tmp_path):
+    """Path to which the file is downloaded; the hub has it."""
     hub.add("org/model", "model.gguf", CONTENT)
     return tmp_path / "models" / "model.gguf"
 
 
 def names(path):
+    """Names in the folder of *path*."""
     return sorted(entry.name for entry in path.parent.iterdir())
 
 
 def left():
-    """Names of what is on its way in the store."""
+    """Names of the partial files in the store and of their sidecars."""
     return sorted(path.name for path in (settings.cache_dir() / "store/partial").glob("*/*"))
 
 
 def partial():
     """The partial file that a stopped run has left."""
-    (found,) = (settings.cache_dir() / "store/partial").glob("*/*.partial")
-    return found
+    (path,) = (settings.cache_dir() / "store/partial").glob("*/*.partial")
+    return path
 
 
-def test_a_file_is_fetched_verified_and_alone(hub, session, target):
+def test_a_file_is_fetched_and_verified_and_nothing_is_left_beside_it(hub, session, target):
     done = fetch(hub, session, target)
     assert target.read_bytes() == CONTENT
     assert (done.sha256, done.size, done.cached) == (DIGEST, len(CONTENT), False)
-    assert done.revision == DIGEST
+    assert done.revision == DIGEST  # the hub's ETag of a large file is its SHA-256
     assert done.commit == hub.repos["org/model"].revisions["main"]
     assert (names(target), left()) == (["model.gguf"], [])
 
 
-def test_a_hit_needs_no_network(session, hub, target):
+def test_a_file_that_is_already_there_needs_no_network(session, hub, target):
     target.parent.mkdir()
     target.write_bytes(CONTENT)
     done = fetch(hub, session, target, sha256=DIGEST)
@@ -99,7 +104,8 @@ def test_small_files_come_from_the_hub_itself(session, hub, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "break_off", [{"reset_at": 1_000_000}, {"truncate_at": 2_999_999}, {"reset_at": 1}]
+    "break_off",  # in the middle, before the last byte, and after the first
+    [{"reset_at": 1_000_000}, {"truncate_at": 2_999_999}, {"reset_at": 1}],
 )
 def test_a_broken_transfer_is_continued_where_it_broke(session, hub, target, break_off):
     hub.rules.append(Rule(where="cdn", times=1, **break_off))
@@ -108,7 +114,7 @@ def test_a_broken_transfer_is_continued_where_it_broke(session, hub, target, bre
     at = next(iter(break_off.values()))
     continued = hub.requests("cdn", "GET")[1]
     start = int(continued.headers["Range"].removeprefix("bytes=").rstrip("-"))
-    assert 0 < start <= at
+    assert 0 < start <= at  # a reset may discard bytes that were sent
     assert "If-Range" not in continued.headers  # the digest decides, not a replica's ETag
     assert continued.sent == len(CONTENT) - start
 
@@ -117,7 +123,7 @@ def test_three_attempts_wait_200_and_400_milliseconds(session, hub, target, cloc
     hub.rules.append(Rule(where="cdn", status=503))
     with pytest.raises(NetworkError, match=r"HTTP error 503: .*\(3 attempts\)") as caught:
         fetch(hub, session, target, options={"retries": 3})
-    assert clock.waits == [0.2, 0.4]
+    assert clock.waits == [0.2, 0.4]  # seconds; each wait is twice the one before
     assert "attempt 1 of 3 failed" in caplog.text
     assert "attempt 3 failed" in caplog.text
     assert "doctor network" in caught.value.hint
@@ -132,8 +138,9 @@ def test_a_hub_that_restarts_is_waited_for(session, hub, target, clock, caplog):
     assert "attempt 5 failed: HTTP error 503; next attempt in 3.2 s" in caplog.text
 
 
-def test_one_that_stays_away_is_waited_for_until_the_deadline(session, hub, target, clock):
+def test_a_hub_that_stays_away_is_waited_for_until_the_deadline(session, hub, target, clock):
     hub.rules.append(Rule(where="hub", status=503))
+    # The deadline is 300 s (BITNET_DOWNLOAD_TIMEOUT), and the longest wait 20 s.
     with pytest.raises(NetworkError, match=r"\(\d+ attempts, no progress for 3\d\d s\)"):
         fetch(hub, session, target)
     assert clock.waits[:3] == [0.2, 0.4, 0.8]
@@ -141,31 +148,35 @@ def test_one_that_stays_away_is_waited_for_until_the_deadline(session, hub, targ
     assert 300 <= sum(clock.waits) <= 330
 
 
-def test_progress_renews_the_attempts(session, hub, target, clock):
+def test_progress_makes_the_waits_between_attempts_start_again(session, hub, target, clock):
     hub.rules.append(Rule(where="cdn", times=2, truncate_at=1_200_000))
     hub.rules.append(Rule(where="cdn", times=1, status=500))
     fetch(hub, session, target)
     assert target.read_bytes() == CONTENT
+    # After 1.2 MB the second break counts as a first failure again; the status 500 follows it.
     assert clock.waits == [0.2, 0.2, 0.4]
 
 
 def test_retry_after_is_waited_for(session, hub, target, clock):
-    date = "Mon, 12 Jan 1970 13:47:10 GMT"  # 30 s after the moment the clock shows
+    date = "Mon, 12 Jan 1970 13:47:10 GMT"  # 30 s after the time of day of *session*
     hub.rules.append(Rule(where="hub", times=1, status=429, headers={"Retry-After": "7"}))
     hub.rules.append(Rule(where="hub", times=1, status=503, headers={"Retry-After": date}))
     fetch(hub, session, target)
     assert clock.waits == [7.0, 30.0]
 
 
-def test_a_wait_longer_than_allowed_ends_it(session, hub, target, clock):
+def test_a_wait_longer_than_allowed_ends_the_download_at_once(session, hub, target, clock):
     hub.rules.append(Rule(where="hub", status=429, headers={"Retry-After": "4000"}))
+    # At most 3600 s are allowed (BITNET_RETRY_AFTER_MAX).
     with pytest.raises(RateLimited, match="4000 s") as caught:
         fetch(hub, session, target)
     assert clock.waits == []
     assert caught.value.exit_code == 12
 
 
-def test_waits_that_a_server_asks_for_again_and_again_end(session, hub, target, clock):
+def test_waits_that_a_server_asks_for_again_and_again_end_at_the_allowed_sum(
+    session, hub, target, clock
+):
     hub.rules.append(Rule(where="hub", status=503, headers={"Retry-After": "60"}))
     with pytest.raises(NetworkError, match=r"asks to wait 36\d\d s"):
         fetch(hub, session, target)
@@ -182,17 +193,17 @@ def test_a_stalled_connection_is_replaced(session, hub, target):
     hub.rules.append(Rule(where="cdn", times=1, stall_at=1_500_000))
     fetch(hub, session, target, options={"stall_timeout": 0.5, "retries": 20})
     assert target.read_bytes() == CONTENT
-    assert hub.requests("cdn", "GET")[-1].status == 206
+    assert hub.requests("cdn", "GET")[-1].status == 206  # the rest of the file
 
 
-def test_no_progress_for_too_long_ends_it(hub, target):
-    clock = iter(range(0, 100_000, 400))
+def test_no_progress_until_the_deadline_ends_the_download(hub, target):
+    clock = iter(range(0, 100_000, 400))  # seconds; each step is longer than the deadline
     options = FetchOptions(base_url=hub.url, retries=50)
     hub.rules.append(Rule(where="cdn", status=503))
-    with HubSession(options, clock=lambda: next(clock), sleep=lambda s: None) as one:
+    with HubSession(options, clock=lambda: next(clock), sleep=lambda s: None) as hub_session:
         url = file_url("org/model", "main", "model.gguf", options)
         with pytest.raises(NetworkError, match="no progress for"):
-            download(url, target, session=one, progress="none")
+            download(url, target, session=hub_session, progress="none")
 
 
 @pytest.mark.parametrize("rule", [{"ignore_range": True}, {"shift_range": 10}, {"status": 416}])
@@ -214,16 +225,16 @@ def test_an_etag_that_changes_between_attempts_starts_over(session, hub, target)
 def test_a_push_during_the_transfer_does_not_mix_versions(session, hub, target):
     newer = CONTENT[::-1]
     hub.rules.append(Rule(where="cdn", times=1, reset_at=1_000_000))
-    with session() as one:
-        sleep = one.sleep
+    with session() as hub_session:
+        sleep = hub_session.sleep
 
         def push(seconds):
             hub.add("org/model", "model.gguf", newer)
             sleep(seconds)
 
-        one.sleep = push
-        url = file_url("org/model", "main", "model.gguf", one.options)
-        download(url, target, session=one, progress="none")
+        hub_session.sleep = push
+        url = file_url("org/model", "main", "model.gguf", hub_session.options)
+        download(url, target, session=hub_session, progress="none")
     assert target.read_bytes() == CONTENT
 
 
@@ -278,14 +289,14 @@ def test_an_empty_file_is_refused(session, hub, tmp_path):
         fetch(hub, session, tmp_path / "tokenizer.json")
 
 
-def test_an_unknown_size_is_fetched_to_its_end(session, hub, target):
-    gone = ("X-Linked-Size", "X-Linked-Etag")
-    hub.rules.append(Rule(where="hub", drop_headers=gone))
+def test_a_file_of_unknown_size_is_fetched_to_its_end(session, hub, target):
+    size_and_digest = ("X-Linked-Size", "X-Linked-Etag")
+    hub.rules.append(Rule(where="hub", drop_headers=size_and_digest))
     fetch(hub, session, target)
     assert target.read_bytes() == CONTENT
 
 
-def test_the_check_sees_the_finished_file_and_can_refuse_it(session, hub, target):
+def test_the_callers_check_reads_the_finished_file_and_can_refuse_it(session, hub, target):
     def check(path):
         assert path.read_bytes() == CONTENT
         raise VocabMismatch("Model: 128256, Tokenizer: 50257")
@@ -299,14 +310,14 @@ def test_the_check_sees_the_finished_file_and_can_refuse_it(session, hub, target
 
 
 def stop_at(hub, session, target, count):
-    """Let a run fail for good after *count* bytes."""
+    """Run a download that ends with an error after *count* bytes, and forget its requests."""
     hub.rules.append(Rule(where="cdn", times=1, truncate_at=count))
     with pytest.raises(NetworkError):
         fetch(hub, session, target, options={"retries": 1})
     hub.forget()
 
 
-def test_what_a_failed_run_left_is_continued(session, hub, target):
+def test_the_partial_file_of_a_failed_run_is_continued(session, hub, target):
     stop_at(hub, session, target, 1_000_000)
     assert left() == ["model.gguf.partial", "model.gguf.partial.json"]
     fetch(hub, session, target)
@@ -315,7 +326,7 @@ def test_what_a_failed_run_left_is_continued(session, hub, target):
     assert (names(target), left()) == (["model.gguf"], [])
 
 
-def test_a_deleted_partial_costs_only_time(session, hub, target):
+def test_a_file_whose_partial_file_was_deleted_is_fetched_whole(session, hub, target):
     stop_at(hub, session, target, 1_000_000)
     partial().unlink()
     fetch(hub, session, target)
@@ -340,7 +351,9 @@ def test_a_damaged_partial_is_noticed_and_fetched_again(session, hub, target, ca
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"url": 1}', "\0"])
-def test_a_damaged_sidecar_makes_the_partial_useless_not_harmful(session, hub, target, text):
+def test_a_partial_file_with_a_damaged_sidecar_is_fetched_again_from_the_start(
+    session, hub, target, text
+):
     stop_at(hub, session, target, 1_000_000)
     partial().with_name("model.gguf.partial.json").write_text(text)
     fetch(hub, session, target)
@@ -348,15 +361,15 @@ def test_a_damaged_sidecar_makes_the_partial_useless_not_harmful(session, hub, t
     assert hub.sent("cdn") == len(CONTENT)
 
 
-def test_ctrl_c_keeps_what_came(session, hub, target, monkeypatch):
-    def interrupt(self, count):
+def test_ctrl_c_keeps_the_received_bytes_for_the_next_run(session, hub, target, monkeypatch):
+    def interrupt(self, count):  # as after the first chunk
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(Patience, "report_bytes", interrupt)
         with pytest.raises(KeyboardInterrupt):
             fetch(hub, session, target)
-    kept = partial().stat().st_size
+    kept = partial().stat().st_size  # bytes
     assert partial().read_bytes() == CONTENT[:kept]
     hub.forget()
     fetch(hub, session, target)
@@ -376,6 +389,7 @@ def test_a_full_disk_is_noticed_before_the_transfer(session, hub, target, monkey
 
 
 def test_a_disk_that_fills_up_keeps_the_partial(session, hub, target):
+    # A file that may not grow (EFBIG) is reported like a full disk.
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
     try:
@@ -389,7 +403,7 @@ def test_a_disk_that_fills_up_keeps_the_partial(session, hub, target):
     assert hub.sent("cdn") == 2_000_000
 
 
-def test_a_file_where_the_folder_belongs_is_named(session, hub, tmp_path):
+def test_a_file_in_the_place_of_the_target_folder_is_a_usage_error(session, hub, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"\(os error 17\)") as caught:
         fetch(hub, session, tmp_path / "file" / "model.gguf")
@@ -426,41 +440,41 @@ def test_offline_creates_no_socket(session, hub, target, monkeypatch, variable):
 # --- the fault drill -----------------------------------------------------------------------------
 
 
-def test_the_drill_breaks_requests_and_the_real_code_recovers(
+def test_a_drill_breaks_requests_and_the_download_recovers(
     session, hub, target, clock, monkeypatch
 ):
-    drill = "timeout:2,503,reset@1MB,429:2"
+    drill = "timeout:2,503,reset@1MB,429:2"  # 2 + 1 + 1 + 2 faults
     monkeypatch.setenv("BITNET_SIMULATE_NETWORK_ERROR", drill)
     fetch(hub, session, target, options={"retries": 4})
     assert target.read_bytes() == CONTENT
-    assert len(clock.waits) == 6
+    assert len(clock.waits) == 6  # one after each fault of the drill
 
 
-def test_a_drill_of_1_breaks_everything(session, hub, target, monkeypatch):
+def test_a_drill_of_1_breaks_every_request(session, hub, target, monkeypatch):
     monkeypatch.setenv("BITNET_SIMULATE_NETWORK_ERROR", "1")
     with pytest.raises(NetworkError, match=r"HTTP request failed for .*connection failed"):
         fetch(hub, session, target)
     assert hub.requests() == []
 
 
-# --- silence, and sizes that are not of the file -------------------------------------------------
+# --- silent servers, and sizes that are not those of the file ------------------------------------
 
 
 @pytest.mark.parametrize("large", [True, False])
 def test_the_length_of_a_redirect_is_not_the_size_of_the_file(large, session, hub, target):
-    """Its reply has a body of its own; only the last server knows how long the file is."""
+    """The redirect has a body of its own; only the last server knows how long the file is."""
     hub.rules.append(
         Rule(where="hub", drop_headers=("X-Linked-Size", *([] if large else ["X-Linked-Etag"])))
     )
-    with session() as one:
-        facts = head(file_url("org/model", "main", "model.gguf", one.options), one)
+    with session() as hub_session:
+        facts = head(file_url("org/model", "main", "model.gguf", hub_session.options), hub_session)
     assert facts.size is None
     fetch(hub, session, target)
     assert target.read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("where", [("hub", "HEAD"), ("cdn", "GET")])
-def test_headers_that_do_not_come_are_a_stall(where, session, hub, target, caplog):
+def test_a_server_that_sends_no_headers_has_stalled(where, session, hub, target, caplog):
     host, method = where
     hub.rules.append(Rule(where=host, method=method, times=1, when=hub.closing.wait))
     fetch(hub, session, target, options={"stall_timeout": 0.5, "retries": 20})
@@ -475,7 +489,7 @@ def test_a_server_that_sends_no_first_byte_has_stalled(session, hub, target, cap
     assert caplog.text.count("timeout; next attempt") == 2
 
 
-def test_one_that_never_sends_a_byte_is_given_up(session, hub, target):
+def test_a_server_that_never_sends_a_byte_is_given_up(session, hub, target):
     hub.rules.append(Rule(where="cdn", method="GET", stall_at=0))
     with pytest.raises(NetworkError, match=r"timeout \(3 attempts\)"):
         fetch(hub, session, target, options={"stall_timeout": 0.5, "retries": 3})

@@ -1,3 +1,5 @@
+"""No socket is created before the first request, and offline none at all."""
+
 import subprocess
 import sys
 
@@ -8,6 +10,7 @@ class Bomb(socket.socket):
         raise SystemExit("a socket was created")
 socket.socket = Bomb
 """
+# urllib3 tries IPv6 with a socket when it is imported; bitnet keeps it from that.
 IMPORTS = """
 import bitnet.hub.diagnose, bitnet.hub.resolve, bitnet.hub.provide
 import urllib3.util.connection
@@ -24,5 +27,5 @@ def test_an_offline_command_creates_no_socket_from_its_very_start(tmp_path):
     program = BOMB + "from bitnet.commands.program import main; main()"
     command = [sys.executable, "-c", program, "tokenizer", "--offline", "--cache-dir", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 23
+    assert done.returncode == 23  # offline
     assert done.stderr.startswith("Error: offline: ")

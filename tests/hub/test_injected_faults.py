@@ -26,6 +26,9 @@ FOLDER = {
     "model.safetensors.index.json": b"{}",
     "tokenizer.json": b'{"model": {}}' * 9,
 }
+# Reads a line of JSON for each run, forks a child for each folder in "works", and writes their exit
+# codes: 0, 9 for an error of ours, 7 for any other. With "inject", the first child stops itself
+# until strace has attached to it; 0x59616D61 is PR_SET_PTRACER (linux/prctl.h).
 DRIVER = r"""
 import ctypes, json, os, signal, subprocess, sys, time
 from pathlib import Path
@@ -107,7 +110,10 @@ class Driver:
             )  # fmt: skip
 
     def run(self, *works, inject="", files=(), retries=2):
-        """Exit codes of a child for each of *works*: 0, 9 for an error of ours, 7 for another."""
+        """Fetch *files* in a child for each of *works*, the first with the fault *inject*.
+
+        Returns their exit codes: 0, or 9 for an error of ours; any other fails the test.
+        """
         for work in works:
             work.mkdir(exist_ok=True)
         facts = self.facts | {"inject": inject, "files": list(files), "retries": retries}
@@ -123,6 +129,7 @@ class Driver:
         return codes
 
     def was_hit(self):
+        """True if strace has injected a fault in the last run."""
         return self.log.exists() and "(INJECTED)" in self.log.read_text()
 
     def files(self, work):
@@ -155,11 +162,12 @@ class Driver:
 def driver(hub, tmp_path):
     for name, content in FOLDER.items():
         hub.add("org/whole", name, content)
-    made = Driver(hub, tmp_path)
-    yield made
-    made.close()
+    started = Driver(hub, tmp_path)
+    yield started
+    started.close()
 
 
+# Kinds of system calls, each with its variants as strace names them.
 CALLS = {
     "fsync": "fsync",
     "link": "link,linkat",
@@ -181,8 +189,10 @@ def test_a_system_call_that_fails_leaves_no_wrong_byte(driver, call, every):
     right = {name: sha256(content) for name, content in FOLDER.items()}
     (work, _) = driver.works
     hits = number = 0
+    # Fail the first call of the kind, then the second ..., until a run makes fewer calls.
     while number == 0 or driver.was_hit():
         number += 1
+        # Without *every*, one error for each call, in turn.
         chosen = ERRORS if every else ERRORS[number % 4 :][:1]
         for error in chosen:
             driver.forget()
@@ -196,12 +206,13 @@ def test_a_system_call_that_fails_leaves_no_wrong_byte(driver, call, every):
             assert driver.run(work, retries=9) == [0], inject
             assert driver.files(work) == right
             driver.check_store()
-        if not every and number >= 12:
+        if not every and number >= 12:  # the slow variant goes on
             break
-    assert hits
+    assert hits  # the process makes calls of this kind
 
 
 def a_fault(dice):
+    """A random fault of the hub or its storage, for one to three requests."""
     kinds = [
         {"reset_at": dice.randrange(200_000)},
         {"truncate_at": dice.randrange(200_000)},

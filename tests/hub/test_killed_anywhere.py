@@ -1,8 +1,8 @@
-"""Small transfers that are killed, or refused, at every call that changes or asks the system.
+"""Small transfers that are killed, or find a full disk, at every call that changes or reads files.
 
-A process that has everything loaded forks once per call; the child runs into its fault there. After
-each: every file is whole or missing, a folder has all files or none, the next run mends everything,
-and the disk holds each file once.
+A process that has everything loaded forks once per call, and the child meets its fault there. After
+each fault: every file is whole or missing, a folder has all files or none, the next run completes
+the transfer, and the disk holds each file once.
 """
 
 import hashlib
@@ -37,7 +37,16 @@ SCENARIOS = (
     "hub", "url", "wheel", "folder", "bundle", "export",
     "copies", "name", "update", "rm", "clean",
 )  # fmt: skip
-KILLED = 0.95  # of the calls that were counted, at least
+KILLED = 0.95  # least share of runs under strace that must be killed; see its use
+# Runs one scenario with a fault at the first call, the second, and so on, until a run needs fewer
+# calls. Its argument is a JSON object, see `prepared` and `run_driver`:
+#     fault          "kill" or "full disk"; traced: kill at system calls, with strace
+#     files          SHA-256 of each file that a complete run leaves in the project, by path
+#     size, kept     bytes on the disk that are allowed after a fault, and after the next run
+#     blobs, old     SHA-256 of the files in the store at the end; of the version before an update
+#     before, warm   models that are in the cache before, or a cache to start with
+# A child ends with 0 without a fault, 9 with an error of ours, 8 if it succeeded in spite of the
+# fault, 7 with any other error. The 30000 bytes of slack are for records, locks and sidecars.
 DRIVER = r"""
 import errno, hashlib, io, json, os, re, shutil, signal, socket, subprocess, sys, threading
 from dataclasses import replace
@@ -375,7 +384,7 @@ def sha256(content):
 
 
 def prepared(scenario, hub, tmp_path):
-    """Facts that the driver needs for *scenario*, as JSON values."""
+    """Argument of DRIVER for *scenario*, whose files are prepared on *hub* and below *tmp_path*."""
     hub.add("org/model", "model.gguf", CONTENT)
     facts = {"files": {"model.gguf": sha256(CONTENT)}, "size": len(CONTENT), "kept": len(CONTENT)}
     if scenario == "url":
@@ -387,13 +396,15 @@ def prepared(scenario, hub, tmp_path):
         wheel(packed, "tiny-model-part2", {"tiny.part1": HALVES[1]})
         sums = f"{TINY.sha256}  tiny.gguf\n"
         wheel(packed, "tiny-model", {"SHA256SUMS": sums, "NOTICE.md": "read me"})
-        found = []
-        for path in packed.iterdir():  # on this machine: that a transfer is killed is "url"
+        wheel_facts = []
+        for path in packed.iterdir():  # by file:// address; the scenario "url" kills transfers
             requirement = f"{path.name.partition('-')[0].replace('_', '-')}==1.0"
-            found.append({"requirement": requirement, "url": path.as_uri(), "name": path.name})
+            wheel_facts.append(
+                {"requirement": requirement, "url": path.as_uri(), "name": path.name}
+            )
         kept = len(WHOLE) + 10
         files = {"tiny.gguf": TINY.sha256}
-        facts = {"wheels": found, "size": kept, "kept": kept, "files": files}
+        facts = {"wheels": wheel_facts, "size": kept, "kept": kept, "files": files}
     if scenario in ("folder", "copies"):
         files = {f"got/{name}": sha256(content) for name, content in FOLDER.items()}
         warm = Store(tmp_path / "warm")
@@ -427,17 +438,21 @@ def prepared(scenario, hub, tmp_path):
             announce=lambda line: None,
         )  # fmt: skip
         files = bundles.model_files("hf:org/model:model.gguf", project)
-        made = tmp_path / "made.tar"
-        digest = bundles.write_bundle(bundles.collect(files, {}, project), OutputFile(made))
-        facts |= {"bundle": str(made), "full": str(project.cache), "blobs": [sha256(CONTENT)]}
-        size = made.stat().st_size
+        bundle_path = tmp_path / "made.tar"
+        digest = bundles.write_bundle(bundles.collect(files, {}, project), OutputFile(bundle_path))
+        facts |= {
+            "bundle": str(bundle_path),
+            "full": str(project.cache),
+            "blobs": [sha256(CONTENT)],
+        }
+        size = bundle_path.stat().st_size
         facts["files"] = {} if scenario == "bundle" else {"out.tar": digest}
         facts |= {"size": size, "kept": size}
     return facts
 
 
 def run_driver(tmp_path, scenario, **more):
-    """Report of the driver on *scenario*."""
+    """Report of DRIVER on *scenario*: calls, and runs by their exit code; nothing may be wrong."""
     with HubServer() as hub:
         facts = prepared(scenario, hub, tmp_path)
         root = tmp_path / "root"
@@ -449,30 +464,32 @@ def run_driver(tmp_path, scenario, **more):
             capture_output=True, text=True, check=False,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["wrong"] == [], done.stderr[-3000:]
-    return found
+    report = json.loads(done.stdout)
+    assert report["wrong"] == [], done.stderr[-3000:]
+    return report
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["kill", "full disk"])
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_whatever_call_it_ends_at_bytes_and_disk_use_are_right(tmp_path, scenario, fault):
-    found = run_driver(tmp_path, scenario, fault=fault)
-    fewest = 15
-    if fault == "full disk":
+def test_a_fault_at_any_call_leaves_right_bytes_and_bounded_disk_use(tmp_path, scenario, fault):
+    report = run_driver(tmp_path, scenario, fault=fault)
+    fewest = 15  # with fewer calls, faults would not have been injected into the code
+    if fault == "full disk":  # only calls that write can find it full, and removals write little
         fewest = 0 if scenario in ("rm", "clean") else 3
-    assert found["calls"] > fewest
+    assert report["calls"] > fewest
 
 
 @pytest.mark.slow
 @pytest.mark.needs("strace")
 @pytest.mark.parametrize("scenario", ["hub", "wheel", "folder", "copies", "rm", "clean", "update"])
-def test_it_is_killed_at_every_system_call_that_changes_a_file(tmp_path, scenario):
-    found = run_driver(tmp_path, scenario, fault="kill", traced=True)
+def test_a_run_killed_at_any_system_call_that_changes_a_file_is_completed_by_the_next(
+    tmp_path, scenario
+):
+    report = run_driver(tmp_path, scenario, fault="kill", traced=True)
     # Threads take turns: another run may need a call less than the one that was counted.
-    ends = found["ends"]
+    ends = report["ends"]
     assert set(ends) <= {"-9", "0"}
-    assert ends["-9"] >= KILLED * found["calls"]
-    assert found["calls"] > 5
-    print(scenario, found["calls"], *found["names"])
+    assert ends["-9"] >= KILLED * report["calls"]
+    assert report["calls"] > 5
+    print(scenario, report["calls"], *report["names"])

@@ -16,53 +16,53 @@ from bitnet.hub.repository import file_url
 CONTENT = bytes(range(256)) * 24_000
 
 
-def test_bytes_over_a_clock_never_exceed_the_rate(clock):
+def test_bytes_never_exceed_the_rate_times_the_elapsed_seconds(clock):
     limits = Limits(rate=1000.0, clock=clock, sleep=clock.sleep)
-    begun = clock()
-    came = 0
+    start_s = clock()
+    paid = 0
     for count in (100, 125, 1, 125, 60):
         limits.pay(count)
-        came += count
-        assert came <= 1000.0 * (clock() - begun) + 1e-6
-    assert clock() - begun == pytest.approx(came / 1000.0)
+        paid += count
+        assert paid <= 1000.0 * (clock() - start_s) + 1e-6  # rounding
+    assert clock() - start_s == pytest.approx(paid / 1000.0)
 
 
-def test_a_pause_is_not_saved_up(clock):
+def test_a_pause_gives_no_credit_for_later_bytes(clock):
     limits = Limits(rate=1000.0, clock=clock, sleep=clock.sleep)
     limits.pay(500)
     clock.sleep(100.0)
-    begun = clock()
+    start_s = clock()
     limits.pay(500)
-    assert clock() - begun == pytest.approx(0.5)
+    assert clock() - start_s == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("connections", [1, 4])
 def test_all_connections_of_a_download_share_the_rate(hub, session, clock, tmp_path, connections):
     hub.add("org/model", "model.gguf", CONTENT)
-    begun = clock()
-    with session(connections=connections, limit_rate="1M") as one:
-        url = file_url("org/model", "main", "model.gguf", one.options)
-        download(url, tmp_path / "model.gguf", session=one, progress="none")
+    start_s = clock()
+    with session(connections=connections, limit_rate="1M") as hub_session:
+        url = file_url("org/model", "main", "model.gguf", hub_session.options)
+        download(url, tmp_path / "model.gguf", session=hub_session, progress="none")
     assert (tmp_path / "model.gguf").read_bytes() == CONTENT
-    assert len(CONTENT) / 1e6 <= clock() - begun + 1e-6
+    assert len(CONTENT) / 1e6 <= clock() - start_s + 1e-6  # seconds at 1 MB/s
 
 
 def test_a_limit_is_not_a_stall(hub, session, clock, tmp_path):
-    """At ten bytes a second everything is slower than what counts as silence."""
+    """At ten bytes a second, 2000 bytes take 200 s, and 30 s without a byte would be a stall."""
     hub.add("org/model", "model.gguf", CONTENT[:2000])
-    with session(limit_rate="10", stall_timeout=30.0) as one:
-        url = file_url("org/model", "main", "model.gguf", one.options)
-        download(url, tmp_path / "model.gguf", session=one, progress="none")
+    with session(limit_rate="10", stall_timeout=30.0) as hub_session:
+        url = file_url("org/model", "main", "model.gguf", hub_session.options)
+        download(url, tmp_path / "model.gguf", session=hub_session, progress="none")
     assert (tmp_path / "model.gguf").read_bytes() == CONTENT[:2000]
     assert len(hub.requests("cdn", "GET")) == 1
 
 
-def test_no_more_connections_are_open_than_allowed(monkeypatch):
+def test_as_many_connections_are_open_as_allowed_and_no_more(monkeypatch):
     monkeypatch.setenv("BITNET_CONNECTIONS", "2")
     limits = Limits()
-    both = threading.Barrier(2, timeout=60)
+    both = threading.Barrier(2, timeout=60)  # passes only if two connections are open at once
     most = [0]
-    now = [0]
+    now = [0]  # open connections
     lock = threading.Lock()
 
     def use():
@@ -82,7 +82,7 @@ def test_no_more_connections_are_open_than_allowed(monkeypatch):
     assert most[0] == 2
 
 
-def test_those_that_wait_are_told_when_it_is_over(monkeypatch):
+def test_waiting_for_a_connection_and_sleeping_end_when_the_transfer_is_stopped(monkeypatch):
     monkeypatch.setenv("BITNET_CONNECTIONS", "1")
     limits = Limits()
     with limits.connection():
@@ -113,8 +113,8 @@ def test_what_is_not_a_rate_is_refused(text):
 def test_the_limit_holds_for_a_retry_too(hub, session, clock, tmp_path):
     hub.add("org/model", "model.gguf", CONTENT)
     hub.rules.append(Rule(where="cdn", method="GET", times=1, truncate_at=1_000_000))
-    begun = clock()
-    with session(limit_rate="1M") as one:
-        url = file_url("org/model", "main", "model.gguf", one.options)
-        download(url, tmp_path / "model.gguf", session=one, progress="none")
-    assert clock() - begun >= len(CONTENT) / 1e6
+    start_s = clock()
+    with session(limit_rate="1M") as hub_session:
+        url = file_url("org/model", "main", "model.gguf", hub_session.options)
+        download(url, tmp_path / "model.gguf", session=hub_session, progress="none")
+    assert clock() - start_s >= len(CONTENT) / 1e6

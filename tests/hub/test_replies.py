@@ -1,4 +1,4 @@
-"""Numbers in the headers of a reply, whatever a server writes there."""
+"""Sizes and ranges in the headers of a reply, whatever a server writes there."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from bitnet.hub.http import as_count, complete_length, content_range
 
 
 @pytest.mark.parametrize(
-    ("value", "found"),
+    ("value", "found"),  # found: start, stop (exclusive) and size of the file
     [
         ("bytes 0-9/100", (0, 10, 100)),
         ("bytes 5-5/*", (5, 6, None)),
@@ -20,7 +20,7 @@ from bitnet.hub.http import as_count, complete_length, content_range
         ("bytes 0-100/100", None),
     ],
 )
-def test_content_range_is_read_or_refused(value, found):
+def test_a_content_range_is_read_or_ignored(value, found):
     assert content_range(value) == found
 
 
@@ -29,7 +29,7 @@ def test_content_range_is_read_or_refused(value, found):
     [("bytes */100", 100), (" bytes */0 ", 0), ("bytes */*", None), ("bytes 0-9/100", None),
      ("", None), (None, None)],
 )  # fmt: skip
-def test_the_size_of_a_file_without_the_part_asked_for_is_read_or_ignored(value, found):
+def test_the_size_in_the_content_range_of_a_416_reply_is_read_or_ignored(value, found):
     assert complete_length(value) == found
 
 
@@ -38,5 +38,5 @@ def test_the_size_of_a_file_without_the_part_asked_for_is_read_or_ignored(value,
     [("17", 17), (" 0 ", 0), ("", None), (None, None), ("-1", None), ("1e3", None), ("٣", None),
      ("9" * 5000, None)],
 )  # fmt: skip
-def test_a_length_is_read_or_ignored(value, found):
+def test_a_content_length_is_read_or_ignored(value, found):
     assert as_count(value) == found

@@ -1,3 +1,5 @@
+"""The models of a repository: files grouped, chosen by a pattern, or by the memory that is free."""
+
 import pytest
 
 from bitnet.base.errors import NotFound, UsageError
@@ -17,12 +19,13 @@ FILES = [
 
 
 def ref(pattern):
+    """The repository o/r with *pattern* as its file."""
     return Ref("", repo="o/r", file=pattern)
 
 
 def test_without_a_pattern_every_gguf_model_is_one_candidate_with_its_encoding():
-    found = {c.name: (c.encoding, c.size, len(c.files)) for c in candidates(FILES, "")}
-    assert found == {
+    by_name = {c.name: (c.encoding, c.size, len(c.files)) for c in candidates(FILES, "")}
+    assert by_name == {
         "big/m-BF16-*-of-00002.gguf": ("BF16", 17_000_000, 2),
         "ggml-model-i2_s.gguf": ("I2_S", 1_000_000, 1),
         "m-IQ2_XS.gguf": ("IQ2_XS", 2_000_000, 1),
@@ -33,15 +36,16 @@ def test_without_a_pattern_every_gguf_model_is_one_candidate_with_its_encoding()
 @pytest.mark.parametrize("pattern", ["big/*", "*BF16*", "m-BF16-*-of-00002.gguf"])
 def test_a_split_model_is_chosen_whole_and_in_order(pattern):
     chosen = choose(ref(pattern), candidates(FILES, pattern))
+    # The number of the part, in NNNNN-of-00002.gguf.
     assert [name[-19:-14] for name in chosen.files] == ["00001", "00002"]
 
 
 def have_room(monkeypatch, room):
-    """Let *room* bytes of memory be free; ``None``: the system does not say."""
+    """Let *room* bytes of memory be free, or None if the system does not report it."""
     monkeypatch.setattr(repo_models, "fits_in_memory", lambda size: room and size < room)
 
 
-def test_the_largest_one_that_fits_is_suggested(monkeypatch):
+def test_of_several_models_the_largest_that_fits_in_memory_is_suggested(monkeypatch):
     have_room(monkeypatch, 5e6)
     with pytest.raises(UsageError) as caught:
         choose(ref("*m*"), candidates(FILES, "*m*"))
@@ -49,7 +53,7 @@ def test_the_largest_one_that_fits_is_suggested(monkeypatch):
     assert caught.value.hint == "name one: --file m.Q4_K_M.gguf"
 
 
-def test_nothing_that_matches_is_not_found():
+def test_a_pattern_that_matches_no_file_is_an_error():
     with pytest.raises(NotFound, match="no file that matches"):
         choose(ref("*.bin"), candidates(FILES, "*.bin"))
 
@@ -59,6 +63,8 @@ def test_a_plain_name_is_not_a_pattern():
     assert all(map(is_pattern, ("", "*.gguf", "a?", "[ab]")))
 
 
+# One ternary model in two packings of the same weights, as F16, and two files beside the model: an
+# image projector and a draft model.
 TERNARY = [
     Source("", "", "Ternary-Bonsai-2-27B-PTQ1_0.gguf", size=5_946_648_928),
     Source("", "", "Ternary-Bonsai-2-27B-PQ2_0.gguf", size=7_206_000_000),
@@ -69,7 +75,7 @@ TERNARY = [
 
 
 @pytest.mark.parametrize(("room", "file"), [(8e9, "PQ2_0"), (6e9, "PTQ1_0"), (1e12, "PQ2_0")])
-def test_of_a_ternary_model_the_largest_file_that_fits_is_taken_and_said(
+def test_of_a_ternary_model_the_largest_packing_that_fits_is_chosen_and_reported(
     monkeypatch, room, file, caplog
 ):
     have_room(monkeypatch, room)
@@ -81,24 +87,24 @@ def test_of_a_ternary_model_the_largest_file_that_fits_is_taken_and_said(
 
 
 @pytest.mark.parametrize("room", [5e9, None])
-def test_without_room_for_any_file_of_a_ternary_model_none_is_taken(monkeypatch, room):
+def test_without_memory_for_any_packing_of_a_ternary_model_none_is_chosen(monkeypatch, room):
     have_room(monkeypatch, room)
     with pytest.raises(UsageError, match="none was fetched"):
         choose(ref(""), models_in(TERNARY, ""))
 
 
-def test_files_of_different_models_are_not_chosen_from():
+def test_between_packings_of_different_models_none_is_chosen():
     other = Source("", "", "Another-PQ2_0.gguf", size=10)
     with pytest.raises(UsageError, match="none was fetched"):
         choose(ref(""), models_in([*TERNARY, other], ""))
 
 
-def test_mxfp4_is_an_encoding_in_a_name():
-    (found,) = candidates([Source("", "", "gpt-oss-20b-mxfp4.gguf", size=1)], "")
-    assert found.encoding.upper() == "MXFP4"
+def test_mxfp4_is_recognised_as_an_encoding_in_a_file_name():
+    (candidate,) = candidates([Source("", "", "gpt-oss-20b-mxfp4.gguf", size=1)], "")
+    assert candidate.encoding.upper() == "MXFP4"
 
 
-def test_a_folder_of_safetensors_takes_its_templates_along():
+def test_a_model_of_safetensors_includes_the_chat_templates_of_its_own_folder():
     names = [
         "config.json",
         "model.safetensors",

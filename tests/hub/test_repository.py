@@ -1,3 +1,5 @@
+"""Replies of a hub: facts of a file, the list of files, the card of a model, a part of a file."""
+
 import hashlib
 from dataclasses import replace
 
@@ -31,7 +33,7 @@ def session(options):
         yield made
 
 
-def test_head_tells_commit_size_and_digest_of_a_large_file(hub, options, session):
+def test_the_reply_to_head_of_a_large_file_gives_commit_size_and_digest(hub, options, session):
     facts = head(file_url("org/model", "main", "model.gguf", options), session)
     commit = hub.repos["org/model"].revisions["main"]
     assert facts.sha256 == facts.etag == hashlib.sha256(CONTENT).hexdigest()
@@ -40,18 +42,18 @@ def test_head_tells_commit_size_and_digest_of_a_large_file(hub, options, session
     assert hub.requests("cdn") == []
 
 
-def test_head_of_a_small_file_has_an_etag_and_no_digest(hub, options, session):
+def test_the_reply_to_head_of_a_small_file_gives_an_etag_and_no_digest(hub, options, session):
     facts = head(file_url("org/model", "main", "config.json", options), session)
     assert (facts.size, facts.sha256) == (2, None)
     assert facts.etag
 
 
 def test_a_digest_that_only_the_server_behind_a_redirect_names_is_used(hub, tmp_path):
-    """A mirror that sends on to a hub: altered bytes are refused, and never pinned."""
+    """A mirror redirects to a hub: altered bytes are refused, and never pinned."""
     with HubServer() as behind:
         behind.add("org/model", "model.gguf", CONTENT)
-        place = f"{behind.url}/org/model/resolve/main/model.gguf"
-        hub.rules.append(Rule(path="/resolve/", status=302, headers={"Location": place}))
+        address = f"{behind.url}/org/model/resolve/main/model.gguf"
+        hub.rules.append(Rule(path="/resolve/", status=302, headers={"Location": address}))
         options = FetchOptions(base_url=hub.url, retries=1)
         with HubSession(options) as session:
             facts = head(file_url("org/model", "main", "model.gguf", options), session)
@@ -65,16 +67,16 @@ def test_a_digest_that_only_the_server_behind_a_redirect_names_is_used(hub, tmp_
         assert not list(project.store.blobs())
 
 
-def test_storage_that_refuses_to_be_asked_names_no_digest(hub):
+def test_a_redirect_to_a_storage_that_refuses_head_gives_no_digest(hub):
     hub.add("org/model", "model.gguf", CONTENT)
-    away = {"Location": f"{hub.cdn_url}/none"}
-    hub.rules.append(Rule(path="/resolve/", status=302, headers=away))
+    headers = {"Location": f"{hub.cdn_url}/none"}
+    hub.rules.append(Rule(path="/resolve/", status=302, headers=headers))
     options = FetchOptions(base_url=hub.url, retries=1)
     with HubSession(options) as session:
         assert head(file_url("org/model", "main", "model.gguf", options), session).sha256 is None
 
 
-def test_a_weak_etag_binds_nothing(hub, options, session):
+def test_a_weak_etag_is_not_used(hub, options, session):
     hub.rules.append(Rule(headers={"ETag": 'W/"abc"'}))
     assert head(file_url("org/model", "main", "config.json", options), session).etag is None
 
@@ -90,7 +92,7 @@ def test_files_are_listed_with_sizes_over_all_pages(hub, session):
     assert files[1].sha256 == hashlib.sha256(CONTENT).hexdigest()
 
 
-def test_facts_name_licence_and_gate(hub, session):
+def test_the_card_of_a_repository_gives_its_licence_gate_and_commit(hub, session):
     hub.repo("org/model", gated=True, licence="llama3")
     facts = read_card("org/model", "main", session)
     assert (facts.gated, facts.licence) == (True, "llama3")
@@ -103,25 +105,27 @@ def test_a_listing_of_an_unknown_repository_is_not_found(hub, session):
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"", b'{"error": 1}', b'[{"type": "file"}]', b"7"])
-def test_a_listing_that_is_none_is_a_network_error(hub, session, body):
+def test_a_reply_that_is_not_a_list_of_files_is_a_network_error(hub, session, body):
     kind = {"Content-Type": "application/json"}
     hub.rules.append(Rule(path="/tree/", status=200, headers=kind, body=body))
     with pytest.raises(NetworkError):
         list_files("org/model", "main", session)
 
 
-def test_a_part_is_read_without_the_rest(hub, options, session):
+def test_a_part_of_a_file_is_read_without_the_rest(hub, options, session):
     url = file_url("org/model", "main", "model.gguf", options)
     assert read_range(url, 100, 356, session) == CONTENT[100:356]
     assert hub.sent("cdn") == 256
 
 
-def test_a_part_at_the_end_is_as_long_as_the_file_allows(hub, options, session):
+def test_a_part_beyond_the_end_of_a_file_ends_with_the_file(hub, options, session):
     url = file_url("org/model", "main", "model.gguf", options)
     assert read_range(url, len(CONTENT) - 3, len(CONTENT) + 10, session) == CONTENT[-3:]
 
 
-def test_the_beginning_comes_also_from_a_server_without_ranges(hub, options, session):
+def test_the_beginning_is_read_also_from_a_server_without_ranges_and_a_later_part_is_not(
+    hub, options, session
+):
     hub.rules.append(Rule(where="cdn", ignore_range=True))
     url = file_url("org/model", "main", "model.gguf", options)
     assert read_range(url, 0, 10, session) == CONTENT[:10]
@@ -148,14 +152,14 @@ def test_another_part_than_the_one_asked_for_is_refused(hub, options, session, p
 # --- listings that cannot be trusted --------------------------------------------------------------
 
 
-def test_a_listing_that_goes_on_elsewhere_is_refused_not_cut(hub, session):
+def test_a_listing_that_continues_on_another_server_is_refused(hub, session):
     link = f'<{hub.cdn_url}/api/models/org/model/tree/main?cursor=1>; rel="next"'
     hub.rules.append(Rule(where="hub", path="/tree/", headers={"Link": link}))
     with pytest.raises(NetworkError, match=r"goes on at another server, http://localhost:\d+/api"):
         list_files("org/model", "main", session)
 
 
-def test_a_listing_without_an_end_ends(hub, session):
+def test_a_listing_whose_pages_never_end_is_refused(hub, session):
     link = f'<{hub.url}/api/models/org/model/tree/main?recursive=true>; rel="next"'
     hub.rules.append(Rule(where="hub", path="/tree/", headers={"Link": link}))
     with pytest.raises(NetworkError, match="without an end"):
@@ -174,7 +178,7 @@ def test_a_name_that_leaves_the_repository_is_an_unexpected_reply(hub, session, 
 
 
 @pytest.mark.parametrize("size", ["9" * 5000, "-1", "1e3", "null", "true", '"x"', "[]"])
-def test_a_size_that_is_none_is_an_unexpected_reply(hub, session, size):
+def test_a_listing_with_an_invalid_size_is_a_network_error(hub, session, size):
     body = f'[{{"type": "file", "path": "a.gguf", "size": {size}}}]'.encode()
     reply = {"status": 200, "headers": {"Content-Type": "application/json"}, "body": body}
     hub.rules.append(Rule(where="hub", path="/tree/", **reply))
@@ -189,7 +193,7 @@ def test_a_length_of_thousands_of_digits_is_not_a_length(hub, options, session):
 
 
 @pytest.mark.parametrize("name", ["a\0.gguf", "a\x1b[2J.gguf", "a\n.gguf", "a\u2028.gguf"])
-def test_a_name_that_steers_the_terminal_is_shown_harmless_and_never_fetched(
+def test_a_file_name_with_control_characters_is_escaped_in_messages_and_never_fetched(
     hub, options, session, name
 ):
     hub.add("org/model", name, CONTENT)
@@ -201,4 +205,4 @@ def test_a_name_that_steers_the_terminal_is_shown_harmless_and_never_fetched(
     shown = caught.value.message + caught.value.hint
     assert name not in shown
     assert all(c.isprintable() or c == "\n" for c in shown)
-    assert shown.count("\n") == 2
+    assert shown.count("\n") == 2  # one before each of the two files in the list

@@ -1,4 +1,4 @@
-"""A session asks a server: what it refuses, and who is told what to do about it."""
+"""Sessions: refusals of servers, proxies and certificates, each as an error with its own hint."""
 
 import ssl
 from base64 import b64encode
@@ -33,11 +33,11 @@ from bitnet.hub.patience import Patience
 from bitnet.hub.repository import file_url, head
 from bitnet.hub.session import HubSession
 
-HUNG_UP = b""
+HUNG_UP = b""  # a reply: the connection is closed without a byte
 
 
 class _Raw(BaseRequestHandler):
-    """Counts connections, and answers each with the same bytes."""
+    """Counts connections, and sends the same bytes on each."""
 
     def handle(self):
         self.server.owner.count += 1
@@ -66,6 +66,7 @@ BIG = b"x" * 5000
 
 @pytest.fixture
 def gated(hub):
+    """A hub with a gated model; it knows TOKEN, whose user has not accepted the licence."""
     hub.add("org/model", "model.gguf", BIG)
     hub.repo("org/model", gated=True)
     hub.tokens[TOKEN] = set()
@@ -80,7 +81,7 @@ def test_without_a_token_the_steps_to_get_one_are_named(gated, session, tmp_path
     assert caught.value.exit_code == 11
 
 
-def test_a_token_without_the_licence_is_told_where_to_accept_it(
+def test_with_a_token_whose_user_has_not_accepted_the_licence_its_page_is_named(
     gated, session, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
@@ -89,13 +90,17 @@ def test_a_token_without_the_licence_is_told_where_to_accept_it(
     assert f"{gated.url}/org/model" in caught.value.hint
 
 
-def test_a_token_that_is_not_accepted_is_called_that(gated, session, tmp_path, monkeypatch):
+def test_a_token_that_the_hub_does_not_know_is_reported_as_not_accepted(
+    gated, session, tmp_path, monkeypatch
+):
     monkeypatch.setenv("HF_TOKEN", "hf_expired")
     with pytest.raises(TokenInvalid, match="not accepted; it may have expired"):
         fetch_file(session, tmp_path)
 
 
-def test_a_missing_file_lists_what_there_is(hub, session, tmp_path):
+def test_the_error_for_a_missing_file_lists_the_files_and_suggests_a_similar_name(
+    hub, session, tmp_path
+):
     hub.add("org/model", "ggml-model-i2_s.gguf", BIG)
     hub.add("org/model", "README.md", b"about")
     with pytest.raises(NotFound) as caught:
@@ -106,41 +111,45 @@ def test_a_missing_file_lists_what_there_is(hub, session, tmp_path):
     assert caught.value.hint == "did you mean ggml-model-i2_s.gguf?"
 
 
-def test_a_missing_revision_lists_the_revisions(hub, session, tmp_path):
+def test_the_error_for_a_missing_revision_lists_the_revisions_and_suggests_a_similar_one(
+    hub, session, tmp_path
+):
     hub.add("org/model", "model.gguf", BIG)
     with pytest.raises(NotFound, match="no revision 'mian' in org/model; it has main") as caught:
         fetch_file(session, tmp_path, revision="mian")
     assert caught.value.hint == "did you mean main?"
 
 
-def test_a_missing_repository_is_called_that(hub, session, tmp_path):
+def test_a_missing_repository_is_reported_as_missing_or_private(hub, session, tmp_path):
     with pytest.raises(NotFound, match="the repository does not exist, or is private"):
         fetch_file(session, tmp_path, repo="unknown/repo")
 
 
-def test_a_server_that_is_not_there_is_named(session, tmp_path):
+def test_a_server_that_was_never_reached_is_given_up_after_three_attempts(session, tmp_path):
     options = FetchOptions(base_url="http://127.0.0.1:9")
-    with HubSession(options, sleep=lambda s: None) as one:
+    with HubSession(options, sleep=lambda s: None) as hub_session:
         url = file_url("org/model", "main", "model.gguf", options)
         with pytest.raises(NetworkError, match=r"connection refused \(3 attempts\)"):
-            download(url, tmp_path / "file", session=one, progress="none")
+            download(url, tmp_path / "file", session=hub_session, progress="none")
 
 
-def test_a_server_that_says_nothing_is_a_timeout(hub, tmp_path, monkeypatch):
+def test_a_server_that_sends_no_byte_is_a_timeout(hub, tmp_path, monkeypatch):
     monkeypatch.setenv("BITNET_STALL_TIMEOUT", "0.05")
     hub.add("org/model", "model.gguf", BIG)
     hub.rules.append(Rule(where="cdn", stall_at=0))
     options = FetchOptions(base_url=hub.url, retries=2)
-    with HubSession(options, sleep=lambda s: None) as one:
+    with HubSession(options, sleep=lambda s: None) as hub_session:
         url = file_url("org/model", "main", "model.gguf", options)
         with pytest.raises(NetworkError, match=r"^HTTP request failed for http.*: timeout"):
-            download(url, tmp_path / "file", session=one, progress="none")
+            download(url, tmp_path / "file", session=hub_session, progress="none")
 
 
-# --- where to ------------------------------------------------------------------------------------
+# --- addresses -----------------------------------------------------------------------------------
 
 
-def test_the_endpoint_in_the_environment_is_read_at_call_time(hub, tmp_path, monkeypatch):
+def test_the_endpoint_in_the_environment_is_read_when_an_address_is_made(
+    hub, tmp_path, monkeypatch
+):
     hub.add("org/model", "model.gguf", BIG)
     options = FetchOptions()
     monkeypatch.setenv("HF_ENDPOINT", f"{hub.url}/")
@@ -160,11 +169,12 @@ def test_a_proxy_in_the_environment_is_used(hub, tmp_path, monkeypatch):
             options=options,
             progress="none",
         )
+    # A request to a proxy has the whole address.
     assert hub.requests()[0].path.startswith("http://hub.example.org/org/model/")
 
 
 @pytest.mark.parametrize("address", ["ftp://hub", "hub.example.org", "file:///etc"])
-def test_an_address_that_is_none_is_refused(monkeypatch, address):
+def test_an_endpoint_without_http_or_https_is_refused(monkeypatch, address):
     with pytest.raises(UsageError):
         FetchOptions(base_url=address)
     monkeypatch.setenv("HF_ENDPOINT", address)
@@ -175,7 +185,7 @@ def test_an_address_that_is_none_is_refused(monkeypatch, address):
 @pytest.mark.parametrize(
     ("repo", "file"), [("../up", "f"), ("a/b/c", "f"), ("a/b", "../f"), ("a/b", ""), ("", "f")]
 )
-def test_names_that_leave_the_repository_are_refused(repo, file):
+def test_names_that_are_empty_or_leave_the_repository_are_refused(repo, file):
     with pytest.raises(UsageError):
         file_url(repo, "main", file)
 
@@ -192,22 +202,24 @@ def test_options_out_of_range_are_refused(wrong):
         FetchOptions(**wrong)
 
 
-def test_a_long_wait_ends_when_the_others_have_failed(session, clock):
+def test_a_wait_before_the_next_attempt_ends_when_the_transfer_is_stopped(session, clock):
     broken = Transient(NetworkError("busy"), retry_after_s=3000.0)
-    with session() as one:
-        Patience(one).report_failure("model.gguf", broken, stopped=lambda: len(clock.waits) == 3)
-    assert clock.seconds < 1
+    with session() as hub_session:
+        Patience(hub_session).report_failure(
+            "model.gguf", broken, stopped=lambda: len(clock.waits) == 3
+        )
+    assert clock.seconds < 1  # three short waits of the 3000 s that the server asked for
 
 
 @pytest.mark.parametrize("asked_s", [None, 0.0])
 @pytest.mark.parametrize("limit_s", ["0", "1", "15"])
-def test_the_limit_of_waits_that_servers_ask_for_is_not_one_of_our_own(
+def test_the_limit_for_waits_that_a_server_asks_for_does_not_limit_the_waits_of_retries(
     session, clock, monkeypatch, limit_s, asked_s
 ):
     monkeypatch.setenv("BITNET_RETRY_AFTER_MAX", limit_s)
     broken = Transient(NetworkError("the connection broke"), retry_after_s=asked_s)
-    with session(retries=9) as one:
-        patience = Patience(one)
+    with session(retries=9) as hub_session:
+        patience = Patience(hub_session)
         for _ in range(8):
             patience.report_failure("model.gguf", broken)
         with pytest.raises(NetworkError, match="9 attempts"):
@@ -215,43 +227,45 @@ def test_the_limit_of_waits_that_servers_ask_for_is_not_one_of_our_own(
     assert clock.waits == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 20.0]
 
 
-def test_a_short_wait_that_a_server_asks_for_is_allowed_when_ours_is_longer(
+def test_a_wait_that_a_server_asks_for_counts_with_the_time_since_the_last_byte(
     session, clock, monkeypatch
 ):
     monkeypatch.setenv("BITNET_RETRY_AFTER_MAX", "15")
     broken = Transient(NetworkError("the connection broke"))
     busy = Transient(NetworkError("busy"), retry_after_s=1.0)
-    with session(retries=10) as one:
-        patience = Patience(one)
+    with session(retries=10) as hub_session:
+        patience = Patience(hub_session)
         for _ in range(7):
             patience.report_failure("model.gguf", broken)
-        patience.report_bytes(1)
+        patience.report_bytes(1)  # too few for the failures to be forgotten
         patience.report_failure("model.gguf", busy)
         assert clock.waits[-1] == 20.0
-        with pytest.raises(NetworkError, match="asks to wait 21 s"):  # with the time before it
+        with pytest.raises(NetworkError, match="asks to wait 21 s"):  # 1 s, and 20 s before it
             patience.report_failure("model.gguf", busy)
 
 
-def test_a_server_may_not_ask_for_a_wait_where_none_is_allowed(session, clock, monkeypatch):
+def test_a_server_that_asks_for_a_wait_ends_the_attempts_where_none_is_allowed(
+    session, clock, monkeypatch
+):
     monkeypatch.setenv("BITNET_RETRY_AFTER_MAX", "0")
     busy = Transient(NetworkError("busy"), retry_after_s=1.0)
-    with session() as one, pytest.raises(NetworkError, match="asks to wait 1 s"):
-        Patience(one).report_failure("model.gguf", busy)
+    with session() as hub_session, pytest.raises(NetworkError, match="asks to wait 1 s"):
+        Patience(hub_session).report_failure("model.gguf", busy)
     assert clock.waits == []
 
 
-def test_a_redirect_that_gives_up_encryption_is_refused(session):
+def test_a_redirect_from_https_to_http_is_refused(session):
     encrypted = responses.RequestsMock()
     encrypted.get("https://hub.example.org/f", status=302, headers={"Location": "http://cdn/f"})
     with (
         encrypted,
-        session() as one,
+        session() as hub_session,
         pytest.raises(NetworkError, match="redirects to an unencrypted address: http://cdn/f"),
     ):
-        one.open("https://hub.example.org/f")
+        hub_session.open("https://hub.example.org/f")
 
 
-# --- what the hub says ---------------------------------------------------------------------------
+# --- reasons that the hub states, and settings ---------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -267,31 +281,31 @@ def test_a_redirect_that_gives_up_encryption_is_refused(session):
         (400, {"X-Error-Message": "a\x1b[2Jb"}, NetworkError, "a\\x1b[2Jb"),
     ],
 )  # fmt: skip
-def test_the_reasons_of_the_hub_are_shown_and_told_apart(
+def test_a_refusal_of_the_hub_becomes_the_error_of_its_status_and_headers(
     hub, session, tmp_path, monkeypatch, status, headers, kind, said
 ):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     hub.rules.append(Rule(where="hub", status=status, headers=headers))
     with pytest.raises(kind) as caught:
         fetch_file(session, tmp_path)
-    assert type(caught.value) is kind
+    assert type(caught.value) is kind  # not one derived from it
     assert said in str(caught.value)
     if "disabled" in said:
         assert "accept" not in str(caught.value) + caught.value.hint
 
 
-def test_without_a_token_no_account_is_said_to_have_refused_terms(hub, session, tmp_path):
+def test_without_a_token_the_terms_are_named_and_the_hint_is_to_set_one(hub, session, tmp_path):
     hub.rules.append(Rule(where="hub", status=403, headers={"X-Error-Code": "GatedRepo"}))
-    with pytest.raises(LicenceNotAccepted, match="terms to accept") as said:
+    with pytest.raises(LicenceNotAccepted, match="terms to accept") as caught:
         fetch_file(session, tmp_path)
-    assert "export HF_TOKEN=" in said.value.hint
+    assert "export HF_TOKEN=" in caught.value.hint
 
 
 @pytest.mark.parametrize("variable", ["HF_ENDPOINT", "BITNET_CONNECTIONS", "BITNET_LIMIT_RATE"])
 @pytest.mark.parametrize(
     "text", ["htp://user:sesame@x", "user:sesame@x", "http://user:sesame@", "x,ftp://u:sesame@x"]
 )
-def test_no_message_prints_the_user_part_of_an_address(variable, text, monkeypatch):
+def test_no_error_about_a_setting_shows_the_password_of_an_address(variable, text, monkeypatch):
     monkeypatch.setenv(variable, text)
     with pytest.raises(UsageError) as caught:
         settings.check()
@@ -304,29 +318,30 @@ def test_no_message_prints_the_user_part_of_an_address(variable, text, monkeypat
 def test_a_missing_bundle_of_certificates_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "missing.pem"))
     with (
-        HubSession(FetchOptions(base_url="https://127.0.0.1:9", retries=1)) as one,
+        HubSession(FetchOptions(base_url="https://127.0.0.1:9", retries=1)) as hub_session,
         pytest.raises(UsageError, match=r"REQUESTS_CA_BUNDLE.*missing\.pem"),
     ):
-        one.open("https://127.0.0.1:9/f")
+        hub_session.open("https://127.0.0.1:9/f")
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"-----BEGIN CERTIFICATE-----\nA\n"])
-def test_a_bundle_without_certificates_is_what_is_blamed(tmp_path, monkeypatch, content):
+def test_a_bundle_without_certificates_is_named_as_the_cause(tmp_path, monkeypatch, content):
     (tmp_path / "bundle.pem").write_bytes(content)
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "bundle.pem"))
     with (
         answering(HUNG_UP) as server,
-        HubSession(FetchOptions(base_url=server.url, retries=1)) as one,
+        HubSession(FetchOptions(base_url=server.url, retries=1)) as hub_session,
         pytest.raises(UsageError, match=r"REQUESTS_CA_BUNDLE.*cannot be used"),
     ):
-        one.open(server.url)
+        hub_session.open(server.url)
 
 
 @pytest.mark.parametrize(
-    ("reply", "reason", "attempts"),
+    ("reply", "reason", "attempts"),  # a refused handshake has 3 attempts, not the 5 of the session
     [
         (HUNG_UP, "connection broke", 5),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", r"no encrypted connection \(wrong version number", 3),
+        # A TLS record: alert, TLS 1.2, 2 bytes: fatal, handshake_failure (40).
         (b"\x15\x03\x03\x00\x02\x02\x28", r"no encrypted connection \(ssl.*handshake failure", 3),
     ],
     ids=["hangs up", "plain", "refuses"],
@@ -334,24 +349,24 @@ def test_a_bundle_without_certificates_is_what_is_blamed(tmp_path, monkeypatch, 
 def test_a_handshake_that_fails_is_tried_again_and_not_blamed_on_a_certificate(
     session, reply, reason, attempts
 ):
-    with answering(reply) as server, session(retries=5) as one:
+    with answering(reply) as server, session(retries=5) as hub_session:
         with pytest.raises(NetworkError, match=rf"{reason}.*\({attempts} attempts\)"):
-            head(server.url, one)
+            head(server.url, hub_session)
         assert server.owner.count == attempts
 
 
 def test_a_certificate_that_is_not_trusted_is_named_at_once(session, authority):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
-    with answering(b"", tls=context) as server, session(retries=5) as one:
+    with answering(b"", tls=context) as server, session(retries=5) as hub_session:
         with pytest.raises(NetworkError, match=r"certificate is not trusted.*issuer") as caught:
-            head(server.url, one)
+            head(server.url, hub_session)
         assert "REQUESTS_CA_BUNDLE" in caught.value.hint
         assert server.owner.count == 1
 
 
-class OfSocks(urllib3.PoolManager):
-    """As urllib3's pool for SOCKS, which needs another package: it has its own connections."""
+class FakeSocksManager(urllib3.PoolManager):
+    """Stand-in for urllib3's pool for SOCKS, which needs PySocks: it has connections of its own."""
 
     def __init__(self, *_args, **options):
         super().__init__(**options)
@@ -359,7 +374,7 @@ class OfSocks(urllib3.PoolManager):
 
 
 def test_a_socks_proxy_keeps_its_own_connections(monkeypatch):
-    monkeypatch.setattr(requests.adapters, "SOCKSProxyManager", OfSocks)
+    monkeypatch.setattr(requests.adapters, "SOCKSProxyManager", FakeSocksManager)
     own = transport.Transport().proxy_manager_for("socks5://127.0.0.1:9")
     assert own.pool_classes_by_scheme.keys() == {"http", "https"}
     assert {type(kind) for kind in own.pool_classes_by_scheme.values()} == {object}
@@ -367,19 +382,21 @@ def test_a_socks_proxy_keeps_its_own_connections(monkeypatch):
     assert plain.pool_classes_by_scheme == transport._POOLS
 
 
-def test_a_socks_proxy_is_what_is_blamed_for_it(monkeypatch):
+def test_an_error_behind_a_socks_proxy_names_the_proxy(monkeypatch):
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
     with (
-        HubSession(FetchOptions(base_url="http://127.0.0.1:9", retries=1)) as one,
+        HubSession(FetchOptions(base_url="http://127.0.0.1:9", retries=1)) as hub_session,
         pytest.raises((UsageError, NetworkError), match="proxy"),
     ):
-        one.open("http://hub.example.org/f")
+        hub_session.open("http://hub.example.org/f")
 
 
 # --- refusals by others than the hub -------------------------------------------------------------
 
 
-def test_an_expired_signature_is_asked_again_at_the_hub(hub, session, tmp_path, monkeypatch, clock):
+def test_after_an_expired_signature_the_hub_is_asked_for_another_address(
+    hub, session, tmp_path, monkeypatch, clock
+):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     hub.tokens[TOKEN] = {"org/model"}
     hub.add("org/model", "model.gguf", BIG)
@@ -391,7 +408,7 @@ def test_an_expired_signature_is_asked_again_at_the_hub(hub, session, tmp_path, 
 
 @pytest.mark.parametrize("status", [400, 401, 403])
 @pytest.mark.parametrize("token", [None, TOKEN])
-def test_storage_that_refuses_is_never_to_get_the_token(
+def test_a_storage_that_refuses_gets_no_token_and_its_advice_is_not_shown(
     hub, session, tmp_path, monkeypatch, status, token
 ):
     if token:
@@ -402,10 +419,10 @@ def test_storage_that_refuses_is_never_to_get_the_token(
     hub.rules.append(Rule(where="cdn", status=status, headers=codes))
     with pytest.raises(NetworkError, match="does not accept the signed address") as caught:
         fetch_file(session, tmp_path)
-    said = f"{caught.value} {caught.value.hint}"
+    text = f"{caught.value} {caught.value.hint}"
     for word in ("HUB_HOSTS", "HF_TOKEN", "terms"):
-        assert word not in said
-    assert "(3 attempts)" in said
+        assert word not in text
+    assert "(3 attempts)" in text
     assert not any("Authorization" in seen.headers for seen in hub.requests("cdn"))
 
 
@@ -416,15 +433,15 @@ def test_the_login_in_the_hubs_address_is_sent_there_and_nowhere_else(
     hub.add("org/model", "model.gguf", BIG)
     login = f"Basic {b64encode(b'me:s/same').decode()}"
     hub.tokens[login] = set()
-    with HubSession(FetchOptions(base_url=hub.url.replace("//", "//me:s%2Fsame@"))) as one:
-        fetch_file(lambda: one, tmp_path)
+    with HubSession(FetchOptions(base_url=hub.url.replace("//", "//me:s%2Fsame@"))) as hub_session:
+        fetch_file(lambda: hub_session, tmp_path)
     assert (tmp_path / "model.gguf").read_bytes() == BIG
     assert {seen.headers.get("Authorization") for seen in hub.requests("hub")} == {login}
     assert {seen.headers.get("Authorization") for seen in hub.requests("cdn")} == {None}
 
 
 @pytest.mark.parametrize(
-    ("headers", "waited"),
+    ("headers", "waited"),  # r: requests left, t: seconds; without a wait in them the usual 0.2 s
     [
         ({"RateLimit": '"api";r=0;t=55'}, 55.0),
         ({"ratelimit": '"resolvers";r=0; t=7', "Retry-After": ""}, 7.0),
@@ -442,6 +459,7 @@ def test_the_wait_of_a_rate_limit_is_honoured(hub, session, tmp_path, clock, hea
 
 @pytest.fixture
 def proxy():
+    """A proxy with the login me:sesame."""
     with Proxy("me", "sesame") as server:
         yield server
 
@@ -454,10 +472,10 @@ def test_a_proxy_that_refuses_the_password_is_named_and_asked_once(
         monkeypatch.setenv(name, proxy.url.replace("//", "//me:wrong-sesame@"))
     monkeypatch.setenv("NO_PROXY", "")
     with (
-        HubSession(FetchOptions(), clock=clock, sleep=clock.sleep) as one,
+        HubSession(FetchOptions(), clock=clock, sleep=clock.sleep) as hub_session,
         pytest.raises(NetworkError, match="refuses its user name or password") as caught,
     ):
-        one.retrying("f", lambda: one.open(address))
+        hub_session.retrying("f", lambda: hub_session.open(address))
     assert proxy.url in caught.value.message
     assert "sesame" not in caught.value.message
     assert proxy.refused == 1
@@ -465,16 +483,18 @@ def test_a_proxy_that_refuses_the_password_is_named_and_asked_once(
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9/f", "https://127.0.0.1:9/f"])
-def test_a_proxy_that_forbids_a_host_is_named(proxy, address, monkeypatch, clock):
+def test_a_proxy_that_forbids_a_host_is_asked_once_and_named_for_https(
+    proxy, address, monkeypatch, clock
+):
     proxy.forbids = True
     for name in ("HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, proxy.url.replace("//", "//me:sesame@"))
     monkeypatch.setenv("NO_PROXY", "")
     with (
-        HubSession(FetchOptions(), clock=clock, sleep=clock.sleep) as one,
+        HubSession(FetchOptions(), clock=clock, sleep=clock.sleep) as hub_session,
         pytest.raises(BitnetError) as caught,
     ):
-        one.retrying("f", lambda: one.open(address))
-    if address.startswith("https"):
+        hub_session.retrying("f", lambda: hub_session.open(address))
+    if address.startswith("https"):  # for http, the reply of a proxy looks like one of the host
         assert f"{proxy.url} refuses to connect to 127.0.0.1" in str(caught.value)
     assert clock.waits == []

@@ -42,10 +42,11 @@ def project(hub, other, tmp_path, monkeypatch):
 
 
 def received(project):
+    """True if the file is fetched, with the right bytes."""
     return fetch_source(WEIGHTS, project).path.read_bytes() == CONTENT
 
 
-def test_a_mirror_is_asked_only_when_the_hub_fails(hub, other, project):
+def test_a_mirror_is_not_asked_while_the_hub_works(hub, other, project):
     assert received(project)
     assert other.requests() == []
 
@@ -70,23 +71,26 @@ def test_a_mirror_continues_where_the_hub_broke_off(hub, other, project):
     ids=["503", "404", "resets", "no ranges", "a page"],
 )
 def test_a_hub_that_fails_is_replaced_by_the_mirror(hub, other, project, rule, caplog):
-    rule.where = "cdn"
+    rule.where = "cdn"  # the hub describes the file, and its storage misbehaves
     rule.method = "GET"
     hub.rules.append(rule)
     assert received(project)
     if not rule.ignore_range:  # then the hub sends the whole file
         assert "goes on without" in caplog.text
+        # The hub sent at most a few kB before that.
         assert other.sent("cdn") >= len(CONTENT) - 200_000
 
 
-def test_the_first_server_may_be_the_one_that_is_down(hub, other, project):
+def test_a_file_is_fetched_from_the_second_server_if_the_first_is_down(hub, other, project):
     hub.close()
     options = replace(project.options, base_url=f"{hub.url},{other.url}")
     assert received(replace(project, options=options))
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 429, 500, 503])
-def test_the_first_server_may_refuse_or_lack_the_file(hub, other, project, status, caplog):
+def test_a_file_is_fetched_from_the_second_server_if_the_first_refuses_or_lacks_it(
+    hub, other, project, status, caplog
+):
     hub.rules.append(Rule(where="hub", status=status))
     assert received(project)
     assert "another server is asked" in caplog.text
@@ -95,7 +99,7 @@ def test_the_first_server_may_refuse_or_lack_the_file(hub, other, project, statu
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "kind"),
+    ("first", "second", "kind"),  # statuses of the two servers; a 503 is not a definite answer
     [
         (401, 404, AuthError),
         (404, 401, NotFound),
@@ -104,7 +108,7 @@ def test_the_first_server_may_refuse_or_lack_the_file(hub, other, project, statu
         (404, 503, NotFound),
     ],
 )
-def test_without_a_server_that_has_the_file_the_first_answer_is_the_error(
+def test_if_every_server_fails_the_error_is_the_first_definite_answer(
     hub, other, project, first, second, kind
 ):
     options = replace(project.options, retries=1)
@@ -114,7 +118,7 @@ def test_without_a_server_that_has_the_file_the_first_answer_is_the_error(
         fetch_source(WEIGHTS, replace(project, options=options))
 
 
-def test_a_file_that_another_server_describes_otherwise_is_reported_of_that_server(
+def test_a_file_with_another_digest_on_the_second_server_is_reported_with_that_servers_address(
     hub, other, project
 ):
     hub.close()
@@ -122,7 +126,9 @@ def test_a_file_that_another_server_describes_otherwise_is_reported_of_that_serv
         fetch_source(replace(WEIGHTS, sha256="0" * 64), project)
 
 
-def test_a_mirror_with_other_bytes_is_refused(hub, other, project, monkeypatch, caplog):
+def test_a_mirror_that_sends_other_bytes_is_left_and_the_hub_sends_the_file(
+    hub, other, project, monkeypatch, caplog
+):
     blob = other.add("org/model", "model.gguf", CONTENT)
     monkeypatch.setattr(blob, "read", lambda start, stop: bytes(stop - start))
     hub.rules.append(Rule(where="cdn", method="GET", status=404, times=1))
@@ -131,7 +137,7 @@ def test_a_mirror_with_other_bytes_is_refused(hub, other, project, monkeypatch, 
     assert hub.sent("cdn") >= len(CONTENT)
 
 
-def test_no_token_goes_to_a_further_server(hub, other, project, monkeypatch):
+def test_only_the_first_server_gets_the_token(hub, other, project, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_good")
     hub.tokens["hf_good"] = set()
     hub.rules.append(Rule(where="cdn", method="GET", status=404))
@@ -141,7 +147,7 @@ def test_no_token_goes_to_a_further_server(hub, other, project, monkeypatch):
     assert not any("Authorization" in seen.headers for seen in other.requests())
 
 
-def test_all_servers_down_is_an_error(hub, other, project):
+def test_a_download_with_all_servers_down_is_a_network_error(hub, other, project):
     hub.close()
     other.close()
     options = replace(project.options, retries=2)
@@ -161,12 +167,12 @@ def test_a_list_in_the_project_file_names_fallbacks(hub, other, project):
 
 
 @pytest.mark.parametrize("text", ["http://a,b", ",http://a", "http://a,", "ftp://a"])
-def test_an_address_that_is_none_is_refused(text):
+def test_a_list_of_servers_with_an_invalid_address_is_refused(text):
     with pytest.raises(UsageError, match="address"):
         FetchOptions(base_url=text)
 
 
-def test_a_file_above_what_the_hub_sends_at_once_is_announced_and_asked_for_in_parts(
+def test_a_file_too_large_for_one_reply_is_requested_in_parts_with_a_warning(
     hub, tmp_path, monkeypatch, caplog
 ):
     hub.add("org/model", "model.gguf", CONTENT)
@@ -175,8 +181,8 @@ def test_a_file_above_what_the_hub_sends_at_once_is_announced_and_asked_for_in_p
     monkeypatch.setenv("BITNET_CONNECTIONS", "1")
     project = Project(tmp_path, tmp_path / "cache", FetchOptions(base_url=hub.url), "none")
     assert received(project)
-    (said,) = [text for text in caplog.messages if "above 50 GB" in text]
-    assert "--base-url=URL" in said
-    asked = hub.requests("cdn", "GET")
-    assert len(asked) >= 4
-    assert all(request.sent <= 3_000_000 for request in asked)
+    (warning,) = [text for text in caplog.messages if "above 50 GB" in text]
+    assert "--base-url=URL" in warning
+    requests = hub.requests("cdn", "GET")
+    assert len(requests) >= 4
+    assert all(request.sent <= 3_000_000 for request in requests)

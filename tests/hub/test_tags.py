@@ -1,4 +1,4 @@
-"""A quantization after the colon: one model or a list of them, and never another one."""
+"""Tags, the quantization after the colon: one model, or an error that lists the models."""
 
 import itertools
 import json
@@ -37,6 +37,7 @@ def test_files_and_patterns_are_not_tags(text):
 
 TAGS = ("Q4_K_M", "Q4_K_S", "Q4_K", "Q4_0", "Q4_1", "IQ4_XS", "IQ4_NL", "Q8_0", "BF16", "F16",
         "I2_S", "TQ1_0", "PQ2_0", "MXFP4", "UD-Q4_K_XL", "UD-Q8_0")  # fmt: skip
+# Forms of file names, in which the quantization may be the name of the folder.
 SHAPES = ("m-{}.gguf", "m.{}.gguf", "{}/m-00001-of-00002.gguf", "sub/m-{}-00002-of-00002.gguf")
 
 
@@ -49,14 +50,16 @@ def test_a_tag_means_the_files_of_its_quantization_and_of_no_other(shape):
 
 
 def model_files(*names):
+    """Files of a repository with *names*, each a byte larger than the one before."""
     return [Source("", "", name, size=1_000_000 + number) for number, name in enumerate(names)]
 
 
 def chosen(tag, *names, pattern=""):
+    """The model of a repository with the files *names* that *tag* or *pattern* means."""
     return choose(Ref("", repo="o/r", file=pattern, tag=tag), models_in(model_files(*names), ""))
 
 
-def test_the_revision_is_part_of_the_name_in_a_hint():
+def test_a_hint_names_the_model_with_its_revision():
     for tag, problem in (("Q5_0", NotFound), ("Q4_0", UsageError), ("", UsageError)):
         with pytest.raises(problem) as caught:
             choose(
@@ -76,12 +79,12 @@ def test_a_tag_that_no_file_has_lists_the_models_and_takes_none(tag):
     assert caught.value.hint == "name one: hf:o/r:Q8_0"
 
 
-def test_also_the_only_model_is_not_taken_for_another_tag():
+def test_the_only_model_of_a_repository_is_not_chosen_for_another_tag():
     with pytest.raises(NotFound, match="has the tag 'Q8_0'"):
         chosen("Q8_0", "m-Q4_K_M.gguf")
 
 
-def test_a_tag_of_several_models_lists_those():
+def test_a_tag_of_several_models_is_refused_with_a_list_of_those_models():
     with pytest.raises(UsageError, match="2 models of o/r have the tag 'Q4_0'") as caught:
         chosen("Q4_0", "a-Q4_0.gguf", "b-Q4_0.gguf", "a-Q8_0.gguf")
     assert "a-Q8_0" not in caught.value.message
@@ -94,6 +97,7 @@ def test_a_projector_of_images_is_not_a_model_of_the_tag():
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_without_a_tag_the_documented_order_decides(count):
+    # The last DEFAULTS may be missing without effect; without the first ones, the next is chosen.
     every = ["m-BF16.gguf", *(f"m-{quantization}.gguf" for quantization in DEFAULTS)]
     names = every[: len(every) - count + 1]
     assert chosen("", *names).encoding == DEFAULTS[0]
@@ -107,7 +111,7 @@ def test_without_a_tag_the_only_model_is_taken_whatever_its_quantization():
 @pytest.mark.parametrize(
     "names", [("m-BF16.gguf", "m-Q5_K_M.gguf"), ("a-Q4_K_M.gguf", "b-Q4_K_M.gguf", "a-Q8_0.gguf")]
 )
-def test_where_the_order_does_not_decide_nothing_is_taken(names):
+def test_without_a_tag_several_models_of_no_default_quantization_or_of_the_same_are_refused(names):
     with pytest.raises(UsageError, match="none was fetched"):
         chosen("", *names)
 
@@ -125,13 +129,14 @@ RUN = ("a", "--max-tokens", "1")
 
 @pytest.fixture
 def contents(hub, tmp_path, monkeypatch):
-    """A hub with three quantizations; their bytes by quantization."""
+    """Bytes of three models that the hub has in REPO, by the quantization in their names."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
-    made = tiny_gguf(tmp_path / "made.gguf").read_bytes()
+    model_bytes = tiny_gguf(tmp_path / "made.gguf").read_bytes()
     (tmp_path / "made.gguf").unlink()
     by_tag = {
-        tag: made + bytes(32 * number) for number, tag in enumerate(("Q8_0", "Q4_K_M", "F16"))
+        tag: model_bytes + bytes(32 * number)
+        for number, tag in enumerate(("Q8_0", "Q4_K_M", "F16"))
     }
     for tag, content in by_tag.items():
         hub.add(REPO, f"m-{tag}.gguf", content)
@@ -139,13 +144,16 @@ def contents(hub, tmp_path, monkeypatch):
 
 
 def names_here(bitnet):
+    """Names of the models from the hub that are here."""
     return [
         row["name"] for row in json.loads(bitnet("models", "--json").out) if "hf:" in row["name"]
     ]
 
 
 @pytest.mark.parametrize("name", ["hf:org/one:q8_0", "hf.co/org/one:Q8_0", "org/one:Q8_0"])
-def test_every_command_takes_a_tag(name, contents, bitnet, hub, tmp_path):
+def test_every_command_accepts_a_tag_and_fetches_nothing_that_is_here(
+    name, contents, bitnet, hub, tmp_path
+):
     done = bitnet("run", name, *RUN)
     assert done.code == 0, done.err
     assert names_here(bitnet) == ["hf:org/one:m-Q8_0.gguf"]
@@ -160,6 +168,7 @@ def test_every_command_takes_a_tag(name, contents, bitnet, hub, tmp_path):
         done = bitnet(*words)
         assert done.code == 0, (words, done.err)
     assert hub.requests() == []
+    # Exit codes, here and below: 23 offline, 19 not found, 2 a wrong command line.
     assert bitnet("infer", "org/one:F16", "--prompt", *RUN, "--offline").code == 23
     assert bitnet("rm", "org/one:F16").code == 19
     assert bitnet("rm", name).code == 0
@@ -191,7 +200,7 @@ def test_without_a_tag_and_a_terminal_the_default_is_fetched(contents, bitnet, t
     assert [path.name for path in (tmp_path / "there").glob("*.gguf")] == ["m-Q8_0.gguf"]
 
 
-def test_a_tag_and_a_file_are_refused(contents, bitnet):
+def test_a_tag_together_with_a_file_is_refused(contents, bitnet):
     done = bitnet("download-model", f"{REPO}:F16", "--file", "m-Q8_0.gguf")
     assert done.code == 2
     assert "leave --file out" in done.err

@@ -1,4 +1,4 @@
-"""Several files of a repository at once: all of them are seen, or none."""
+"""Several files of a repository at once: all of them appear in the project, or none."""
 
 import _thread
 import contextlib
@@ -31,7 +31,7 @@ FILES = {
     "model.safetensors.index.json": b"{}",
     "tokenizer.json": b"[]" * 300,
 }
-ASKED = refs_of("org/whole")
+WHOLE_REPO = refs_of("org/whole")
 
 
 @pytest.fixture
@@ -44,54 +44,57 @@ def project(hub, tmp_path):
 
 
 def seen(project):
+    """Bytes of the files in the project's folder of the model, by name."""
     folder = project.folder / "models/org-whole"
     return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.exists() else {}
 
 
-def test_files_come_at_the_same_time(hub, project):
+def test_files_are_transferred_at_the_same_time(hub, project):
     """None of the three large ones ends before all of them have begun."""
     hub.rules.append(Rule(where="cdn", method="GET", stall_at=1000, times=3))
 
     def fetch():
         with contextlib.suppress(NetworkError):
-            download(ASKED, project)
+            download(WHOLE_REPO, project)
 
     fetching = threading.Thread(target=fetch)
     fetching.start()
     until(lambda: hub.stalled == 3)
-    assert seen(project) == {}  # and none is seen before all are there
+    assert seen(project) == {}  # none appears before all are there
     hub.close()
     fetching.join(PATIENCE_S)
 
 
-def test_all_files_are_seen_and_pinned_at_once(project):
-    got = download(ASKED, project)
+def test_all_files_appear_and_are_pinned_at_once(project):
+    got = download(WHOLE_REPO, project)
     assert seen(project) == FILES
     assert [entry.path.name for entry in got] == sorted(FILES)
     assert [entry.file for entry in records.read_lock(project.lock_path)] == sorted(FILES)
-    assert all(entry.cached for entry in download(ASKED, project))
+    assert all(entry.cached for entry in download(WHOLE_REPO, project))
 
 
-def test_when_one_fails_none_is_seen_and_the_others_are_kept(hub, project):
+def test_when_one_file_fails_none_appears_and_the_others_are_continued_later(hub, project):
     def kept():
         return written(project.cache / "store/partial") == 3 * 500_000
 
+    # The tokenizer fails once the three large files have stopped at 500,000 bytes each.
     missing = Rule(where="hub", method="GET", path="tokenizer.json", status=404, when=kept)
     hub.rules += [missing, Rule(where="cdn", method="GET", stall_at=500_000, times=3)]
     with pytest.raises(NotFound):
-        download(ASKED, project)
+        download(WHOLE_REPO, project)
     assert seen(project) == {}
     assert records.read_lock(project.lock_path) == []
     assert [path.name for path in project.folder.joinpath("models").iterdir()] == []
     hub.rules.clear()
     hub.forget()
-    download(ASKED, project)
+    download(WHOLE_REPO, project)
     assert seen(project) == FILES
+    # Files of 1000 bytes and more come from the storage, the others from the hub itself.
     large = sum(len(content) for content in FILES.values() if len(content) >= 1000)
     assert hub.sent("cdn") == large - 3 * 500_000
 
 
-def test_a_folder_that_is_there_gets_its_entry_last(project, monkeypatch):
+def test_in_a_folder_that_is_there_config_json_is_placed_last(project, monkeypatch):
     folder = project.folder / "models/org-whole"
     folder.mkdir(parents=True)
     (folder / "notes.txt").write_text("mine")
@@ -100,39 +103,39 @@ def test_a_folder_that_is_there_gets_its_entry_last(project, monkeypatch):
     monkeypatch.setattr(
         Prepared, "commit", lambda self: (placed.append(self.target.name), real(self))
     )
-    download(ASKED, project)
-    assert placed[-1] == "config.json"
+    download(WHOLE_REPO, project)
+    assert placed[-1] == "config.json"  # without it, the folder is not a model
     assert seen(project) == {**FILES, "notes.txt": b"mine"}
 
 
-def test_a_users_file_in_the_folder_stops_everything(project):
+def test_a_users_file_in_the_folder_is_not_replaced_and_no_other_file_appears(project):
     folder = project.folder / "models/org-whole"
     folder.mkdir(parents=True)
     (folder / "tokenizer.json").write_text("mine")
     with pytest.raises(UsageError, match="it stays"):
-        download(ASKED, project)
+        download(WHOLE_REPO, project)
     assert seen(project) == {"tokenizer.json": b"mine"}
 
 
-def test_connections_of_all_files_together_are_limited(hub, project, monkeypatch):
+def test_several_files_are_downloaded_with_one_connection(hub, project, monkeypatch):
     from dataclasses import replace
 
     monkeypatch.setenv("BITNET_CONNECTIONS", "1")
-    one = replace(project, limits=Limits())
-    download(ASKED, one)
+    limited = replace(project, limits=Limits())
+    download(WHOLE_REPO, limited)
     assert seen(project) == FILES
 
 
-def test_the_first_failure_is_the_one_that_is_told():
+def test_the_first_failure_of_several_calls_is_raised_and_stops_the_others():
     limits = Limits()
-    waits = threading.Event()
+    wait_began = threading.Event()
 
     def fail():
-        waits.wait(PATIENCE_S)
+        wait_began.wait(PATIENCE_S)
         raise NotFound("this one")
 
     def wait():
-        waits.set()
+        wait_began.set()
         limits.sleep(PATIENCE_S)
 
     with pytest.raises(NotFound, match="this one"):
@@ -143,7 +146,7 @@ def test_the_first_failure_is_the_one_that_is_told():
     assert FILES_AT_ONCE > 1
 
 
-def test_an_interrupt_before_all_have_begun_ends_those_that_have():
+def test_an_interrupt_before_all_calls_have_begun_ends_those_that_have():
     stopped = threading.Event()
 
     def calls():
@@ -155,8 +158,8 @@ def test_an_interrupt_before_all_have_begun_ends_those_that_have():
     assert stopped.is_set()
 
 
-def test_a_signal_that_wakes_nothing_up_is_seen():
-    """As one whose handler ran just before the wait began."""
+def test_a_signal_that_does_not_wake_the_main_thread_still_ends_the_calls():
+    """As a signal whose handler ran just before the main thread began to wait."""
     stopped = threading.Event()
     waited = []
 
@@ -166,11 +169,11 @@ def test_a_signal_that_wakes_nothing_up_is_seen():
 
     with pytest.raises(KeyboardInterrupt):
         in_threads([call, call], 2, stopped.set)
-    assert all(waited)
+    assert all(waited)  # each call saw the stop before its patience ended
 
 
 def written(folder):
-    """Bytes that are on their way in *folder*."""
+    """Bytes in partial files of 500,000 bytes in *folder*, the size at which the rules stall."""
     files = (path for path in folder.glob("*/model-*.partial.*") if path.suffix != ".json")
     return sum(size for size in map(os.path.getsize, files) if size == 500_000)
 
@@ -188,24 +191,24 @@ def test_every_file_has_a_bar_of_its_own(tmp_path):
     with HubServer() as hub:
         for name, content in FILES.items():
             hub.add("org/whole", name, content)
-        ours, theirs = pty.openpty()
+        our_end, their_end = pty.openpty()
         environment = os.environ | {"HF_ENDPOINT": hub.url, "BITNET_CACHE_DIR": str(tmp_path / "c")}
         process = subprocess.Popen(
             [sys.executable, "-c", FETCH],
-            cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=theirs,
+            cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=their_end,
         )  # fmt: skip
-        os.close(theirs)
+        os.close(their_end)
         shown = io.BytesIO()
         while True:
             try:
-                chunk = os.read(ours, 65536)
-            except OSError:
+                chunk = os.read(our_end, 65536)
+            except OSError:  # EIO: the process has closed the terminal
                 break
             if not chunk:
                 break
             shown.write(chunk)
         process.communicate(timeout=PATIENCE_S)
-        os.close(ours)
+        os.close(our_end)
     text = shown.getvalue().decode()
     assert process.returncode == 0, text
     bars = set(re.findall(r"(model-0000\d-of-00003\.safetensors): +\d+%", text))
@@ -213,7 +216,7 @@ def test_every_file_has_a_bar_of_its_own(tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX systems")
-def test_ctrl_c_ends_all_files_and_keeps_what_came(tmp_path):
+def test_ctrl_c_ends_all_transfers_and_keeps_the_received_bytes(tmp_path):
     import signal
 
     with HubServer() as hub:
@@ -232,16 +235,16 @@ def test_ctrl_c_ends_all_files_and_keeps_what_came(tmp_path):
         partial = tmp_path / "c/store/partial"
         until(lambda: written(partial) == 3 * 500_000, process)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 130, said
-        assert said.count("are kept, the same command continues there") == 3
+        _, errors = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 130, errors  # 128 + SIGINT
+        assert errors.count("are kept, the same command continues there") == 3
         assert not (tmp_path / "models/org-whole").exists()
         hub.rules.clear()
-        again = subprocess.run(
+        second_run = subprocess.run(
             [sys.executable, "-c", FETCH],
             cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
         )  # fmt: skip
-        assert again.returncode == 0, again.stderr
+        assert second_run.returncode == 0, second_run.stderr
         assert hub.sent("cdn") <= sum(map(len, FILES.values()))
 
 
@@ -261,6 +264,7 @@ def test_ctrl_c_does_not_wait_for_a_server_that_is_silent(where, files, tmp_path
         environment = {"HF_ENDPOINT": hub.url, "BITNET_CACHE_DIR": str(tmp_path / "c")}
         environment["BITNET_STALL_TIMEOUT"] = "3600"
         run = OnTerminal([sys.executable, "-c", FETCH], folder=tmp_path, **environment)
+        # Of several files, at least two requests wait.
         until(lambda: hub.in_flight >= min(2, len(files)), run.process)
         run.process.send_signal(signal.SIGINT)
         assert run.end() == 130
@@ -284,6 +288,6 @@ def test_a_message_about_a_file_is_on_a_line_of_its_own(tmp_path):
         run.process.send_signal(signal.SIGINT)
         assert run.end() == 130
         lines = re.split(r"\r|\n|\x1b\[J", run.shown)
-        kept = [line for line in lines if "are kept" in line]
-        assert len(kept) == 3, run.shown
-        assert all(line.startswith("Warning: model-") for line in kept)
+        messages = [line for line in lines if "are kept" in line]
+        assert len(messages) == 3, run.shown
+        assert all(line.startswith("Warning: model-") for line in messages)

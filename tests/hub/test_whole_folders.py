@@ -1,4 +1,4 @@
-"""A folder is one thing: obtained whole, checked whole, placed whole, pinned whole."""
+"""A folder of several files is fetched, checked, placed and pinned as a whole or not at all."""
 
 import hashlib
 import json
@@ -41,30 +41,34 @@ def project(hub, tmp_path, monkeypatch):
 
 
 def fetch(project, **options):
+    """Download *files* of the repository, or all; *options* are those of ``download``."""
     refs = refs_of("org/whole", options.pop("files", ()))
     return download(refs, project, **options)
 
 
 def sync(project):
+    """The pinned files of *project*, as `bitnet sync` provides them."""
     entries = records.read_lock(project.lock_path)
     orders = [order_from_lock(entry, project, check=check_vocabulary) for entry in entries]
     return provide(orders, project)
 
 
 def folder(project):
+    """Bytes of the files in the project's folder of the model, by name."""
     path = project.folder / "models/org-whole"
     return {item.name: item.read_bytes() for item in path.iterdir()} if path.is_dir() else {}
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_sync_places_all_or_none(hub, project, name):
+def test_sync_places_all_files_of_a_folder_or_none(hub, project, name):
     fetch(project)
     for path in (project.folder / "models/org-whole").iterdir():
         path.unlink()
     (project.folder / "models/org-whole").rmdir()
-    blob = Store(project.cache)
-    for record in blob.blobs():
-        blob.drop(record)
+    store = Store(project.cache)
+    for blob in store.blobs():
+        store.drop(blob)
+    # The file is missing under its name, at the hub, and under its digest, in the storage.
     hub.rules.append(Rule(path=f"/{name}", status=404))
     hub.rules.append(Rule(path=hashlib.sha256(FILES[name]).hexdigest(), status=404))
     with pytest.raises(BitnetError):
@@ -84,12 +88,12 @@ def test_an_update_on_a_full_disk_leaves_the_old_folder(hub, project, monkeypatc
     for name, content in changed.items():
         hub.add("org/whole", name, content)
     real = links.Prepared._make
-    count = 0
+    calls = 0
 
     def fail(self, source):
-        nonlocal count
-        count += 1
-        if count == full_at:
+        nonlocal calls
+        calls += 1
+        if calls == full_at:
             raise OSError(28, os.strerror(28))
         return real(self, source)
 
@@ -112,7 +116,7 @@ def test_other_bytes_of_a_file_in_git_are_refused(hub, project):
     assert folder(project) == {}
 
 
-def test_zeroed_pages_in_a_partial_file_are_noticed(hub, project, monkeypatch):
+def test_a_partial_file_that_begins_with_zeros_after_a_crash_is_not_used(hub, project, monkeypatch):
     from bitnet.store import partial
 
     content = bytes(range(1, 200)) * 5
@@ -120,12 +124,14 @@ def test_zeroed_pages_in_a_partial_file_are_noticed(hub, project, monkeypatch):
     hub.rules.append(Rule(where="hub", method="GET", path="vocab.json", truncate_at=500))
     with pytest.raises(BitnetError):
         fetch_source(Source("m", "org/whole", "vocab.json"), project)
-    (left,) = (project.cache / "store/partial").glob("*/*.partial")
-    with left.open("r+b") as file:
+    (partial_path,) = (project.cache / "store/partial").glob("*/*.partial")
+    with partial_path.open(
+        "r+b"
+    ) as file:  # a file system may lose bytes that were written before a crash
         file.write(bytes(100))
     hub.rules.clear()
-    again = fetch_source(Source("m", "org/whole", "vocab.json"), project)
-    assert again.path.read_bytes() == content
+    obtained = fetch_source(Source("m", "org/whole", "vocab.json"), project)
+    assert obtained.path.read_bytes() == content
     assert partial.Partial
 
 
@@ -177,7 +183,7 @@ def test_cleaning_during_a_download_of_a_folder_leaves_it_its_files(hub, project
     assert cleaned
 
 
-def test_a_users_folder_is_not_deleted_for_its_name(project):
+def test_a_users_folder_with_the_name_of_a_partial_folder_is_not_deleted(project):
     mine = project.folder / "models/.org-whole.partial-mine/notes.txt"
     also = project.folder / "models/.org-whole.partial.4711-0123abcd/notes.txt"
     for path in (mine, also):
@@ -186,21 +192,21 @@ def test_a_users_folder_is_not_deleted_for_its_name(project):
         os.utime(path.parent, (time.time() - 10_000,) * 2)
     fetch(project)
     assert mine.exists()
-    assert also.exists()  # nothing of it is in the store
+    assert also.exists()  # its file is not in the store, so it is not ours
 
 
-def test_what_a_killed_process_left_of_a_folder_is_removed(project):
+def test_a_partial_folder_that_a_killed_process_left_is_removed_by_the_next_fetch(project):
     fetch(project)
     whole = project.folder / "models/org-whole"
-    left = project.folder / "models/.org-whole.partial.4711-0123abcd"
-    whole.rename(left)
-    os.utime(left, (time.time() - 10_000,) * 2)
+    partial_folder = project.folder / "models/.org-whole.partial.4711-0123abcd"
+    whole.rename(partial_folder)
+    os.utime(partial_folder, (time.time() - 10_000,) * 2)
     fetch(project)
-    assert not left.exists()
+    assert not partial_folder.exists()
     assert folder(project) == FILES
 
 
-def test_a_link_in_the_store_stops_nothing(project, tmp_path):
+def test_links_in_a_cache_are_not_followed_when_it_is_cleaned(project, tmp_path):
     fetch(project)
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -212,7 +218,7 @@ def test_a_link_in_the_store_stops_nothing(project, tmp_path):
     assert (outside / ("ab" * 32)).exists()
 
 
-def test_nothing_is_pinned_in_the_cache_itself(project):
+def test_a_download_by_a_project_in_the_cache_adds_no_lock_file_to_it(project):
     from dataclasses import replace
 
     fetch_source(
@@ -220,13 +226,13 @@ def test_nothing_is_pinned_in_the_cache_itself(project):
         replace(project, folder=project.cache),
         target=project.cache / "models/config.json",
     )
-    assert tag_problem(project.cache) == ""
+    assert tag_problem(project.cache) == ""  # it holds only files of a cache
 
 
-# --- smaller -------------------------------------------------------------------------------------
+# --- names, selections and listings --------------------------------------------------------------
 
 
-def test_an_empty_file_of_a_repository_is_a_file(hub, project):
+def test_an_empty_file_of_a_repository_is_downloaded_with_the_others(hub, project):
     hub.add("org/whole", "empty.txt", b"")
     fetch(project, select=FileSelection(include=["*"]))
     assert folder(project) == {**FILES, "empty.txt": b""}
@@ -244,7 +250,9 @@ def test_an_empty_file_of_a_repository_is_a_file(hub, project):
     ],
 )
 @pytest.mark.parametrize("select", [{"include": ["*.md"]}, {"exclude": ["*"], "whole": True}])
-def test_files_are_chosen_in_one_way(hub, project, text, files, choice, select):
+def test_include_and_exclude_are_refused_where_the_name_already_chooses_a_file(
+    hub, project, text, files, choice, select
+):
     refs = refs_of(text, files, whole=select.get("whole", False))
     with pytest.raises(UsageError, match=rf"--include and --exclude .* {choice}"):
         download(refs, project, select=FileSelection(**select))
@@ -252,8 +260,8 @@ def test_files_are_chosen_in_one_way(hub, project, text, files, choice, select):
 
 
 @pytest.mark.parametrize("length", [230, 240, 250, 255])
-def test_long_names_are_names(hub, project, length):
-    name = "ä" + "x" * (length - 7) + ".gguf"
+def test_a_file_name_of_up_to_255_bytes_is_downloaded(hub, project, length):
+    name = "ä" + "x" * (length - 7) + ".gguf"  # 2 bytes of ä, 5 of .gguf
     assert len(name.encode()) == length - 0
     hub.add("org/long", name, b"GGUF" * 500)
     path = fetch_source(Source("m", "org/long", name), project).path
@@ -261,19 +269,19 @@ def test_long_names_are_names(hub, project, length):
     assert fetch_source(Source("m", "org/long", name), project).cached
 
 
-def test_the_licence_is_asked_once(hub, project):
+def test_the_licence_of_several_files_is_requested_once(hub, project):
     fetch(project)
     assert len([seen for seen in hub.requests() if "/revision/" in seen.path]) == 1
 
 
-def test_a_pointer_of_git_lfs_is_not_the_model(hub, project):
+def test_a_git_lfs_pointer_in_place_of_a_model_is_refused(hub, project):
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 9\n"
     hub.add("org/lfs", "model.gguf", pointer)
     with pytest.raises(InvalidFormat, match="pointer of Git LFS"):
         fetch_source(Source("m", "org/lfs", "model.gguf"), project)
 
 
-def test_the_listing_has_a_bound(hub, project, monkeypatch):
+def test_a_listing_whose_pages_exceed_the_limit_is_refused(hub, project, monkeypatch):
     from bitnet.hub import repository
 
     monkeypatch.setattr(repository, "LONGEST_DOCUMENT", 1000)
@@ -284,7 +292,7 @@ def test_the_listing_has_a_bound(hub, project, monkeypatch):
         fetch(project)
 
 
-def test_half_a_surrogate_in_a_listing_is_not_a_name(hub, project):
+def test_a_listing_with_a_lone_surrogate_in_a_name_is_refused(hub, project):
     body = json.dumps([{"type": "file", "path": "\ud800.gguf", "size": 1}]).encode()
     rule = Rule(path="/tree/", status=200, headers={"Content-Type": "application/json"}, body=body)
     hub.rules.append(rule)

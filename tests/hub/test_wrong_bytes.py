@@ -1,4 +1,4 @@
-"""No sequence of faults publishes a byte that the hub's digest does not cover."""
+"""Whatever a server sends, no file appears that differs from the hub's digest or is not whole."""
 
 import hashlib
 import random
@@ -24,15 +24,17 @@ DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 
 def fetch(session, path, **options):
-    with session(**options) as one:
-        url = file_url("org/model", "main", "model.gguf", one.options)
-        return download(url, path, session=one, progress="none")
+    """Download the file of the hub to *path* in a session with *options*."""
+    with session(**options) as hub_session:
+        url = file_url("org/model", "main", "model.gguf", hub_session.options)
+        return download(url, path, session=hub_session, progress="none")
 
 
 # --- seeded chaos --------------------------------------------------------------------------------
 
 
 def a_fault(dice):
+    """A random fault of the storage, for one to three of its replies."""
     return Rule(
         where="cdn",
         method="GET",
@@ -76,12 +78,14 @@ def test_a_chaos_of_faults_ends_in_the_right_bytes_or_an_error(hub, session, tmp
 
 @pytest.fixture
 def running(tmp_path, session):
-    """A transfer that has begun."""
+    """A transfer of 100 bytes that has begun, without a server."""
     version = Version("http://127.0.0.1/f", size=100, sha256="0" * 64)
     partial = Partial.begin(tmp_path / "partial", "f", version, alone=True)
     facts = SimpleNamespace(url=version.url, size=100, sha256=version.sha256, accepts_ranges=True)
-    with session() as one:
-        transfer = Transfer(one, facts, partial, name="f", report=lambda _done, _total: None)
+    with session() as hub_session:
+        transfer = Transfer(
+            hub_session, facts, partial, name="f", report=lambda _done, _total: None
+        )
         yield transfer
         transfer._hash.stop()
     partial.discard()
@@ -96,7 +100,7 @@ def test_a_connection_never_writes_what_is_not_its_own(running, late):
     assert running.partial.path.read_bytes() == b"a" * 50
 
 
-def test_ranges_know_what_they_overlap():
+def test_ranges_overlap_exactly_the_ranges_that_share_a_byte_with_them():
     ranges = Ranges()
     ranges.add(10, 20)
     ranges.add(30, 40)
@@ -106,12 +110,15 @@ def test_ranges_know_what_they_overlap():
             assert ranges.overlaps(start, stop) == any(at in held for at in range(start, stop))
 
 
-# --- what brings a file --------------------------------------------------------------------------
+# --- replies of a raw server ---------------------------------------------------------------------
 
 
 @contextmanager
 def raw_server(*replies):
-    """Answers each connection with the next of *replies*, the last one for ever, and hangs up."""
+    """Address of a server that sends the next of *replies* on each connection, and hangs up.
+
+    The last one is repeated.
+    """
     server = socket.create_server(("127.0.0.1", 0))
     waiting = list(replies)
 
@@ -134,6 +141,7 @@ def raw_server(*replies):
 
 
 def reply(status, body=b"content", *headers):
+    """Bytes of an HTTP reply; with *headers*, it has no ``Content-Length`` but theirs."""
     length = b"" if headers else b"Content-Length: %d\r\n" % len(body)
     lines = b"".join(header + b"\r\n" for header in headers)
     return b"HTTP/1.1 %d X\r\nConnection: close\r\n" % status + length + lines + b"\r\n" + body
@@ -141,14 +149,14 @@ def reply(status, body=b"content", *headers):
 
 @pytest.mark.parametrize("status", [201, 202, 203, 204, 205, 206, 300, 303, 304, 306, 600, 999])
 @pytest.mark.parametrize("head", [200, None])
-def test_only_200_brings_a_file(tmp_path, status, head):
+def test_a_body_with_another_status_than_200_is_not_taken_as_the_file(tmp_path, status, head):
     replies = [reply(head)] if head else []
     with (
         raw_server(*replies, reply(status)) as url,
         pytest.raises(NetworkError, match=f"status {status}|came unasked") as caught,
     ):
         download(url, tmp_path / "f", options=FetchOptions(retries=1), progress="none")
-    assert "empty" not in str(caught.value)
+    assert "empty" not in str(caught.value)  # the status is the reason, not the body
     assert not (tmp_path / "f").exists()
 
 
@@ -156,7 +164,7 @@ CHUNKED = b"Transfer-Encoding: chunked"
 
 
 @pytest.mark.parametrize("body", [b"5\r\nhello\r\n", b"5\r\nhel", b"5\r\nhello\r\n3", b""])
-def test_a_chunked_body_without_its_last_chunk_is_cut(tmp_path, body):
+def test_a_chunked_body_without_its_last_chunk_is_refused_as_cut_off(tmp_path, body):
     with (
         raw_server(reply(200, b"", CHUNKED), reply(200, body, CHUNKED)) as url,
         pytest.raises(NetworkError, match=r"connection broke|truncated"),
@@ -165,7 +173,7 @@ def test_a_chunked_body_without_its_last_chunk_is_cut(tmp_path, body):
     assert not (tmp_path / "f").exists()
 
 
-def test_a_chunked_body_with_its_last_chunk_is_whole(tmp_path):
+def test_a_chunked_body_with_its_last_chunk_is_accepted(tmp_path):
     whole = reply(200, b"5\r\nhello\r\n0\r\n\r\n", CHUNKED)
     with raw_server(reply(200, b"", CHUNKED), whole) as url:
         download(url, tmp_path / "f", options=FetchOptions(retries=1), progress="none")
@@ -181,7 +189,7 @@ def test_a_body_that_goes_on_after_its_announced_end_is_refused(hub, session, tm
     assert not (tmp_path / "f").exists()
 
 
-# --- texts of a server ---------------------------------------------------------------------------
+# --- redirects and slow headers ------------------------------------------------------------------
 
 LOCATIONS = [
     b"http://[bad/",
@@ -199,17 +207,19 @@ LOCATIONS = [
 
 
 @pytest.mark.parametrize("location", LOCATIONS)
-def test_a_redirect_to_nowhere_is_a_network_error(tmp_path, location):
+def test_a_redirect_to_an_invalid_address_is_a_short_network_error_without_passwords(
+    tmp_path, location
+):
     moved = reply(302, b"", b"Location: " + location, b"Content-Length: 0")
     with raw_server(reply(200), moved) as url, pytest.raises(NetworkError) as caught:
         download(url, tmp_path / "f", options=FetchOptions(retries=1), progress="none")
     assert "sesame" not in str(caught.value)
-    assert len(str(caught.value)) < 3000
+    assert len(str(caught.value)) < 3000  # shorter than the longest address
 
 
 @contextmanager
 def dripping_server(every_s):
-    """Sends a byte of a header at a time, for ever."""
+    """Address of a server that sends a header without an end, a byte every *every_s* seconds."""
     server = socket.create_server(("127.0.0.1", 0))
     closing = threading.Event()
 
@@ -232,7 +242,7 @@ def dripping_server(every_s):
         server.close()
 
 
-def test_a_header_that_drips_ends_with_the_time_out(tmp_path):
+def test_a_header_sent_byte_by_byte_ends_the_download_with_a_timeout(tmp_path):
     options = FetchOptions(retries=1, timeout=0.3)
     with dripping_server(0.01) as url, pytest.raises(NetworkError, match="timeout"):
         download(url, tmp_path / "f", options=options, progress="none")
