@@ -27,8 +27,8 @@ FOLDER = {
     "tokenizer.json": b'{"model": {}}' * 9,
 }
 # Reads a line of JSON for each run, forks a child for each folder in "works", and writes their exit
-# codes: 0, 9 for an error of ours, 7 for any other. With "inject", the first child stops itself
-# until strace has attached to it; 0x59616D61 is PR_SET_PTRACER (linux/prctl.h).
+# codes: 0, 9 for an error of ours, 7 for any other. With "inject", the child stops itself until
+# strace has attached to it; 0x59616D61 is PR_SET_PTRACER (linux/prctl.h).
 DRIVER = r"""
 import ctypes, json, os, signal, subprocess, sys, time
 from pathlib import Path

@@ -52,9 +52,8 @@ class Walk:
         name = frame.f_code.co_name
         self.names.add((place, name if owner is None else type(owner).__name__))
         is_property = isinstance(getattr(type(owner), name, None), property)
-        is_resumed = any(
-            frame is each for each in self.frames
-        )  # a generator, at the end of a with block
+        # A generator is called again at the end of a with block.
+        is_resumed = any(frame is each for each in self.frames)
         self.frames.append(frame)
         if not (is_property or is_resumed):
             self.rooms.append(room)

@@ -174,9 +174,8 @@ def test_a_file_of_a_revision_is_fetched_with_the_files_in_its_own_folder(projec
 def test_a_tokenizer_at_an_address_is_recorded_with_its_etag_and_fetched_again_if_changed(
     project, hub
 ):
-    elsewhere = hub.url.replace(
-        "127.0.0.1", "localhost"
-    )  # a host that the user has not named as the hub
+    # A host that the user has not named as the hub.
+    elsewhere = hub.url.replace("127.0.0.1", "localhost")
     url = f"{elsewhere}/{REPO}/resolve/main/tokenizer.json"
     path = provide(parse(url), project, check=read)
     record = project.store.index.find(url)

@@ -125,9 +125,8 @@ def test_a_partial_file_that_begins_with_zeros_after_a_crash_is_not_used(hub, pr
     with pytest.raises(BitnetError):
         fetch_source(Source("m", "org/whole", "vocab.json"), project)
     (partial_path,) = (project.cache / "store/partial").glob("*/*.partial")
-    with partial_path.open(
-        "r+b"
-    ) as file:  # a file system may lose bytes that were written before a crash
+    # A file system may lose bytes that were written just before a crash.
+    with partial_path.open("r+b") as file:
         file.write(bytes(100))
     hub.rules.clear()
     obtained = fetch_source(Source("m", "org/whole", "vocab.json"), project)
