@@ -251,7 +251,7 @@ def test_a_repository_in_hugging_faces_cache_is_downloaded_offline_by_revision(
             words = ("--revision", revision, "--local-dir", target, "--offline")
             done = bitnet("download", "org/one", *arguments, *words)
             assert done.code == 0, done.err
-            # With two arguments: the files that are in no folder, as *.json matches config.json alone.
+            # With two arguments: the files outside of folders, as *.json matches config.json alone.
             chosen = [
                 name
                 for name in files
