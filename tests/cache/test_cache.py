@@ -1,4 +1,4 @@
-"""The cache folder: what is seen in it, what is found damaged, and what is removed."""
+"""The cache folder: its entries, their check for damage, and their removal."""
 
 import hashlib
 import json
@@ -19,10 +19,11 @@ from bitnet.cache.entries import entries, verify
 from bitnet.cache.prune import plan, prune, refuse_unless_cache
 
 needs_links = pytest.mark.skipif(os.name == "nt", reason="links need a privilege there")
-NOW_S = 2_000_000_000.0
+NOW_S = 2_000_000_000.0  # time of all ages: in 2033
 DAY_S = 86_400
 DIGEST = "ab" * 32
 TOKENIZER = b'{"model": {"type": "BPE"}}'
+# Holds the lock file in its argument until its standard input ends.
 HOLD = (
     "import sys, pathlib\n"
     "from bitnet.base.locks import hold\n"
@@ -32,6 +33,7 @@ HOLD = (
 
 
 def put(path, content=TOKENIZER, *, age_days=0.0):
+    """Write *content* to *path*, last used *age_days* before NOW_S; the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     os.utime(path, (NOW_S - age_days * DAY_S,) * 2)
@@ -40,6 +42,7 @@ def put(path, content=TOKENIZER, *, age_days=0.0):
 
 @pytest.fixture
 def root(tmp_path):
+    """A cache with an entry of every kind; the ages of the complete ones differ."""
     root = tmp_path / "bitnet"
     put(root / "CACHEDIR.TAG", b"Signature: 8a477f597d28d172789f06886806bc55\n# bitnet\n")
     put(root / "tokenizers/llama3-128k/tokenizer.json", age_days=1)
@@ -56,13 +59,13 @@ def root(tmp_path):
 
 @pytest.fixture
 def stored(root):
-    """A file of the store, and the lock of its transfer."""
+    """Paths of a file in the store, and of the lock of its transfer."""
     return put(root / f"store/sha256/ab/{DIGEST}"), put(root / f"store/partial/{DIGEST}.lock")
 
 
 @pytest.fixture
 def holding():
-    """A function that makes another process hold a lock file until the test ends."""
+    """Function that makes another process hold a lock file until the test ends; its process id."""
     children = []
 
     def hold(lock_path):
@@ -82,12 +85,13 @@ def holding():
 
 
 def names(planned):
+    """File names of the entries in *planned*."""
     return sorted(entry.path.name for entry in planned)
 
 
 def test_every_kind_of_file_is_recognised(root):
-    found = {entry.path.name: (entry.kind, entry.key) for entry in entries(root)}
-    assert found == {
+    kinds_and_keys = {entry.path.name: (entry.kind, entry.key) for entry in entries(root)}
+    assert kinds_and_keys == {
         "tokenizer.json": ("tokenizer", "llama3-128k"),
         "tokenizer.json.partial": ("partial", "gpt2-50k"),
         "old.json.incomplete": ("leftover", "gpt2-50k"),
@@ -96,10 +100,11 @@ def test_every_kind_of_file_is_recognised(root):
         f"{'ef' * 16}.kv": ("prompt", "ef" * 16),
         "tiny.gguf": ("model", "acme--tiny/main/tiny.gguf"),
     }
+    # Two of them share this name, of which the dictionary holds the last.
     assert sum(entry.path.name == "tokenizer.json" for entry in entries(root)) == 2
 
 
-def test_sizes_include_what_goes_along(root):
+def test_the_size_of_a_partial_file_includes_its_sidecar(root):
     partial = next(entry for entry in entries(root) if entry.kind == "partial")
     assert partial.size_bytes == len(b"12345") + len(b"{}")
     assert [path.name for path in partial.companions] == ["tokenizer.json.partial.json"]
@@ -116,7 +121,7 @@ def test_a_missing_cache_is_an_empty_one(tmp_path):
     assert plan(tmp_path / "none", Selection()).remove == ()
 
 
-def test_files_outside_our_folders_are_not_ours(root):
+def test_only_files_in_the_folders_of_a_cache_are_its_entries(root):
     put(root / "notes.txt")
     put(root / "other/tokenizer.json")
     listed = {entry.path.relative_to(root).parts[0] for entry in entries(root)}
@@ -131,7 +136,7 @@ def test_an_entry_that_another_process_holds_names_its_owner(root, stored, holdi
     assert busy[file].startswith(f"process {pid} on ")
 
 
-def test_what_waits_in_the_store_is_busy(root, stored, holding):
+def test_a_file_of_the_store_is_busy_while_a_process_claims_it(root, stored, holding):
     claim = root / "store/partial" / f"{stored[0].name}.in-use.lock"
     holding(put(claim, b""))
     assert {entry.path for entry in entries(root) if entry.owner} == {stored[0], claim}
@@ -143,7 +148,7 @@ def test_a_partial_file_is_busy_while_its_file_is_locked(root, stored, holding):
     assert partial in {entry.path for entry in entries(root) if entry.owner}
 
 
-def test_looking_leaves_no_lock_files_behind(root):
+def test_listing_a_cache_creates_no_lock_files(root):
     before = sorted(root.rglob("*"))
     entries(root)
     assert sorted(root.rglob("*")) == before
@@ -175,14 +180,14 @@ def test_damage_is_found_and_named(tmp_path, name, content, problem):
     assert bool(verdict.problem) == bool(problem)
 
 
-def test_verdicts_read_as_the_health_scripts_expect(root):
+def test_a_verdict_begins_with_a_mark_and_the_kind_of_check(root):
     put(root / "tokenizers/gpt2-50k/tokenizer.json", b"{")
     texts = [str(verify(e)) for e in entries(root) if e.kind == "tokenizer"]
     assert texts[0].startswith("✗ Invalid JSON: ")
     assert texts[1].startswith("✓ Valid JSON: ")
 
 
-def test_a_model_is_read_whole_by_the_reader_given(root):
+def test_a_model_is_checked_by_the_reader_that_the_caller_passes(root):
     def read(path):
         raise InvalidFormat(f"{path.name}: tensor x needs bytes 1..9, the file ends at 8")
 
@@ -218,14 +223,14 @@ def test_a_file_that_vanishes_while_checking_is_reported_not_raised(root):
     assert "No such file" in verify(entry).problem
 
 
-def test_everything_but_models_goes_by_default(root):
+def test_everything_but_models_is_removed_by_default(root):
     planned = plan(root, Selection(), now_s=NOW_S)
     assert {entry.kind for entry in planned.remove} == {
         *("tokenizer", "compiled", "exact-head", "prompt", "partial", "leftover")
     }
     prune(planned)
-    left = sorted(path.name for path in root.rglob("*") if path.is_file())
-    assert left == ["CACHEDIR.TAG", "tiny.gguf"]
+    remaining = sorted(path.name for path in root.rglob("*") if path.is_file())
+    assert remaining == ["CACHEDIR.TAG", "tiny.gguf"]
     assert sorted(path.name for path in root.iterdir() if path.is_dir()) == [
         "exact-heads",
         "models",
@@ -235,7 +240,7 @@ def test_everything_but_models_goes_by_default(root):
 
 
 @pytest.mark.parametrize(
-    ("selection", "expected"),
+    ("selection", "expected"),  # names of the files that are removed
     [
         (
             Selection(older_than="30d"),
@@ -261,7 +266,9 @@ def test_everything_but_models_goes_by_default(root):
         ),
     ],
 )
-def test_what_a_selection_removes(root, selection, expected):
+def test_a_selection_removes_the_files_of_its_age_key_and_kind_and_keeps_the_newest(
+    root, selection, expected
+):
     assert names(plan(root, selection, now_s=NOW_S).remove) == sorted(expected)
 
 
@@ -322,7 +329,7 @@ def test_a_folder_replaced_by_a_link_after_the_plan_is_not_followed(root, tmp_pa
 
 
 @needs_links
-def test_an_area_that_is_a_link_is_not_ours(tmp_path):
+def test_a_folder_of_a_cache_that_is_a_link_is_not_listed(tmp_path):
     put(tmp_path / "elsewhere/k/tokenizer.json")
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache/tokenizers").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
@@ -330,12 +337,12 @@ def test_an_area_that_is_a_link_is_not_ours(tmp_path):
 
 
 @pytest.mark.parametrize("folder", ["/", "~", "~/.."])
-def test_home_and_everything_above_is_refused(folder):
+def test_the_home_folder_and_every_folder_above_it_are_refused_as_a_cache(folder):
     with pytest.raises(UsageError, match="not a cache folder"):
         refuse_unless_cache(Path(folder).expanduser())
 
 
-def test_a_folder_is_refused_until_it_is_marked_and_holds_nothing_else(root):
+def test_a_folder_without_our_tag_or_with_a_file_of_another_kind_is_refused_as_a_cache(root):
     tag = (root / "CACHEDIR.TAG").read_bytes()
     assert plan(root, Selection(), now_s=NOW_S).remove
     put(root / "CACHEDIR.TAG", tag.replace(b"bitnet", b"pip"))
@@ -371,11 +378,11 @@ def test_ages_scale_with_their_unit(count, unit):
 @pytest.mark.parametrize(
     "selection", [Selection(keep=-1), Selection(tokenizers_only=True, models=True)]
 )
-def test_a_selection_that_makes_no_sense_is_refused(root, selection):
+def test_a_negative_number_to_keep_and_exclusive_options_are_refused(root, selection):
     with pytest.raises(UsageError):
         plan(root, selection)
 
 
-def test_facts_are_json(root):
+def test_facts_of_a_plan_and_of_verdicts_can_be_written_as_json(root):
     json.dumps(plan(root, Selection(), now_s=NOW_S).facts())
     json.dumps([verify(entry).facts() for entry in entries(root)])

@@ -16,7 +16,7 @@ from bitnet.commands import load
 from bitnet.commands.program import Program
 from bitnet.store import Pin, Store, tree
 
-NOW_S = 1_700_000_000.0
+NOW_S = 1_700_000_000.0  # time of all ages: in 2023
 DAY_S = 86_400
 FORMS = ("nothing", "hard link", "copy")  # of the second path that a file has in the cache
 
@@ -31,9 +31,10 @@ def root(tmp_path):
 
 
 def add(root, name, *, age_days, form="hard link", repos=("acme",), kinds=("model",)):
-    """A file of the store, last used *age_days* ago, a name of each repo, and a place of it.
+    """Path of a file in the store, last used *age_days* before NOW_S, with a name for each repo.
 
-    A copy was used last, and its bytes in the store ten years before.
+    Of *form* is its second path, below ``models``. If that is a copy, the copy was used last, and
+    the file in the store ten years before.
     """
     store = Store(root)
     raw = f"GGUF {name}".encode()
@@ -61,7 +62,7 @@ def add(root, name, *, age_days, form="hard link", repos=("acme",), kinds=("mode
 
 
 def listing(root):
-    """Files of the cache and recorded names; lock files and digests are not part of it."""
+    """Paths of the files in the cache, without lock files and records, and keys of its names."""
     files = sorted(entry.path for entry in entries(root) if entry.kind != "leftover")
     return files, sorted(name.key for name in Store(root).index)
 
@@ -87,7 +88,7 @@ def test_keep_counts_files_and_not_their_names(root, form, keep):
         add(root, name, age_days=age, form=form, repos=("acme", "other"))
     prune(plan(root, Selection(models=True, keep=keep), now_s=NOW_S))
     files, names = listing(root)
-    paths_each = 1 if form == "nothing" else 2
+    paths_each = 1 if form == "nothing" else 2  # of each file in the cache
     assert len(files) == keep * paths_each
     assert names == sorted(
         f"{o}--{n}/main/{n}.gguf" for o in ("acme", "other") for n in "abc"[:keep]
@@ -95,7 +96,7 @@ def test_keep_counts_files_and_not_their_names(root, form, keep):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_file_over_a_limit_goes_with_every_name(root, form):
+def test_a_file_beyond_the_limit_of_age_is_removed_with_every_name(root, form):
     add(root, "a", age_days=40, form=form)
     prune(plan(root, Selection(key="acme/a", models=True, older_than="30d"), now_s=NOW_S))
     assert listing(root) == ([], [])
@@ -103,7 +104,7 @@ def test_a_file_over_a_limit_goes_with_every_name(root, form):
 
 @pytest.mark.parametrize("of_project", ["hard link", "copy"])
 @pytest.mark.parametrize("further", range(3))
-def test_links_of_a_removed_file_are_counted_beside_copies_in_projects(
+def test_a_plan_names_the_project_file_of_a_removed_file_and_counts_further_links(
     root, tmp_path, of_project, further
 ):
     path = add(root, "a", age_days=99)
@@ -126,7 +127,7 @@ def test_links_of_a_removed_file_are_counted_beside_copies_in_projects(
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("is_planned_before", [True, False])
-def test_no_name_of_a_file_in_use_is_removed(root, form, is_planned_before):
+def test_neither_a_path_nor_a_name_of_a_file_in_use_is_removed(root, form, is_planned_before):
     path = add(root, "a", age_days=40, form=form)
     before = listing(root)
     claim = tree.claim_path(Store(root).folder, path.name)
@@ -156,10 +157,11 @@ def test_a_name_whose_bytes_stay_is_listed_and_dropped_only_on_request(
 ):
     add(root, "a", age_days=1, form="nothing", repos=("acme", "other"))
     before = listing(root)
-    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    monkeypatch.setattr(sys, "stdin", io.StringIO())  # not a terminal: --yes is needed to remove
     line = ["bitnet", "cache", "clean", "--key", "acme/a", "--models", f"--cache-dir={root}"]
     with pytest.raises(SystemExit) as stop:
         Program(load(), "bitnet").run([*line, *words])
+    # Exit code 2: the command only lists what it would remove.
     assert (stop.value.code, "0 files, 0 B, 1 name" in capsys.readouterr().out) == (
         0 if is_dropped else 2,
         True,

@@ -17,6 +17,7 @@ DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 
 def known_digest(files, path):
+    """Digest that *files* records for *path*, or None if it has none or the file has changed."""
     record = files.find(path)
     return record.sha256 if record is not None and record.is_unchanged else None
 
@@ -38,7 +39,7 @@ def blob(store):
 
 @pytest.fixture
 def hashed(monkeypatch):
-    """Paths whose bytes were read for a digest."""
+    """Paths of the files that were read for a digest, in order."""
     paths = []
     real = files.sha256_of
     for module in (blobs, files):
@@ -46,14 +47,16 @@ def hashed(monkeypatch):
     return paths
 
 
-def test_a_file_is_under_its_digest_and_nothing_is_left_on_its_way(store, blob):
+def test_a_published_file_is_under_its_digest_read_only_and_no_partial_file_is_left(store, blob):
     assert blob.path == store.folder / "sha256" / DIGEST[:2] / DIGEST
     assert blob.path.read_bytes() == CONTENT
     assert not blob.path.stat().st_mode & 0o222
     assert not list((store.folder / "partial").iterdir())
 
 
-def test_a_second_use_reads_nothing(store, blob, tmp_path, hashed):
+def test_a_file_of_the_store_is_placed_in_projects_without_being_read_again(
+    store, blob, tmp_path, hashed
+):
     for project in ("one", "two"):
         target = tmp_path / project / "m.gguf"
         store.place(store.find(DIGEST), target)
@@ -62,7 +65,10 @@ def test_a_second_use_reads_nothing(store, blob, tmp_path, hashed):
 
 
 @pytest.mark.parametrize("way", ["hard link", "copy"])
-def test_two_projects_have_the_file(store, blob, tmp_path, monkeypatch, way, hashed):
+def test_two_projects_have_the_file_as_a_hard_link_or_a_copy_and_are_its_users(
+    store, blob, tmp_path, monkeypatch, way, hashed
+):
+    # A file system without reflinks.
     monkeypatch.setattr(links.Prepared, "_reflink", lambda self, source: False)
     if way == "copy":
         monkeypatch.setattr(os, "link", _refuse)
@@ -77,10 +83,12 @@ def test_two_projects_have_the_file(store, blob, tmp_path, monkeypatch, way, has
 
 
 def store_order(store):
+    """Sort key of paths: the names of their records, the order in which *store* lists users."""
     return lambda path: store.verified.file_for(type(store.root)(path))
 
 
 def _refuse(*args, **options):
+    """Stand-in for ``os.link`` on a file system without hard links."""
     raise OSError(1, "no links here")
 
 
@@ -90,29 +98,29 @@ def test_a_change_through_a_hard_link_is_noticed_and_never_served(store, blob, t
     target.hardlink_to(blob.path)
     target.chmod(0o644)
     with target.open("r+b") as file:
-        file.write(b"edit")  # at once, and of the same size
+        file.write(b"edit")  # just after the file was published, and without a change of its size
     assert store.find(DIGEST) is None
     assert "has been changed" in caplog.text
     assert not blob.path.exists()
     assert target.read_bytes().startswith(b"edit")
 
 
-def test_a_file_that_may_still_change_unnoticed_is_not_remembered(tmp_path):
+def test_the_digest_of_a_file_changed_less_than_3_seconds_ago_is_not_remembered(tmp_path):
     verified = VerifiedFiles(tmp_path / "cache/store/verified")
     path = tmp_path / "m.gguf"
     path.write_bytes(CONTENT)
     verified.remember(path, DIGEST)
     assert known_digest(verified, path) is None
-    os.utime(path, (time.time() - 10,) * 2)
+    os.utime(path, (time.time() - 10,) * 2)  # longer ago than the steps of any file system's clock
     verified.remember(path, DIGEST)
     assert known_digest(verified, path) == DIGEST
 
 
 @pytest.mark.parametrize("change", ["size", "time", "file"])
-def test_whatever_changes_a_file_makes_it_read_again(store, tmp_path, change, hashed):
+def test_a_file_with_another_size_time_or_inode_is_read_again(store, tmp_path, change, hashed):
     path = tmp_path / "m.gguf"
     path.write_bytes(CONTENT)
-    os.utime(path, (1_000_000_000,) * 2)
+    os.utime(path, (1_000_000_000,) * 2)  # in 2001
     assert store.digest_of(path) == store.digest_of(path) == DIGEST
     assert hashed == [path]
     if change == "size":
@@ -128,13 +136,15 @@ def test_whatever_changes_a_file_makes_it_read_again(store, tmp_path, change, ha
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"path": 1}', "\0", '{"size": ' + "9" * 5000])
-def test_a_damaged_record_only_means_reading_again(store, blob, text, hashed):
+def test_a_file_whose_record_is_damaged_is_read_again(store, blob, text, hashed):
     store.verified.file_for(blob.path).write_text(text)
     assert store.find(DIGEST) == blob
     assert hashed == [blob.path]
 
 
-def test_a_store_that_cannot_be_written_is_still_used(store, blob, monkeypatch, hashed):
+def test_a_store_that_cannot_be_written_is_used_and_its_file_read_each_time(
+    store, blob, monkeypatch, hashed
+):
     monkeypatch.setattr("bitnet.store.root.keep", lambda *args, **options: "read-only")
     store.verified.file_for(blob.path).unlink()
     assert store.find(DIGEST) == blob
@@ -142,45 +152,49 @@ def test_a_store_that_cannot_be_written_is_still_used(store, blob, monkeypatch, 
     assert len(hashed) == 2
 
 
-def test_what_cannot_be_placed_says_where(store, blob, tmp_path):
+def test_placing_below_a_file_is_an_error_of_the_system(store, blob, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(Exception, match=r"os error \d+") as caught:
         store.place(blob, tmp_path / "file" / "m.gguf")
     assert caught.value.exit_code in (2, PermissionDenied.exit_code, 19)
 
 
-def test_a_file_in_the_cache_of_hugging_face_is_taken(store, tmp_path, monkeypatch):
+def test_a_file_in_the_cache_of_hugging_face_is_taken_if_its_bytes_are_right_and_not_changed(
+    store, tmp_path, monkeypatch
+):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf"))
-    theirs = tmp_path / "hf" / "models--org--model" / "blobs" / DIGEST
-    theirs.parent.mkdir(parents=True)
-    theirs.write_bytes(CONTENT[:-1])
+    their_blob = tmp_path / "hf" / "models--org--model" / "blobs" / DIGEST
+    their_blob.parent.mkdir(parents=True)
+    their_blob.write_bytes(CONTENT[:-1])
     assert store.find_anywhere(DIGEST, None, None) is None  # not what its name says
-    theirs.write_bytes(CONTENT)
-    mode = theirs.stat().st_mode
-    time_ns = theirs.stat().st_mtime_ns
-    found = store.find_anywhere(DIGEST, None, None)
-    assert found.path == store.path_of(DIGEST)
-    assert found.path.read_bytes() == CONTENT
-    assert (theirs.stat().st_mode, theirs.stat().st_mtime_ns) == (mode, time_ns)
+    their_blob.write_bytes(CONTENT)
+    mode = their_blob.stat().st_mode
+    time_ns = their_blob.stat().st_mtime_ns
+    blob = store.find_anywhere(DIGEST, None, None)
+    assert blob.path == store.path_of(DIGEST)
+    assert blob.path.read_bytes() == CONTENT
+    assert (their_blob.stat().st_mode, their_blob.stat().st_mtime_ns) == (mode, time_ns)
 
 
 @pytest.mark.parametrize("way", ["reflink or hard link", "hard link", "copy"])
-def test_a_file_that_is_taken_in_twice_stays_as_it_is(store, tmp_path, monkeypatch, way):
+def test_adopting_a_file_twice_leaves_its_permissions_and_times(store, tmp_path, monkeypatch, way):
     if way != "reflink or hard link":
         monkeypatch.setattr(links.Prepared, "_reflink", lambda self, source: False)
     if way == "copy":
         monkeypatch.setattr(os, "link", _refuse)
-    theirs = tmp_path / "theirs.gguf"
-    theirs.write_bytes(CONTENT)
-    theirs.chmod(0o644)
-    os.utime(theirs, (1_000_000_000,) * 2)
+    their_file = tmp_path / "theirs.gguf"
+    their_file.write_bytes(CONTENT)
+    their_file.chmod(0o644)
+    os.utime(their_file, (1_000_000_000,) * 2)
     for _ in range(2):
-        assert store.adopt(theirs, DIGEST).path.read_bytes() == CONTENT
-    state = theirs.stat()
+        assert store.adopt(their_file, DIGEST).path.read_bytes() == CONTENT
+    state = their_file.stat()
     assert (state.st_mode & 0o777, state.st_mtime) == (0o644, 1_000_000_000)
 
 
-def test_what_a_user_put_somewhere_is_not_ours(store, blob, tmp_path):
+def test_a_file_of_the_user_may_not_be_replaced_unless_the_store_has_its_bytes(
+    store, blob, tmp_path
+):
     mine = tmp_path / "mine.gguf"
     mine.write_bytes(b"mine")
     assert not store.may_replace(mine)
@@ -193,7 +207,7 @@ def test_what_a_user_put_somewhere_is_not_ours(store, blob, tmp_path):
     assert store.may_replace(mine)  # the store has it
 
 
-def test_records_of_files_that_are_gone_are_swept(store, blob, tmp_path):
+def test_a_sweep_removes_the_records_of_files_that_are_gone(store, blob, tmp_path):
     target = tmp_path / "m.gguf"
     store.place(blob, target)
     target.unlink()
@@ -201,7 +215,7 @@ def test_records_of_files_that_are_gone_are_swept(store, blob, tmp_path):
     assert [record.path for record in store.verified] == [str(blob.path)]
 
 
-def test_with_rehash_what_a_forged_time_hides_is_found(store, blob, tmp_path):
+def test_a_change_hidden_by_a_forged_time_is_found_only_with_rehash(store, blob, tmp_path):
     before = blob.path.stat()
     blob.path.chmod(0o644)
     with blob.path.open("r+b") as file:

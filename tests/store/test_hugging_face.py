@@ -27,7 +27,8 @@ VARIABLES = (
     "HF_TOKEN_PATH",
     "FOLDER",
 )
-# An empty text is left out: there it means the working folder, here that the variable is not set.
+# None, twice as likely, leaves a variable unset. An empty text is not among them: to the package it
+# means the working folder, and to bitnet that the variable is not set.
 TEXTS = (
     None,
     None,
@@ -45,7 +46,7 @@ TEXTS = (
 )
 SWITCHES = (None, "", "0", "1", "true", "ON", "Yes", "false")
 
-# Reads a list of environments, and writes what the package makes of each.
+# Reads a list of environments, and writes the values of four constants of huggingface_hub in each.
 ASK = """
 import json, os, runpy, sys
 import huggingface_hub.constants as constants
@@ -70,6 +71,7 @@ def environments(count):
 
 
 def answers_of_the_package(every):
+    """Home, cache, path of the token and offline switch of the package in *every* environment."""
     done = subprocess.run(
         [sys.executable, "-c", ASK],
         input=json.dumps(every),
@@ -82,13 +84,14 @@ def answers_of_the_package(every):
 
 
 def enter(environment, monkeypatch):
+    """Set the variables of *environment*, and no others that decide these values."""
     for name in (*VARIABLES, "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "BITNET_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     for name, text in environment.items():
         monkeypatch.setenv(name, text)
 
 
-def test_every_environment_gives_the_paths_of_the_package(monkeypatch):
+def test_home_cache_and_token_path_are_those_of_huggingface_hub_in_every_environment(monkeypatch):
     every = list(environments(400))
     for environment, answer in zip(every, answers_of_the_package(every), strict=True):
         enter(environment, monkeypatch)
@@ -98,7 +101,7 @@ def test_every_environment_gives_the_paths_of_the_package(monkeypatch):
         assert settings.hugging_face_token_path() == Path(token), environment
 
 
-def test_where_the_package_is_offline_so_is_every_command(monkeypatch):
+def test_a_command_is_offline_wherever_huggingface_hub_is(monkeypatch):
     every = []
     for hub in SWITCHES:
         for transformers in SWITCHES:
@@ -113,12 +116,13 @@ def test_where_the_package_is_offline_so_is_every_command(monkeypatch):
 
 
 @pytest.mark.parametrize("place", ["XDG_CACHE_HOME", "HF_HOME", "HF_TOKEN_PATH"])
-def test_the_token_of_a_login_is_found_where_the_package_stores_it(place, tmp_path, monkeypatch):
+def test_the_token_of_a_login_is_read_where_huggingface_hub_stores_it(place, tmp_path, monkeypatch):
     below = {"XDG_CACHE_HOME": "huggingface/token", "HF_HOME": "token", "HF_TOKEN_PATH": ""}
     monkeypatch.setenv("FOLDER", str(tmp_path / "a"))
     path = tmp_path / "a/b" / below[place]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("hf_of_a_login\n")
+    # The path itself, or for the settings of the package one with a variable, which it expands.
     monkeypatch.setenv(place, str(tmp_path / "a/b") if place[0] == "X" else "$FOLDER/b")
     assert settings.access_token() == "hf_of_a_login"
 
@@ -131,16 +135,17 @@ SMALL = b'{"model_type": "llama"}'
 
 @pytest.fixture
 def content(tmp_path, hub):
-    made = tiny_gguf(tmp_path / "made.gguf").read_bytes()
-    hub.add(REPO, "tiny.gguf", made)
+    """Bytes of the tiny model; the hub has it in REPO, beside a small file and a larger model."""
+    model_bytes = tiny_gguf(tmp_path / "made.gguf").read_bytes()
+    hub.add(REPO, "tiny.gguf", model_bytes)
     hub.add(REPO, "config.json", SMALL)
-    hub.add(REPO, "sub/tiny-Q8_0.gguf", made + b" ")
-    return made
+    hub.add(REPO, "sub/tiny-Q8_0.gguf", model_bytes + b" ")
+    return model_bytes
 
 
 @pytest.fixture
 def download(hub, content, tmp_path, monkeypatch):
-    """Fetches files with the package, into its cache."""
+    """Function that fetches files with huggingface_hub; the repository's folder in its cache."""
     cache = tmp_path / "hf"
     monkeypatch.setenv("HF_HUB_CACHE", str(cache))
 
@@ -153,7 +158,7 @@ def download(hub, content, tmp_path, monkeypatch):
 
 
 def share(cache, blob, number=0):
-    """Move *blob* into the shared store as the package does after a download with Xet."""
+    """Move *blob* into the package's shared store, as after a download with Xet; its name there."""
     try:
         from huggingface_hub.utils import _shared_blobs as shared
     except ImportError:
@@ -170,7 +175,7 @@ def share(cache, blob, number=0):
 def share_all(root):
     """Have every large blob of the repository folder *root* in the shared store."""
     for number, blob in enumerate(sorted((root / "blobs").iterdir())):
-        if len(blob.name) == 64:
+        if len(blob.name) == 64:  # a SHA-256; small files have the SHA-1 of a git object
             share(root.parent, blob, number)
 
 
@@ -181,8 +186,8 @@ def test_files_of_a_revision_are_found_also_in_the_shared_store(download, conten
         share_all(root)
     commit, files = hugging_face.files_of(REPO, "main")
     assert commit == hub.repos[REPO].revisions["main"]
-    found = {name: path.read_bytes() for name, path in files.items()}
-    assert found == {
+    contents = {name: path.read_bytes() for name, path in files.items()}
+    assert contents == {
         "tiny.gguf": content,
         "config.json": SMALL,
         "sub/tiny-Q8_0.gguf": content + b" ",
@@ -193,7 +198,7 @@ def test_files_of_a_revision_are_found_also_in_the_shared_store(download, conten
 
 @pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize("file", ["tiny.gguf", "config.json"])
-def test_altered_bytes_are_not_taken(download, hub, tmp_path, file, is_shared):
+def test_an_altered_file_in_the_cache_is_not_taken(download, hub, tmp_path, file, is_shared):
     root = download("tiny.gguf", "config.json")
     if is_shared:
         share_all(root)
@@ -210,11 +215,11 @@ def test_a_large_file_is_read_once_and_only_if_it_is_needed(
     download, content, tmp_path, monkeypatch
 ):
     download("tiny.gguf", "config.json", "sub/tiny-Q8_0.gguf")
-    read = []
+    read_names = []
 
     def count(path):
         if path.suffix == ".gguf":
-            read.append(path.name)
+            read_names.append(path.name)
         return open_file(path)
 
     open_file = files.open_file
@@ -222,12 +227,14 @@ def test_a_large_file_is_read_once_and_only_if_it_is_needed(
     project = Project(tmp_path, settings.cache_dir(), FetchOptions(offline=True), "none")
     (source,) = resolve(Ref("", repo=REPO, file="tiny.gguf"), project)
     assert source.sha256 == hashlib.sha256(content).hexdigest()
-    assert read == ["tiny.gguf"]
+    assert read_names == ["tiny.gguf"]
     assert resolve(Ref("", repo=REPO, file="tiny.gguf"), project) == [source]
-    assert read == ["tiny.gguf"]
+    assert read_names == ["tiny.gguf"]
 
 
-def test_a_link_to_elsewhere_proves_nothing(download, content, tmp_path):
+def test_only_links_to_blobs_of_the_repository_count_as_files_of_a_snapshot(
+    download, content, tmp_path
+):
     root = download("tiny.gguf")
     (snapshot,) = (root / "snapshots").iterdir()
     digest = (snapshot / "tiny.gguf").readlink().name
@@ -240,7 +247,9 @@ def test_a_link_to_elsewhere_proves_nothing(download, content, tmp_path):
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
-def test_a_shared_model_runs_offline_by_name(bitnet, download, hub, is_shared, monkeypatch):
+def test_a_model_in_the_cache_or_the_shared_store_runs_offline_by_name(
+    bitnet, download, hub, is_shared, monkeypatch
+):
     root = download("tiny.gguf", "config.json")
     if is_shared:
         share_all(root)

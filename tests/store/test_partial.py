@@ -1,4 +1,4 @@
-"""Files on their way: taken over by renaming, by one process only, and swept."""
+"""Partial files: continued by one process at a time, which renames them, and swept when old."""
 
 import json
 import os
@@ -14,16 +14,19 @@ ONE = Version("https://h/a", etag="one", size=100)
 
 
 def begin(folder, version=ONE, **options):
+    """The partial file of ``m.gguf`` in *version*, by a process whose locks work (*alone*)."""
     return Partial.begin(folder, "m.gguf", version, **{"alone": True, **options})
 
 
 def write(partial, count):
+    """Write *count* bytes x behind those of *partial*."""
     start = partial.done.total
     partial.write(start, b"x" * count)
     partial.done.add(start, start + count)
 
 
 def names(folder):
+    """Names in *folder*."""
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -33,7 +36,7 @@ def written_elsewhere(path):
     sidecar.write_text(json.dumps(json.loads(sidecar.read_text()) | {"boot": "another"}))
 
 
-def test_what_was_left_is_continued_in_place(tmp_path):
+def test_a_partial_file_that_was_left_is_renamed_and_continued(tmp_path):
     first = begin(tmp_path)
     write(first, 30)
     inode = first.path.stat().st_ino
@@ -53,7 +56,7 @@ def test_what_was_left_is_continued_in_place(tmp_path):
         Version("https://h/a", etag="one", size=100, sha256="0" * 64),
     ],
 )
-def test_another_version_is_not_continued_and_goes(tmp_path, other):
+def test_a_partial_file_of_another_version_is_not_continued_but_removed(tmp_path, other):
     first = begin(tmp_path)
     write(first, 30)
     first.leave()
@@ -62,14 +65,14 @@ def test_another_version_is_not_continued_and_goes(tmp_path, other):
     assert names(tmp_path) == [second.path.name, f"{second.path.name}.json"]
 
 
-def test_one_digest_is_continued_from_any_address(tmp_path):
+def test_a_partial_file_with_a_digest_is_continued_from_any_address(tmp_path):
     first = begin(tmp_path, Version("https://a/x", etag="one", sha256="0" * 64))
     write(first, 30)
     first.leave()
     assert begin(tmp_path, Version("https://b/y", etag="two", sha256="0" * 64)).resumed == 30
 
 
-def test_a_signature_in_the_address_is_not_part_of_the_version(tmp_path):
+def test_the_query_of_an_address_counts_only_without_an_etag_and_is_not_recorded(tmp_path):
     signed = replace(ONE, url="https://h/a?sig=1")
     assert signed.key == replace(ONE, url="https://h/a?sig=2").key
     assert replace(signed, etag=None).key != replace(ONE, url="https://h/a?sig=2", etag=None).key
@@ -78,7 +81,7 @@ def test_a_signature_in_the_address_is_not_part_of_the_version(tmp_path):
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_a_file_whose_writer_may_live_is_left_alone_while_it_grows(tmp_path, alone):
+def test_a_partial_file_whose_writer_may_live_is_left_alone_until_it_is_silent(tmp_path, alone):
     first = begin(tmp_path)
     write(first, 30)
     if alone:  # a lock of this kernel keeps out no other machine
@@ -87,11 +90,11 @@ def test_a_file_whose_writer_may_live_is_left_alone_while_it_grows(tmp_path, alo
     assert second.resumed == 0
     assert first.path.exists()
     second.discard()
-    os.utime(first.path, (time.time() - 3600,) * 2)  # silent for too long
+    os.utime(first.path, (time.time() - 3600,) * 2)  # 15 minutes of silence suffice
     assert begin(tmp_path, alone=alone).resumed == 30
 
 
-def test_without_locks_a_known_digest_is_continued_in_a_copy(tmp_path):
+def test_without_locks_a_partial_file_with_a_digest_is_continued_in_a_copy(tmp_path):
     version = replace(ONE, sha256="0" * 64)
     first = begin(tmp_path, version)
     write(first, 30)
@@ -102,20 +105,20 @@ def test_without_locks_a_known_digest_is_continued_in_a_copy(tmp_path):
     assert second.path.stat().st_size == 30
 
 
-def test_with_a_lock_of_this_kernel_a_killed_process_leaves_its_file(tmp_path):
+def test_with_working_locks_the_partial_file_of_a_killed_process_is_continued(tmp_path):
     first = begin(tmp_path)
     write(first, 30)
     assert begin(tmp_path, alone=True).resumed == 30
 
 
-def test_a_file_that_another_process_took_first_is_not_shared(tmp_path, monkeypatch):
+def test_a_partial_file_that_another_process_took_first_is_not_continued(tmp_path, monkeypatch):
     first = begin(tmp_path)
     write(first, 30)
     first.leave()
     rename = type(tmp_path).replace
 
     def overtaken(self, target):
-        if self.name == "m.gguf.partial":
+        if self.name == "m.gguf.partial":  # another process renames it just before
             rename(self, tmp_path / "m.gguf.partial.1-a")
         return rename(self, target)
 
@@ -126,7 +129,7 @@ def test_a_file_that_another_process_took_first_is_not_shared(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("refused", ["open", "rename"])
-def test_a_file_of_another_user_does_not_stop_a_download(tmp_path, monkeypatch, refused):
+def test_a_partial_file_of_another_user_does_not_prevent_a_download(tmp_path, monkeypatch, refused):
     first = begin(tmp_path)
     write(first, 30)
     first.leave()
@@ -152,7 +155,7 @@ def test_a_file_of_another_user_does_not_stop_a_download(tmp_path, monkeypatch, 
     assert (tmp_path / "done").read_bytes() == b"x" * 100
 
 
-def test_what_nothing_has_continued_for_weeks_is_swept(tmp_path):
+def test_a_sweep_removes_partial_files_untouched_for_two_weeks_and_no_locks(tmp_path):
     for name, age_days in (("old", 30), ("new", 1)):
         partial = begin(tmp_path / name)
         write(partial, 30)
@@ -164,14 +167,14 @@ def test_what_nothing_has_continued_for_weeks_is_swept(tmp_path):
     assert names(tmp_path) == ["new", "x.lock"]
 
 
-def test_nothing_is_left_of_what_cannot_be_told_from_another_version(tmp_path):
+def test_a_partial_file_without_etag_and_digest_is_not_left_for_later(tmp_path):
     partial = begin(tmp_path / "k", Version("https://h/a"))
     write(partial, 30)
     partial.leave()
     assert not (tmp_path / "k").exists()
 
 
-def test_a_folder_that_is_swept_in_between_is_made_again(tmp_path, monkeypatch):
+def test_a_folder_that_is_swept_before_its_file_is_opened_is_made_again(tmp_path, monkeypatch):
     real = os.open
     swept = []
 

@@ -1,3 +1,5 @@
+"""A set of byte ranges against a set of numbers."""
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,13 +11,15 @@ PARTS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
 @given(PARTS, st.integers(0, 70))
 def test_ranges_are_the_set_of_their_bytes(parts, size):
     ranges = Ranges()
-    there = set()
+    expected = set()
     for start, stop in parts:
         ranges.add(start, stop)
-        there |= set(range(start, stop))
-    assert {byte for part in ranges for byte in range(*part)} == there
-    assert ranges.total == len(there)
-    assert {b for gap in ranges.missing(size) for b in range(*gap)} == set(range(size)) - there
-    assert ranges.frontier == next(byte for byte in range(61) if byte not in there)
+        expected |= set(range(start, stop))
+    assert {byte for part in ranges for byte in range(*part)} == expected
+    assert ranges.total == len(expected)
+    assert {b for gap in ranges.missing(size) for b in range(*gap)} == set(range(size)) - expected
+    # The first byte that is missing.
+    assert ranges.frontier == next(byte for byte in range(61) if byte not in expected)
+    # The ranges are in order, and neither overlap nor touch.
     edges = [edge for part in ranges for edge in part]
     assert edges == sorted(set(edges))

@@ -1,4 +1,4 @@
-"""Recognising a cache of ours, and its files in any other folder."""
+"""CACHEDIR.TAG: a cache of bitnet is marked, and only from a marked folder files are removed."""
 
 import pytest
 
@@ -13,6 +13,7 @@ ALL = Selection(models=True)
 
 
 def put(path, content=b"x"):
+    """Write *content* to *path*, with its folders; the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return path
@@ -31,7 +32,7 @@ def test_the_folder_of_a_project_is_not_marked(tmp_path):
     assert not has_tag(tmp_path)
 
 
-def test_the_default_cache_of_an_earlier_version_is_marked():
+def test_the_default_cache_is_marked_although_it_holds_files():
     root = settings.cache_dir()
     put(root / "tokenizers/my-own/tokenizer.json")
     make_cache(root)
@@ -48,14 +49,14 @@ def test_nothing_is_removed_from_a_folder_that_is_not_marked(tmp_path, folder):
     assert ours.exists()
 
 
-def test_a_mark_of_another_program_is_not_ours(tmp_path):
+def test_the_tag_of_another_program_does_not_make_a_folder_ours(tmp_path):
     put(tmp_path / "CACHEDIR.TAG", b"Signature: 8a477f597d28d172789f06886806bc55\n# pip\n")
     put(tmp_path / "models/mine.gguf")
     with pytest.raises(UsageError, match=r"has no CACHEDIR\.TAG of bitnet"):
         plan(tmp_path, ALL)
 
 
-def test_a_mark_that_was_copied_into_a_project_makes_nothing_in_it_ours(tmp_path):
+def test_a_tag_copied_into_a_project_does_not_make_it_a_cache(tmp_path):
     make_cache(tmp_path / "cache")
     project = tmp_path / "project"
     put(project / "models/mine.gguf")
@@ -65,7 +66,7 @@ def test_a_mark_that_was_copied_into_a_project_makes_nothing_in_it_ours(tmp_path
         plan(project, ALL)
 
 
-def test_links_in_a_cache_go_and_what_they_point_at_stays(tmp_path):
+def test_links_in_a_cache_are_removed_and_their_targets_stay(tmp_path):
     root = tmp_path / "cache"
     make_cache(root)
     mine = put(tmp_path / "home/mine.gguf")
