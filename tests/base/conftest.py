@@ -1,11 +1,15 @@
-"""Made-up systems."""
+"""Made-up Linux systems with control groups."""
 
 import pytest
 
 
 @pytest.fixture
 def system(tmp_path):
-    """Writes the files of a system below a folder of its own."""
+    """Function that writes the files of a system below a folder, and returns that folder.
+
+    Its arguments are the texts of ``/proc/self/cgroup`` and of the mounts of control groups, and
+    the texts of files by path below ``/sys/fs/cgroup``.
+    """
 
     def write(membership, mounts, files):
         for name, text in {

@@ -13,7 +13,7 @@ from bitnet.base.progress import Progress
 
 
 class Shown:
-    """A bar with given texts."""
+    """A bar whose label, measures and share are given."""
 
     def __init__(self, label, measures=("  5%", "1.2 MB/s", "7s left"), share=0.05):
         self.label = label
@@ -34,7 +34,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def screen():
-    """A screen of 80 columns that reads what is written, as a terminal does."""
+    """A stream whose ``lines()`` are those that a terminal of 80 columns shows."""
     picture = pyte.Screen(80, 12)
     reader = pyte.Stream(picture)
 
@@ -60,9 +60,11 @@ def test_every_width_shows_percent_and_rate_and_fits(label, columns):
     assert "  5%" in line
     assert "1.2 MB/s" in line
     assert line.startswith(label[:4])
+    # The end of the label is shown, too: its number or its quantization.
     assert cut(label, 12)[-6:].rpartition("…")[2] in line
 
 
+# Labels with letters that take two columns, or that Latin-1 or ASCII must escape.
 WIDE = ("org/モデル-の-名前/日本語-Q4_K_M-00001-of-00003.gguf", "é" * 80, "m.gguf")
 
 
@@ -77,14 +79,14 @@ def test_a_line_fits_in_every_encoding_and_with_wide_letters(label, encoding):
         assert "  5%" in written
 
 
-def test_a_wide_terminal_shows_the_rest_and_a_bar():
+def test_a_wide_terminal_shows_all_measures_and_a_bar():
     line = render(Shown("m.gguf", share=0.5), 77)
     assert line.startswith("m.gguf:   5%  1.2 MB/s  7s left  [")
-    assert abs(line.count("#") - line.count("-")) <= 1
+    assert abs(line.count("#") - line.count("-")) <= 1  # half of the bar is full
     assert len(line) == 77
 
 
-def test_a_narrow_terminal_of_the_tests_shows_a_models_name(monkeypatch):
+def test_a_narrow_terminal_shows_the_whole_name_of_a_model_percent_and_rate(monkeypatch):
     monkeypatch.setattr("os.get_terminal_size", lambda fd: os.terminal_size((40, 24)))
     monkeypatch.setattr(Terminal, "fileno", lambda self: 2, raising=False)
     stream = Terminal()
@@ -95,7 +97,7 @@ def test_a_narrow_terminal_of_the_tests_shows_a_models_name(monkeypatch):
     assert all(len(line) <= 40 for line in stream.getvalue().split("\r"))
 
 
-def test_a_terminal_without_escapes_gets_lines(monkeypatch):
+def test_a_terminal_without_escape_sequences_gets_lines_instead_of_a_bar(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     stream = Terminal()
     with Progress("m.gguf", 100, stream=stream) as progress:
@@ -118,7 +120,7 @@ def test_a_message_has_a_line_of_its_own_above_the_bars(screen):
     assert screen.lines() == ["Warning: it was interrupted"]
 
 
-def test_bars_come_and_go_without_a_trace(screen):
+def test_removed_bars_disappear_from_the_screen_and_the_others_stay(screen):
     bars = Bars()
     shown = [Shown(label) for label in ("one", "two", "three")]
     for bar in shown:
@@ -129,11 +131,11 @@ def test_bars_come_and_go_without_a_trace(screen):
     assert len(screen.lines()) == 2
     bars.remove(shown[0])
     bars.remove(shown[2])
-    bars.remove(shown[2])
+    bars.remove(shown[2])  # a second time has no effect
     assert screen.lines() == []
 
 
-def test_after_the_end_threads_that_are_left_draw_nothing():
+def test_after_the_end_of_bars_nothing_more_is_drawn():
     bars = Bars()
     stream = Terminal()
     bar = Shown("one")
@@ -145,7 +147,7 @@ def test_after_the_end_threads_that_are_left_draw_nothing():
     assert stream.getvalue() == before
 
 
-def test_bars_of_several_threads_never_mix(screen):
+def test_bars_of_several_threads_leave_the_screen_empty(screen):
     bars = Bars()
     every = [Shown(f"file-{number}") for number in range(4)]
 
@@ -165,7 +167,7 @@ def test_bars_of_several_threads_never_mix(screen):
     assert screen.lines() == []
 
 
-def test_a_terminal_that_is_gone_stops_nothing():
+def test_a_closed_terminal_is_not_an_error_for_bars():
     bars = Bars()
     stream = Terminal()
     bars.add(Shown("one"), stream)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from bitnet.base.columns import as_shown, clip, columns_of, cut, ellipsis_for, pad, width_of
 
+# Letters of one and of two columns, and a combining accent, which takes none.
 TEXTS = st.text(st.sampled_from("ab 字カé\u0301한"), max_size=30)
 
 
@@ -21,7 +22,7 @@ def test_a_wide_letter_takes_two_columns_and_a_mark_none(text, width):
 
 
 @given(TEXTS, st.integers(3, 40))
-def test_what_is_cut_fits_and_keeps_its_ends(text, width):
+def test_a_text_that_is_cut_fits_and_keeps_its_beginning_and_end(text, width):
     for ellipsis in ("…", "..."):
         shortened = cut(text, width, ellipsis)
         assert width_of(shortened) <= width
@@ -37,19 +38,20 @@ def test_what_is_cut_fits_and_keeps_its_ends(text, width):
 
 
 @pytest.mark.parametrize(("encoding", "ellipsis"), [("utf-8", "…"), ("latin-1", "...")])
-def test_a_mark_and_a_text_are_those_that_the_stream_can_write(encoding, ellipsis):
+def test_the_ellipsis_and_the_text_are_limited_to_what_the_stream_can_encode(encoding, ellipsis):
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="backslashreplace")
     assert ellipsis_for(stream) == ellipsis
     assert as_shown("é", stream) == "é"
     assert as_shown("字", stream) == ("字" if encoding == "utf-8" else "\\u5b57")
+    # A stream whose error handler is strict gets the text as it is.
     strict = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     assert as_shown("\udcff", strict) == "\udcff"
     assert as_shown("字", None) == "字"
 
 
-def test_the_width_is_that_of_the_streams_own_terminal(monkeypatch):
+def test_the_columns_are_those_of_the_streams_own_terminal_or_of_the_environment(monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
-    sizes = {1: 200, 2: 40, 3: 0}
+    sizes = {1: 200, 2: 40, 3: 0}  # columns by file descriptor; 4 is not a terminal
 
     def size(number):
         if number not in sizes:

@@ -20,7 +20,7 @@ CLASSES = [
 
 
 @pytest.mark.parametrize("error", CLASSES, ids=lambda error: error.__name__)
-def test_every_exit_code_is_in_the_table(error):
+def test_the_exit_code_of_every_exception_is_in_the_table(error):
     assert error.exit_code in EXIT_CODES
 
 
@@ -64,7 +64,7 @@ def test_the_texts_that_scripts_search_for_are_kept():
     assert "No space left on device (os error 28)" in from_os_error(OSError(28, ""), "x").message
 
 
-def test_an_error_without_a_number_is_still_told():
+def test_an_error_of_the_system_without_a_number_keeps_its_text():
     assert "something odd" in from_os_error(OSError("something odd"), "file").message
 
 
@@ -79,25 +79,25 @@ def test_an_error_without_a_number_is_still_told():
         ("uv tool install --with x .", "uv tool install --with x ."),
     ],
 )
-def test_python_code_is_told_parameters_in_place_of_options(hint, shown):
+def test_the_text_of_an_error_names_parameters_of_python_in_place_of_options(hint, shown):
     error = NotFound("missing", hint=hint)
     assert as_started(f"hint: {shown}") in str(error)
     assert error.hint == hint  # the program shows it as it is
 
 
 def test_no_hint_of_the_program_names_an_option_to_python_code():
-    bare = re.compile(r"(?<![\w-])--[a-z]")
+    option_pattern = re.compile(r"(?<![\w-])--[a-z]")
     commands = re.compile(r"\b(?:bitnet|pip|uv|pipx|python3?|llama-[\w-]+) [^,;()\n]*")
-    named = [text for _, text in TEXTS if bare.search(text)]
-    assert len(named) > 30
-    for text in named:
+    hints_with_options = [text for _, text in TEXTS if option_pattern.search(text)]
+    assert len(hints_with_options) > 30  # the hints of the source code were found
+    for text in hints_with_options:
         shown = str(NotFound("missing", hint=text)).partition("hint: ")[2]
-        outside = commands.sub("", shown)
-        assert not bare.search(outside), text
+        outside = commands.sub("", shown)  # a command in a hint keeps its options
+        assert not option_pattern.search(outside), text
 
 
 @pytest.mark.parametrize(
     ("error", "text"), [(OSError("no such thing"), "no such thing"), (OSError(), "OSError")]
 )
-def test_an_error_that_a_library_raises_itself_has_no_code(error, text):
+def test_an_error_that_a_library_raises_without_a_number_is_shown_by_text_or_type(error, text):
     assert from_os_error(error, "file").message == f"{text}: file"

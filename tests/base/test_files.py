@@ -1,3 +1,5 @@
+"""Files: digests, free space, and writing a text without losing the one before."""
+
 import hashlib
 from pathlib import Path
 
@@ -15,12 +17,12 @@ def test_a_digest_is_that_of_the_whole_content(tmp_path):
     assert digest_of(tmp_path / "file") == hashlib.sha256(content).hexdigest()
 
 
-def test_what_is_not_there_is_not_found(tmp_path):
+def test_the_digest_of_a_missing_file_is_an_error_not_found(tmp_path):
     with pytest.raises(NotFound):
         digest_of(tmp_path / "none")
 
 
-def test_space_is_that_of_the_next_folder_that_is_there(tmp_path):
+def test_the_free_space_of_a_missing_folder_is_that_of_the_next_folder_above_it(tmp_path):
     assert free_space(tmp_path / "none" / "below") == pytest.approx(free_space(tmp_path), rel=0.01)
 
 
@@ -56,11 +58,13 @@ def test_a_device_is_written_to_and_never_replaced():
 
 
 def write_rows(path):
+    """Write the text to *path* as one row of a file that grows."""
     with GrowingFile(OutputFile(path), {}) as file:
         file.append(b"text", rows=1, digest="")
         file.publish()
 
 
+# Three ways to write a file: a text, an output of a command, and rows.
 WRITERS = pytest.mark.parametrize(
     "write",
     [
@@ -90,9 +94,10 @@ def test_a_name_of_as_many_bytes_as_the_file_system_takes_is_written(write, name
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: "text"}
 
 
-def test_files_with_the_same_beginning_have_other_files_beside_them(tmp_path):
+def test_files_whose_long_names_begin_alike_have_different_lock_files(tmp_path):
     names = [f"{beginning}{end}" for beginning in ("", "字" * 80) for end in "ab"]
     companions = {beside(tmp_path / name, "lock").name for name in names}
     assert len(companions) == len(names)
+    # eCryptfs allows names of 143 bytes.
     assert max(len(name.encode()) for name in companions) < 143
     assert ".a.lock" in companions

@@ -1,4 +1,4 @@
-"""One finding, and one way to show it."""
+"""Findings of a check: their status together, their order and their lines."""
 
 import pytest
 
@@ -22,11 +22,11 @@ OK, NOTE, WARNING, FAILED, SKIPPED = (
         ([], "not run"),
     ],
 )
-def test_what_was_not_checked_did_not_pass(findings, expected):
+def test_findings_pass_only_if_none_failed_and_none_was_skipped(findings, expected):
     assert status_of(findings) == expected
 
 
-def test_the_hint_stands_below_what_is_wrong_or_unusual():
+def test_the_hint_is_shown_below_a_warning_or_a_failure_only():
     assert list(render([OK, NOTE, WARNING, FAILED, SKIPPED])) == [
         "✓ ok: text",
         "· note: text",
@@ -38,17 +38,17 @@ def test_the_hint_stands_below_what_is_wrong_or_unusual():
     ]
 
 
-def test_the_worst_comes_first_and_the_order_stays_otherwise():
-    again = Finding("failed", "again", "")
-    assert worst([OK, FAILED, SKIPPED, again]) == [FAILED, again, SKIPPED, OK]
+def test_findings_are_ordered_by_severity_and_otherwise_stay_in_order():
+    second_failure = Finding("failed", "again", "")
+    assert worst([OK, FAILED, SKIPPED, second_failure]) == [FAILED, second_failure, SKIPPED, OK]
 
 
 def test_a_failure_keeps_the_exit_code_of_its_error():
-    found = Finding.of("file", NotFound("gone", hint="look elsewhere"))
-    assert (found.severity, found.text, found.hint, found.exit_code) == (
+    finding = Finding.of("file", NotFound("gone", hint="look elsewhere"))
+    assert (finding.severity, finding.text, finding.hint, finding.exit_code) == (
         "failed",
         "gone",
         "look elsewhere",
         19,
     )
-    assert set(found.facts()) == {"severity", "subject", "text", "hint", "duration_s"}
+    assert set(finding.facts()) == {"severity", "subject", "text", "hint", "duration_s"}

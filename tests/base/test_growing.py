@@ -13,6 +13,7 @@ from bitnet.base.outputs import OutputFile, OutputKind
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
+# Rows of the complete file, its header, and the settings under which its rows may be continued.
 BLOCKS = [b"abcd", b"efghij"]
 HEADER = b"head"
 KEY = {"model": "m"}
@@ -20,14 +21,15 @@ CALLS = ("open", "fsync", "replace", "rename", "unlink", "ftruncate", "chmod", "
 
 
 def write_all(path, key=KEY):
-    """Write the BLOCKS that are not there, and return the number of those that were."""
+    """Write the BLOCKS that are missing at *path*; the number of those that were there before."""
     with GrowingFile(OutputFile(path), key, beginning=len(HEADER)) as file:
-        there = file.rows
-        assert file.digest == (str(there) if there else "")
-        for number, block in enumerate(BLOCKS[there:], there + 1):
+        rows_before = file.rows
+        # The digest that came with the last row is kept; here it is the number of rows.
+        assert file.digest == (str(rows_before) if rows_before else "")
+        for number, block in enumerate(BLOCKS[rows_before:], rows_before + 1):
             file.append(block, rows=1, digest=str(number))
         file.publish(HEADER)
-    return there
+    return rows_before
 
 
 def run_killed(path, number):
@@ -46,7 +48,7 @@ def run_killed(path, number):
 
 
 def kill_at(number):
-    """Kill this process at its call *number* of those that change files or ask for them."""
+    """Kill this process at the call *number* of those that change or examine files."""
     calls = 0
 
     def replaced(real):
@@ -68,8 +70,8 @@ def kill_at(number):
 
 
 def test_a_run_that_was_killed_anywhere_is_continued(tmp_path):
-    survivors = set()
-    for number in range(1, 1000):
+    survivors = set()  # numbers of rows that a killed run had left
+    for number in range(1, 1000):  # until a run makes fewer calls
         folder = tmp_path / str(number)
         path = folder / "rows.bin"
         if not run_killed(path, number):
@@ -80,16 +82,16 @@ def test_a_run_that_was_killed_anywhere_is_continued(tmp_path):
         else:
             survivors.add(write_all(path))
         assert path.read_bytes() == HEADER + b"".join(BLOCKS)
-    assert number > 20
+    assert number > 20  # the calls of a run were intercepted
     assert survivors == {0, 1, 2}
 
 
-def test_what_is_behind_the_rows_of_the_record_is_dropped(tmp_path):
+def test_bytes_behind_the_recorded_rows_are_dropped(tmp_path):
     path = tmp_path / "rows.bin"
     with GrowingFile(OutputFile(path), KEY) as file:
         file.append(b"ab", rows=1, digest="1")  # and the run ends before it is complete
-    with (tmp_path / ".rows.bin.rows").open("ab") as left:
-        left.write(b"a row that was not finished")
+    with (tmp_path / ".rows.bin.rows").open("ab") as rows_file:
+        rows_file.write(b"a row that was not finished")
     with GrowingFile(OutputFile(path), KEY) as file:
         assert (file.rows, file.digest) == (1, "1")
         file.append(b"cd", rows=1, digest="2")
@@ -109,7 +111,7 @@ def test_what_is_behind_the_rows_of_the_record_is_dropped(tmp_path):
         {"digest": 1},
     ],
 )
-def test_a_record_that_does_not_fit_counts_for_nothing(changes, tmp_path):
+def test_rows_whose_record_is_invalid_or_of_another_key_are_not_continued(changes, tmp_path):
     path = tmp_path / "rows.bin"
     with GrowingFile(OutputFile(path), KEY) as file:
         file.append(b"ab", rows=1, digest="1")  # and the run ends before it is complete
@@ -133,7 +135,7 @@ def test_two_processes_do_not_write_one_output(tmp_path):
     assert os.WEXITSTATUS(status) == 3
 
 
-def test_a_pipe_where_the_rows_are_to_be_is_refused(tmp_path):
+def test_a_pipe_in_the_place_of_the_rows_is_refused(tmp_path):
     path = tmp_path / "rows.bin"
     os.mkfifo(GrowingFile(OutputFile(path), KEY, beginning=0).path)
     with pytest.raises(BitnetError, match="is not a regular file but a pipe"):
@@ -155,6 +157,7 @@ def test_where_locks_have_no_effect_each_writer_has_rows_of_its_own(tmp_path, mo
         first.append(b"cd", rows=1, digest="2")
         first.publish()
     assert path.read_bytes() == b"abcd"
-    with GrowingFile(OutputFile(path, kind), KEY) as broken_off:
-        broken_off.append(b"ab", rows=1, digest="1")
+    with GrowingFile(OutputFile(path, kind), KEY) as unfinished:
+        unfinished.append(b"ab", rows=1, digest="1")
+    # The rows of the unfinished writer, which no other could continue, are not left behind.
     assert {each.name for each in tmp_path.iterdir()} <= {path.name, ".rows.bin.growing"}

@@ -13,13 +13,13 @@ EXTRAS = [
 
 @pytest.fixture
 def prefix(tmp_path, monkeypatch):
-    """An environment of no tool in particular."""
+    """Folder of the environment that runs, empty: without the files of pipx or uv."""
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     return tmp_path
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_the_requirements_are_installed_and_not_this_package_again(extra):
+def test_the_command_for_an_extra_installs_its_requirements_and_not_bitnet_again(extra):
     command = extra_command(extra)
     assert " -m pip install " in command or command.startswith("uv pip install --python ")
     assert "bitnet" not in command.partition(" install ")[2]
@@ -38,7 +38,7 @@ def test_an_environment_of_uv_tool_is_changed_by_uv(prefix):
     assert reinstall_command().startswith("uv tool install --reinstall ")
 
 
-def test_uv_is_given_again_what_it_added_before(prefix):
+def test_the_command_of_uv_repeats_the_packages_that_it_added_before(prefix):
     (prefix / "uv-receipt.toml").write_text(
         "[tool]\nrequirements = [{ name = 'bitnet-xtask' }, "
         "{ name = 'ray', extras = ['data'], specifier = '>=2.40' }]\n"
@@ -48,7 +48,7 @@ def test_uv_is_given_again_what_it_added_before(prefix):
 
 
 @pytest.mark.parametrize(
-    ("entry", "option"),
+    ("entry", "option"),  # keys of a package in the receipt of uv, and the option that repeats it
     [
         ("directory = '/src/loc'", "--with 'loc @ file:///src/loc'"),
         ("path = '/a b/loc.whl', extras = ['x']", "--with 'loc[x] @ file:///a%20b/loc.whl'"),
@@ -68,7 +68,7 @@ def test_uv_is_given_again_what_it_added_before(prefix):
         ),
     ],
 )
-def test_uv_adds_a_package_again_from_its_origin(entry, option, prefix):
+def test_the_command_of_uv_repeats_a_package_with_its_origin(entry, option, prefix):
     text = f"[tool]\nrequirements = [{{ name = 'loc', {entry} }}]\n"
     (prefix / "uv-receipt.toml").write_text(text)
     assert extra_command("structured").startswith(f"uv tool install {option} --with ")
@@ -85,19 +85,19 @@ def test_uv_adds_a_package_again_from_its_origin(entry, option, prefix):
         "[tool]\nrequirements = [{ name = 'loc', git = 'https://h/loc?lfs=true' }]",
     ],
 )
-def test_a_receipt_that_cannot_be_repeated_is_left_to_uv(receipt, prefix):
+def test_with_a_receipt_that_no_command_can_repeat_uv_pip_and_uv_upgrade_are_named(receipt, prefix):
     (prefix / "uv-receipt.toml").write_text(receipt)
     assert extra_command("structured").startswith("uv pip install --python ")
     assert reinstall_command() == "uv tool upgrade --reinstall bitnet-xtask"
 
 
-def test_an_environment_without_pip_is_changed_by_uv(monkeypatch):
+def test_an_environment_without_pip_is_changed_by_uv_pip(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert extra_command("structured").startswith("uv pip install --python ")
 
 
 @pytest.mark.parametrize(
-    ("origin", "source"),
+    ("origin", "source"),  # direct_url.json (PEP 610), and the requirement in the command
     [
         ({}, "'bitnet-xtask[otel,serve]'"),
         ({"url": "file:///a/b"}, "'/a/b[otel,serve]'"),
@@ -107,7 +107,9 @@ def test_an_environment_without_pip_is_changed_by_uv(monkeypatch):
         ),
     ],
 )
-def test_uv_is_given_the_extras_that_are_installed(origin, source, prefix, monkeypatch):
+def test_the_command_of_uv_repeats_the_extras_and_the_origin_of_bitnet(
+    origin, source, prefix, monkeypatch
+):
     (prefix / "uv-receipt.toml").write_text(
         "[tool]\nrequirements = [{ name = 'bitnet-xtask', extras = ['otel', 'serve'] }, "
         "{ name = 'ray' }]\n"

@@ -18,10 +18,12 @@ from bitnet.base import invocation
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parents[2]
+# Arguments of a command that fails with a hint: the model is missing.
 WRONG = ("infer", "--prompt", "a", "--model", "no-such-file.gguf")
 
 
 def hint(command, cwd, path):
+    """The command in the hint of a program that is started as *command* with *path* as its PATH."""
     done = subprocess.run(
         [*map(str, command), *WRONG],
         cwd=cwd,
@@ -30,7 +32,7 @@ def hint(command, cwd, path):
         text=True,
         stdin=subprocess.DEVNULL,
     )
-    assert done.returncode == 19, done.stderr
+    assert done.returncode == 19, done.stderr  # not found
     return done.stderr.partition("fetch a model: ")[2].strip()
 
 
@@ -46,8 +48,8 @@ def test_a_hint_names_the_program_as_it_was_started(tmp_path):
     assert hint([BIN / "bitnet"], tmp_path, nowhere) == f"{BIN}/bitnet{ARGUMENTS}"
     assert hint([BIN / "inv"], ROOT, BIN) == f"inv{ARGUMENTS}"
     assert hint([BIN / "python", "-m", "bitnet"], tmp_path, BIN) == f"python -m bitnet{ARGUMENTS}"
-    away = f"{BIN}/python -m bitnet{ARGUMENTS}"
-    assert hint([BIN / "python", "-m", "bitnet"], tmp_path, nowhere) == away
+    off_path = f"{BIN}/python -m bitnet{ARGUMENTS}"
+    assert hint([BIN / "python", "-m", "bitnet"], tmp_path, nowhere) == off_path
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the programs are scripts")
@@ -60,7 +62,9 @@ def test_a_program_that_is_not_on_the_path_is_named_as_it_was_typed(monkeypatch,
     assert invocation.as_started("bitnet verify --model A") == "'my tools/bitnet' verify --model A"
 
 
-def test_another_program_of_the_same_name_on_the_path_is_not_meant(monkeypatch, tmp_path):
+def test_a_program_is_named_by_its_path_if_another_of_its_name_is_on_the_path(
+    monkeypatch, tmp_path
+):
     (tmp_path / "bitnet").write_text("#!/bin/sh\n")
     (tmp_path / "bitnet").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -69,6 +73,7 @@ def test_another_program_of_the_same_name_on_the_path_is_not_meant(monkeypatch, 
     assert invocation.program() == "/elsewhere/bitnet"
 
 
+# Ways to start bitnet: sys.argv, and the program that hints name.
 DOORS = {
     "bitnet": (["/here/bin/bitnet"], "/here/bin/bitnet"),
     "inv": (["/here/bin/inv"], "/here/bin/inv"),
@@ -78,12 +83,12 @@ DOORS = {
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_a_command_that_is_named_twice_is_the_same(door, monkeypatch, tmp_path):
+def test_naming_the_program_in_a_hint_twice_changes_nothing_more(door, monkeypatch, tmp_path):
     argv, program = DOORS[door]
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "argv", argv)
     monkeypatch.setattr(sys, "orig_argv", ["/here/python", "-m", "bitnet"])
-    assert len(DISTINCT) > 30
+    assert len(DISTINCT) > 30  # commands in hints of the source code
     for words in DISTINCT:
         text = f"look closer: bitnet {words}"
         once = invocation.as_started(text)
@@ -93,8 +98,11 @@ def test_a_command_that_is_named_twice_is_the_same(door, monkeypatch, tmp_path):
 
 @pytest.mark.skipif(os.name == "nt", reason="the programs are scripts")
 @pytest.mark.parametrize("command", [["bitnet"], ["inv"], ["python", "-m", "bitnet"]], ids=" ".join)
-def test_a_hint_at_the_end_of_a_report_is_that_of_its_finding(command, tmp_path):
+def test_the_hint_below_a_finding_and_at_the_end_of_a_report_name_the_same_program(
+    command, tmp_path
+):
     model = tiny_gguf(tmp_path / "tiny.gguf")
+    # The last weight is not a number, which `verify` reports.
     model.write_bytes(model.read_bytes()[:-4] + struct.pack("<f", float("nan")))
     done = subprocess.run(
         [BIN / command[0], *command[1:], "verify", model],
@@ -119,12 +127,12 @@ def test_a_hint_at_the_end_of_a_report_is_that_of_its_finding(command, tmp_path)
         "/home/me/bitnet verify",
     ],
 )
-def test_what_is_not_a_command_stays(monkeypatch, text):
+def test_the_word_bitnet_outside_of_a_command_is_not_replaced(monkeypatch, text):
     monkeypatch.setattr(sys, "argv", ["inv"])
     assert invocation.as_started(text) == text
 
 
-def test_every_command_in_a_text_is_named(monkeypatch):
+def test_every_command_in_a_text_names_the_program(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["inv"])
     text = "free some: bitnet clean-cache, or look (bitnet cache.list); see `bitnet --list`"
     assert invocation.as_started(text) == text.replace("bitnet", "inv")
@@ -143,6 +151,7 @@ REQUEST = {
     "causal": True,
     "headless": False,
 }
+# Modules that run in processes of their own: arguments, and standard input.
 CHILDREN = {
     "pip": (("config", "list"), ""),
     "bitnet.crossval.reference_process": (
@@ -165,7 +174,7 @@ def test_a_child_imports_nothing_from_the_folder_in_which_it_runs(module, tmp_pa
     assert not trapped(tmp_path)
 
 
-def test_the_traps_catch_a_child_that_is_started_like_others(tmp_path):
+def test_the_traps_catch_a_child_that_is_not_isolated(tmp_path):
     lay_traps(tmp_path)
     subprocess.run([sys.executable, "-m", "pip", "--version"], cwd=tmp_path, capture_output=True)
     assert trapped(tmp_path)
@@ -174,6 +183,7 @@ def test_the_traps_catch_a_child_that_is_started_like_others(tmp_path):
 def test_no_code_starts_a_python_that_is_not_isolated():
     for path in sorted((ROOT / "bitnet").rglob("*.py")):
         lists = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.List)]
+        # A command line begins with the interpreter, and then -I isolates it.
         heads = [[*map(ast.unparse, node.elts[:2])] for node in lists]
         starts = [head for head in heads if head and head[0] == "sys.executable"]
         assert all(head[1:] == ["'-I'"] for head in starts), f"{path}: use invocation.isolate"

@@ -1,3 +1,5 @@
+"""Locks of files between processes, also where the kernel's locks have no effect."""
+
 import errno
 import os
 import socket
@@ -10,6 +12,7 @@ from bitnet.base import locks
 from bitnet.base.errors import BitnetError, CacheBusy
 from bitnet.base.locks import hold, holder_of, is_held
 
+# Holds the lock in its argument until its standard input ends.
 HOLDER = """
 import sys
 from pathlib import Path
@@ -22,7 +25,7 @@ with hold(Path(sys.argv[1]), timeout_s=5) as lock:
 
 
 class Clock:
-    """Time that passes only by waiting, in steps of five seconds."""
+    """Time that passes only by ``sleep``, five seconds for each call."""
 
     seconds = 0.0
 
@@ -84,7 +87,7 @@ def test_a_killed_owner_holds_nothing(path, holder):
         assert holder_of(path).startswith(f"process {os.getpid()} on ")
 
 
-def test_the_file_goes_with_the_lock_where_it_should(path, holder):
+def test_with_leave_false_only_the_holder_deletes_the_lock_file_at_the_end(path, holder):
     with pytest.raises(CacheBusy), hold(path, timeout_s=0, leave=False):
         raise AssertionError("held by two")
     assert path.exists()  # only the holder deletes it
@@ -96,32 +99,32 @@ def test_the_file_goes_with_the_lock_where_it_should(path, holder):
     assert not path.exists()
 
 
-def test_the_lock_of_a_file_that_is_deleted_meanwhile_is_that_of_the_next_one(path, monkeypatch):
+def test_a_lock_file_deleted_after_it_was_opened_is_opened_again(path, monkeypatch):
     opened = locks.Lock._open
-    seen = []
+    seen_inodes = []
 
     def open_and_delete(self):
         fd = opened(self)
-        if not seen:
-            path.unlink()  # as its holder does, which then gives the lock up
-        seen.append(os.fstat(fd).st_ino)
+        if not seen_inodes:
+            path.unlink()  # as a holder does just before it releases the lock
+        seen_inodes.append(os.fstat(fd).st_ino)
         return fd
 
     monkeypatch.setattr(locks.Lock, "_open", open_and_delete)
     with hold(path, timeout_s=0):
-        assert len(seen) == 2
+        assert len(seen_inodes) == 2
         assert path.stat().st_nlink == 1
         assert is_held(path)
 
 
-def test_a_lock_file_in_the_place_of_ours_is_left_alone(path):
+def test_a_lock_file_of_another_process_in_the_place_of_ours_is_not_deleted(path):
     with hold(path, timeout_s=0, leave=False):
         path.unlink()
         path.write_text("another's")
     assert path.read_text() == "another's"
 
 
-def test_a_lock_file_stays_after_its_lock(path):
+def test_a_lock_file_stays_after_its_lock_and_shows_the_report_of_the_next_holder(path):
     with hold(path, timeout_s=0):
         pass
     assert path.exists()
@@ -136,7 +139,7 @@ def test_a_lock_file_stays_after_its_lock(path):
     ("content", "text"),
     [(b"", "another process"), (b"a\x1b[2Jb\n", "a\\x1b[2Jb"), (b"\xff", "\ufffd")],
 )
-def test_what_a_file_says_of_its_holder_steers_no_terminal(path, content, text):
+def test_control_characters_in_a_lock_file_are_escaped(path, content, text):
     path.write_bytes(content)
     assert holder_of(path) == text
 
@@ -146,7 +149,7 @@ def test_what_a_file_says_of_its_holder_steers_no_terminal(path, content, text):
 
 @pytest.fixture
 def flock(monkeypatch):
-    """Replaces what the kernel does, on a file system that was not tried before."""
+    """Function that makes ``flock`` fail with an error number, or with 0 succeed without a lock."""
     fcntl = pytest.importorskip("fcntl")
     monkeypatch.setattr(locks, "_locks_work_on", {})
 
@@ -161,7 +164,9 @@ def flock(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["ENOSYS", "ENOLCK", "EOPNOTSUPP", "EINVAL", None])
-def test_where_locks_do_nothing_the_holder_knows_it(path, flock, name):
+def test_a_lock_without_effect_is_held_by_several_and_says_that_it_is_not_the_kernels(
+    path, flock, name
+):
     flock(getattr(errno, name) if name else 0)
     with hold(path, timeout_s=0) as lock:
         assert not lock.is_kernel
@@ -180,7 +185,8 @@ def test_a_shared_lock_excludes_only_the_exclusive_one(path):
         raise AssertionError("held by two")
 
 
-def test_a_process_that_looks_at_a_lock_is_not_its_holder(path, monkeypatch):
+def test_a_lock_that_another_process_takes_only_to_examine_it_is_waited_for(path, monkeypatch):
+    # To examine a lock is to take it for a moment; here until the other side first waits.
     looker = locks.Lock(path)
     monkeypatch.setattr(locks.time, "sleep", lambda _seconds: looker.release())
     for shared in (False, True):
@@ -191,7 +197,7 @@ def test_a_process_that_looks_at_a_lock_is_not_its_holder(path, monkeypatch):
     assert not is_held(path)
 
 
-def test_any_other_answer_is_an_error(path, flock):
+def test_another_error_of_flock_is_raised(path, flock):
     flock(errno.EIO)
     with pytest.raises(BitnetError, match=r"os error 5"), hold(path, timeout_s=0):
         raise AssertionError("held")

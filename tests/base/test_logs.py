@@ -10,6 +10,7 @@ from bitnet.base.errors import UsageError
 
 @pytest.fixture(autouse=True)
 def _levels_as_before():
+    """Restore the levels of all loggers after each test."""
     registered = logging.root.manager.loggerDict.items()
     before = {name: log.level for name, log in registered if isinstance(log, logging.Logger)}
     yield
@@ -19,13 +20,14 @@ def _levels_as_before():
 
 
 def say(name="bitnet.commands"):
-    """One message of each level; what of it arrives is the test."""
+    """Log a message of each level to the logger *name*."""
     logger = logging.getLogger(name)
     for level in ("debug", "info", "warning", "error"):
         getattr(logger, level)("a %s message", level)
 
 
 def shown(capsys):
+    """Levels of the messages on stderr, which end with ``LEVEL message``."""
     return [line.split(" ")[-2] for line in capsys.readouterr().err.splitlines()]
 
 
@@ -38,7 +40,7 @@ def shown(capsys):
         (3, ["debug", "info", "warning", "error"]),
     ],
 )
-def test_more_v_says_more(verbosity, levels, capsys):
+def test_each_v_adds_a_level_to_the_log(verbosity, levels, capsys):
     terminal.configure(verbosity)
     say()
     assert shown(capsys) == levels
@@ -68,13 +70,15 @@ class Unreadable:
     ("message", "value", "error"),
     [("%d items", "x", "TypeError"), ("%s", Unreadable(), "RuntimeError")],
 )
-def test_a_wrong_call_of_a_logger_is_a_text_as_well(message, value, error):
+def test_a_message_that_cannot_be_formatted_is_shown_with_its_place_and_error(
+    message, value, error
+):
     record = logging.LogRecord("x", logging.WARNING, "/a/b.py", 7, message, (value,), None)
     expected = f"{message} (without its values: {error} at b.py:7)"
     assert terminal.text_of_record(record) == expected
 
 
-def test_nothing_is_said_twice(capsys):
+def test_configuring_twice_shows_each_message_once(capsys):
     terminal.configure()
     terminal.configure()
     say()
@@ -89,7 +93,7 @@ def test_the_environment_adds_levels(name, monkeypatch, capsys):
     assert shown(capsys) == ["debug", "info", "warning", "error"]
 
 
-def test_the_environment_never_takes_away(monkeypatch, capsys):
+def test_the_environment_never_removes_levels_that_the_command_line_adds(monkeypatch, capsys):
     monkeypatch.setenv("BITNET_LOG", "error")
     terminal.configure(1)
     say()
@@ -97,7 +101,7 @@ def test_the_environment_never_takes_away(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("text", "area"),
+    ("text", "area"),  # a filter in the form of Rust's env_logger, and a logger that it opens
     [
         ("bitnet_tokenizers=debug", "bitnet.tokenizer"),
         ("bitnet_tokenizers=debug", "bitnet.hub.fetch"),
@@ -107,7 +111,7 @@ def test_the_environment_never_takes_away(monkeypatch, capsys):
         ("bitnet.formats=debug", "bitnet.formats"),
     ],
 )
-def test_filters_of_one_area_open_that_area_only(text, area, monkeypatch, capsys):
+def test_a_filter_adds_levels_to_the_loggers_of_its_area_only(text, area, monkeypatch, capsys):
     monkeypatch.setenv("RUST_LOG", text)
     terminal.configure()
     say(area)
@@ -116,21 +120,23 @@ def test_filters_of_one_area_open_that_area_only(text, area, monkeypatch, capsys
     assert shown(capsys) == ["warning", "error"]
 
 
-def test_an_area_can_be_silenced(monkeypatch, capsys):
+def test_a_filter_can_switch_an_area_off(monkeypatch, capsys):
     monkeypatch.setenv("RUST_LOG", "bitnet_kernels=off")
     terminal.configure()
     say("bitnet.kernels")
     assert shown(capsys) == []
 
 
-def test_a_level_that_does_not_exist_is_an_error(monkeypatch):
+def test_an_unknown_level_in_bitnet_log_is_an_error(monkeypatch):
     monkeypatch.setenv("BITNET_LOG", "bitnet_cli=loud")
     with pytest.raises(UsageError, match="'loud' is not a level"):
         terminal.configure()
 
 
 @pytest.mark.parametrize("text", ["hyper", "info,my_crate[span]", "warn/regular", "a=b=c"])
-def test_a_filter_that_only_programs_in_rust_understand_is_skipped(text, monkeypatch, capsys):
+def test_a_filter_for_rust_programs_is_skipped_in_rust_log_and_refused_in_bitnet_log(
+    text, monkeypatch, capsys
+):
     monkeypatch.setenv("RUST_LOG", text)
     terminal.configure()
     say()
@@ -142,7 +148,7 @@ def test_a_filter_that_only_programs_in_rust_understand_is_skipped(text, monkeyp
 
 
 @pytest.mark.parametrize("debug", ["0", "1"])
-def test_a_traceback_is_shown_for_debugging(debug, monkeypatch, capsys):
+def test_a_traceback_is_shown_only_with_bitnet_debug(debug, monkeypatch, capsys):
     monkeypatch.setenv("BITNET_DEBUG", debug)
     terminal.configure()
     try:

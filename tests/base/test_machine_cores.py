@@ -7,6 +7,7 @@ import pytest
 from bitnet.base import machine
 from bitnet.base.machine import thread_count, usable_cores
 
+# Lines of /proc/self/mountinfo for control groups of version 2 and 1; {root} is the mounted group.
 V2 = "30 23 0:26 {root} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = "33 25 0:29 {root} /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
 V1_CPUSET = "34 25 0:30 {root} /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n"
@@ -14,11 +15,12 @@ V1_CPUSET = "34 25 0:30 {root} /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuse
 
 @pytest.fixture(autouse=True)
 def big_host(monkeypatch):
+    """A machine with 64 cores, all of which the process may use."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
 
 
 @pytest.mark.parametrize(
-    ("quota", "expected"),
+    ("quota", "expected"),  # microseconds of processor time in a period, as in cpu.max; cores
     [
         ("200000 100000\n", 2),
         ("150000 100000\n", 2),
@@ -35,7 +37,7 @@ def test_a_container_has_the_cores_of_its_quota(system, quota, expected):
     assert usable_cores(root) == expected
 
 
-def test_the_smallest_quota_of_all_groups_above_holds(system):
+def test_the_smallest_quota_of_a_group_and_those_above_it_counts(system):
     files = {
         "cpu.max": "800000 100000\n",
         "jobs.slice/cpu.max": "300000 100000\n",
@@ -46,10 +48,11 @@ def test_the_smallest_quota_of_all_groups_above_holds(system):
 
 
 @pytest.mark.parametrize(("quota", "expected"), [("250000", 3), ("-1", 64), ("0", 64)])
-def test_version_1_says_it_in_two_files(system, quota, expected):
+def test_the_quota_of_control_groups_of_version_1_is_read_from_two_files(system, quota, expected):
     files = {
         "cpu,cpuacct/docker/abc/cpu.cfs_quota_us": quota + "\n",
         "cpu,cpuacct/docker/abc/cpu.cfs_period_us": "100000\n",
+        # Not a folder of the controller cpu: this quota of one core does not count.
         "cpuset/docker/abc/cpu.cfs_quota_us": "100000\n",
         "cpuset/docker/abc/cpu.cfs_period_us": "100000\n",
     }
@@ -69,7 +72,7 @@ def test_a_container_of_version_1_finds_its_group_where_it_is_mounted(system, gr
     assert usable_cores(root) == 2
 
 
-def test_a_group_outside_of_what_is_mounted_counts_as_the_mounted_one(system):
+def test_for_a_group_that_is_not_mounted_the_quota_of_the_mounted_group_counts(system):
     files = {
         "cpu,cpuacct/cpu.cfs_quota_us": "200000\n",
         "cpu,cpuacct/cpu.cfs_period_us": "100000\n",

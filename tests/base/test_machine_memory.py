@@ -1,4 +1,4 @@
-"""Memory as the system counts it, and pages that stay there."""
+"""Memory and swap that are free here and in a container, page faults, and locked pages."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
 def test_linux_counts_memory_and_swap():
     free = free_memory()
     assert free is not None
-    assert free > 1 << 20
+    assert free > 1 << 20  # bytes
     assert free_swap() >= 0
 
 
+# Lines of /proc/self/mountinfo: control groups of version 2 and 1.
 V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = "33 25 0:29 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
 MEGABYTE = 1 << 20
@@ -36,7 +37,11 @@ MEGABYTE = 1 << 20
 
 @pytest.fixture
 def container(system):
-    """Makes a system with 900 MB free, 50 MB of swap, and one group, from numbers in MB."""
+    """Function that makes a system with 900 MB free, 50 MB of free swap, and one control group.
+
+    Its arguments are the version of control groups and, in MB: the limit of the group, its use, the
+    part of that which caches files, and its limit of swap, of which 10 MB are used.
+    """
 
     def make(version, limit, used, files, swap=None):
         stat = f"anon 1\nactive_file {files * MEGABYTE}\ninactive_file 0\n"
@@ -67,17 +72,17 @@ def container(system):
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_container_has_what_its_group_leaves_and_its_files_make_room(container, version):
+def test_free_in_a_container_is_what_its_limit_leaves_and_its_cached_files(container, version):
     root = container(version, 400, 300, 120, swap=30)
     assert total_memory(root) == 400 * MEGABYTE
-    assert free_memory(root) == 220 * MEGABYTE
-    assert free_swap(root) == 20 * MEGABYTE
+    assert free_memory(root) == 220 * MEGABYTE  # 400 - 300 + 120
+    assert free_swap(root) == 20 * MEGABYTE  # 30 - 10
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_machine_has_no_more_than_is_free_however_large_the_limit(container, version):
+def test_a_container_with_a_large_limit_has_no_more_than_the_machine(container, version):
     root = container(version, 4_000_000_000, 300, 0)
-    assert total_memory(root) == total_memory(root / "nothing")
+    assert total_memory(root) == total_memory(root / "nothing")  # as without control groups
     assert free_memory(root) == 900 * MEGABYTE
     assert free_swap(root) == 50 * MEGABYTE
 
@@ -101,12 +106,12 @@ def test_a_full_container_has_nothing_free(container):
 
 
 @LINUX
-def test_a_page_that_is_not_in_memory_is_a_fault_with_its_bytes(tmp_path):
+def test_reading_pages_that_are_not_in_memory_counts_as_page_faults(tmp_path):
     path = tmp_path / "weights"
     path.write_bytes(os.urandom(1 << 20))
     with path.open("rb") as file:
         os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # drops its cached pages
         before = page_reads()
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             assert len({mapped[at] for at in range(0, 1 << 20, 4096)}) > 1
@@ -118,6 +123,7 @@ def test_a_page_that_is_not_in_memory_is_a_fault_with_its_bytes(tmp_path):
 
 @LINUX
 def test_more_than_the_limit_cannot_be_locked():
+    # The limit is 64 KiB. It does not bind root, so the program becomes another user.
     code = """
 import os, resource
 import numpy as np
@@ -135,5 +141,5 @@ lock_pages([np.zeros(4096, np.uint8), np.zeros(1 << 20, np.uint8)])
 
 
 @LINUX
-def test_the_bytes_of_all_arrays_are_locked():
+def test_locking_arrays_returns_the_number_of_their_bytes():
     assert lock_pages([np.zeros(100, np.uint8), np.zeros(28, np.uint8)]) == 128

@@ -33,13 +33,13 @@ def test_an_option_with_a_list_default_gives_every_instance_its_own_list():
     assert second == []
 
 
-def test_an_option_keeps_what_help_shows():
+def test_an_option_keeps_the_metavariable_and_text_for_its_help():
     entry = next(field for field in fields(CacheOptions) if field.name == "cache_dir")
     assert entry.metadata["metavar"] == "DIR"
     assert "BITNET_CACHE_DIR" in entry.metadata["help"]
 
 
-def test_the_choices_of_a_model_are_those_of_their_types():
+def test_the_choices_of_model_options_are_those_of_their_literal_types():
     choices = {field.name: field.metadata.get("choices") for field in fields(ModelOptions)}
     assert set(choices["exact_head"]) == set(get_args(HeadMode))
     assert set(choices["i2_s_layout"]) == set(get_args(I2SLayout))
@@ -59,7 +59,7 @@ class Bounded:
     unresolved: "Nowhere" = None  # noqa: F821
 
 
-def test_bounds_go_by_types_however_an_annotation_spells_them():
+def test_values_are_checked_by_type_and_bounds_however_an_annotation_is_spelled():
     check_bounds(Bounded(renamed=3, optional=4, united=0.25))
     check_bounds(Bounded(optional=None, united=None))
     with pytest.raises(WrongType, match="renamed is of type float, expected a whole number"):
@@ -78,7 +78,7 @@ def test_only_the_named_fields_of_a_dataclass_need_types_that_resolve():
         types_of(Bounded, "unresolved")
 
 
-def test_none_is_taken_from_an_optional_type_alone():
+def test_none_is_removed_from_a_type_that_is_optional_and_has_one_other_member():
     assert without_none(int | None) is int
     assert without_none(float) is float
     assert without_none(int | str) == int | str

@@ -1,4 +1,4 @@
-"""A file to write replaces only what the same command wrote."""
+"""Output files: a command replaces only files of its own kind, and leaves no drafts behind."""
 
 import os
 
@@ -9,18 +9,20 @@ from bitnet.base.errors import CacheBusy, NoSpace, UsageError
 from bitnet.base.files import beside
 from bitnet.base.outputs import OutputFile, OutputKind, begins_with
 
+# A kind of output that is recognised by its first bytes.
 LETTER = OutputKind("a letter", lambda path: begins_with(path, b"Dear "))
 
 
 @pytest.fixture
 def source(tmp_path):
+    """Path of a file that begins like a LETTER and is an input of the command."""
     path = tmp_path / "model.gguf"
-    path.write_bytes(b"Dear model")  # recognised, and an input all the same
+    path.write_bytes(b"Dear model")  # could be replaced if it were not an input
     return path
 
 
 def names(source):
-    """Other names of the file *source*: itself, a hard link, a symbolic link, a link to that."""
+    """Paths of the file *source*: its own, a hard link, a symbolic link, a link to that."""
     hard, soft, second = (source.with_name(name) for name in ("hard", "soft", "second"))
     os.link(source, hard)
     soft.symlink_to(source.name)
@@ -57,7 +59,7 @@ def test_a_foreign_file_is_replaced_with_force_only(tmp_path):
     assert target.read_text() == "Dear"
 
 
-def test_an_output_without_a_kind_replaces_nothing_not_even_a_link_to_nothing(tmp_path):
+def test_an_output_without_a_kind_replaces_neither_a_file_nor_a_dangling_link(tmp_path):
     (tmp_path / "there").touch()
     (tmp_path / "link").symlink_to("nowhere")
     for name in ("there", "link"):
@@ -67,12 +69,12 @@ def test_an_output_without_a_kind_replaces_nothing_not_even_a_link_to_nothing(tm
 
 
 @pytest.mark.parametrize("before", [None, b"Dear old"], ids=["a new file", "one that is replaced"])
-def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path, before):
+def test_drafts_of_killed_writers_are_removed_by_the_next_writer_of_the_same_file(tmp_path, before):
     target = tmp_path / "letter"
     if before is not None:
         target.write_bytes(before)
         target.chmod(0o640)
-    for name in ("4711", "4711-0123abcd"):
+    for name in ("4711", "4711-0123abcd"):  # the process, and a random number
         (tmp_path / f".letter.{name}.partial").write_bytes(b"half of it")
     foreign = tmp_path / ".letter.json.4711.partial"
     foreign.write_bytes(b"of another file")
@@ -83,7 +85,7 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path, before):
         assert target.stat().st_mode & 0o777 == 0o640
 
 
-def test_a_writer_leaves_the_draft_of_another_alone(tmp_path):
+def test_a_writer_does_not_remove_the_draft_of_a_writer_that_is_at_work(tmp_path):
     target = tmp_path / "letter"
     with OutputFile(target, LETTER).draft() as draft:
         draft.write_bytes(b"Dear first")
@@ -103,7 +105,9 @@ def test_two_writers_of_one_process_have_a_draft_each(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["letter"]
 
 
-def test_a_writer_does_not_begin_while_another_removes_drafts(tmp_path, monkeypatch):
+def test_a_writer_that_waits_too_long_for_another_to_remove_drafts_is_an_error(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(outputs, "_REMOVAL_S", 0)
     target = tmp_path / "letter"
     with (
@@ -128,7 +132,7 @@ def test_a_file_that_appears_while_the_draft_is_written_stays(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_nothing_is_left_when_writing_fails(tmp_path):
+def test_a_failed_write_leaves_neither_a_draft_nor_an_output(tmp_path):
     def parts():
         yield b"half"
         raise OSError(28, "No space left on device")

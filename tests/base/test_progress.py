@@ -1,4 +1,4 @@
-"""Progress: never backwards, in the form that fits where it goes."""
+"""Progress of a transfer: its numbers, and their form on a terminal, in a log and as events."""
 
 import io
 import json
@@ -12,6 +12,8 @@ from bitnet.base.quantities import human_size, human_time
 
 
 class Clock:
+    """Time that the test sets in ``now``, in seconds."""
+
     def __init__(self):
         self.now = 100.0
 
@@ -59,7 +61,7 @@ def test_times_read_naturally(seconds, text):
     assert human_time(seconds) == text
 
 
-def test_it_never_goes_backwards(stream, clock):
+def test_progress_never_goes_backwards(stream, clock):
     progress = Progress("file", 100, mode="none", stream=stream, clock=clock)
     progress.reach(60)
     progress.reach(10)
@@ -67,7 +69,7 @@ def test_it_never_goes_backwards(stream, clock):
     assert stream.getvalue() == ""
 
 
-def test_rate_and_time_left_come_from_the_last_seconds(stream, clock):
+def test_rate_and_time_left_are_computed_from_the_last_seconds_only(stream, clock):
     progress = Progress("file", 1000, mode="none", stream=stream, clock=clock)
     assert (progress.rate, progress.eta_s) == (0.0, None)
     progress.reach(1)
@@ -75,6 +77,7 @@ def test_rate_and_time_left_come_from_the_last_seconds(stream, clock):
     progress.reach(2)
     clock.now += 5
     progress.reach(502)
+    # 500 bytes in the last 5 s; the 100 s before are outside the window of 10 s.
     assert progress.rate == pytest.approx(100)
     assert progress.eta_s == pytest.approx(4.98)
 
@@ -92,7 +95,7 @@ def test_a_log_gets_a_line_every_few_seconds(stream, clock):
     assert stream.getvalue().splitlines()[1:] == ["file: 1.0 kB in 5s"]
 
 
-def test_programs_get_events(stream, clock):
+def test_with_mode_json_progress_is_written_as_events(stream, clock):
     with Progress("file", mode="json", stream=stream, clock=clock) as progress:
         clock.now += 1
         progress.reach(10, 20)
@@ -105,6 +108,7 @@ def test_programs_get_events(stream, clock):
 
 
 def transfer_that_breaks(mode, stream):
+    """Begin a transfer whose progress goes to *stream*, and fail."""
     with Progress("file", 9, mode=mode, stream=stream) as progress:
         progress.reach(3)
         raise ConnectionResetError
@@ -131,14 +135,14 @@ def test_a_terminal_gets_a_bar():
     assert stream.getvalue().endswith("\r\x1b[J")  # it clears itself
 
 
-def test_it_goes_to_stderr(capsys, clock):
+def test_progress_goes_to_stderr_by_default(capsys, clock):
     with Progress("file", 10, mode="lines", clock=clock) as progress:
         progress.reach(10)
     out, err = capsys.readouterr()
     assert (out, err) == ("", "file: 10 B in 0s\n")
 
 
-def test_what_was_there_before_counts_neither_for_the_speed_nor_for_the_time_left(stream, clock):
+def test_bytes_of_an_earlier_run_count_neither_for_the_rate_nor_for_the_time_left(stream, clock):
     progress = Progress("file", 1000, mode="lines", stream=stream, clock=clock)
     progress.begin_at(860, 1000)
     clock.now += 2
@@ -161,7 +165,7 @@ def test_a_bar_on_a_terminal_without_a_size_is_not_blank(clock, monkeypatch):
     assert "50%" in stream.getvalue()
 
 
-def test_a_slow_step_is_shown_at_a_terminal_and_goes_when_it_ends():
+def test_a_slow_step_is_shown_on_a_terminal_until_it_ends():
     terminal = Terminal()
     with show_when_slow("Loading tiny", "reading", stream=terminal, after_s=0.0):
         waiting.until(lambda: terminal.getvalue() == "Loading tiny: reading")

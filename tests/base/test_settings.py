@@ -12,15 +12,17 @@ from bitnet.base.errors import UsageError
 from bitnet.hub.ref import parse
 
 BOOLEANS = [setting for setting in settings.ALL if isinstance(setting.default, bool)]
+# Switches with words; NO_COLOR is on with any text but the empty one (https://no-color.org).
 WORDS = [setting for setting in BOOLEANS if setting is not settings.no_color]
 
 
 def names(setting):
+    """Name of *setting*, for the id of a case."""
     return setting.names[0]
 
 
 @pytest.mark.parametrize("setting", settings.ALL, ids=names)
-def test_nothing_set_gives_the_default(setting):
+def test_a_setting_that_is_not_set_has_its_default(setting):
     assert setting() == setting.default
 
 
@@ -32,14 +34,14 @@ def test_every_setting_says_what_it_is_for(setting):
 
 @pytest.mark.parametrize("setting", WORDS, ids=names)
 @pytest.mark.parametrize("text", ["1", "true", "YES", "on", " On "])
-def test_switches_go_on(setting, text, monkeypatch):
+def test_a_switch_is_on_for_every_word_of_consent(setting, text, monkeypatch):
     monkeypatch.setenv(setting.names[0], text)
     assert setting() is True
 
 
 @pytest.mark.parametrize("setting", WORDS, ids=names)
 @pytest.mark.parametrize("text", ["0", "false", "No", "off", ""])
-def test_switches_go_off(setting, text, monkeypatch):
+def test_a_switch_is_off_for_every_word_of_refusal_and_the_empty_text(setting, text, monkeypatch):
     monkeypatch.setenv(setting.names[0], text)
     assert setting() is False
 
@@ -65,7 +67,7 @@ def test_the_first_name_that_is_set_wins(monkeypatch):
     assert settings.threads() == 3
 
 
-def test_values_are_read_when_asked_for(monkeypatch):
+def test_a_value_is_read_at_each_call(monkeypatch):
     monkeypatch.setenv("BITNET_SEED", "1")
     first = settings.seed()
     monkeypatch.setenv("BITNET_SEED", "2")
@@ -80,7 +82,7 @@ def test_a_count_is_a_whole_number_from_0(text, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["-1", "1.5", "many", "1025"])
-def test_threads_are_at_most_as_many_as_make_sense(text, monkeypatch):
+def test_threads_are_a_whole_number_from_0_to_1024(text, monkeypatch):
     monkeypatch.setenv("BITNET_THREADS", text)
     with pytest.raises(UsageError, match=r"BITNET_THREADS is .*, 0 to 1024"):
         settings.threads()
@@ -122,6 +124,7 @@ def test_an_endpoint_that_is_not_an_address_is_a_usage_error(text, monkeypatch):
         settings.hf_endpoint()
 
 
+# Settings that are paths.
 PATHS = [setting for setting in settings.ALL if setting.parse is settings.history.parse]
 
 
@@ -132,13 +135,13 @@ def test_a_home_folder_is_replaced_in_every_path(setting, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["hf://org/model", "https://h/x.gguf", "smollm2-135m", "./x"])
-def test_a_model_that_the_environment_names_is_as_on_the_command_line(text, monkeypatch):
+def test_a_model_named_in_the_environment_stays_as_it_is_written(text, monkeypatch):
     monkeypatch.setenv("BITNET_GGUF", text)
     assert settings.gguf() == text
 
 
 @pytest.mark.parametrize("text", ["2000", "many", "-1"])
-def test_a_value_that_only_other_programs_understand_counts_as_unset(text, monkeypatch):
+def test_an_invalid_value_counts_as_unset_under_a_name_of_other_programs_only(text, monkeypatch):
     monkeypatch.setenv("RAYON_NUM_THREADS", text)
     assert settings.threads() == 0
     assert settings.as_set(settings.threads) is None
@@ -153,19 +156,19 @@ def test_a_token_file_that_cannot_be_read_counts_as_missing(path, monkeypatch):
     assert settings.access_token() is None
 
 
-def test_a_wrong_secret_is_not_quoted(monkeypatch):
+def test_the_error_for_an_invalid_secret_does_not_show_it(monkeypatch):
     def refuse(text):
         raise ValueError("not valid")
 
     secret = settings.Setting("BITNET_TEST_ONLY", parse=refuse, default=None, help="x", secret=True)
-    settings.ALL.remove(secret)
+    settings.ALL.remove(secret)  # it was added when it was made
     monkeypatch.setenv("BITNET_TEST_ONLY", "hush")
     with pytest.raises(UsageError) as caught:
         secret()
     assert "hush" not in caught.value.message + caught.value.hint
 
 
-def test_what_is_set_is_shown_and_secrets_are_not(monkeypatch):
+def test_values_are_shown_as_they_are_set_without_secrets_and_passwords(monkeypatch):
     assert settings.as_set(settings.seed) is None
     monkeypatch.setenv("BITNET_SEED", "7")
     monkeypatch.setenv("HF_TOKEN", "hush")
@@ -176,7 +179,7 @@ def test_what_is_set_is_shown_and_secrets_are_not(monkeypatch):
     assert settings.as_set(settings.hf_endpoint) == ("HF_ENDPOINT", shown)
 
 
-def test_the_cache_folder_follows_its_order(monkeypatch, tmp_path):
+def test_the_cache_folder_is_that_of_bitnet_then_of_xdg_then_of_the_home(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert settings.cache_dir() == Path.home() / ".cache/bitnet"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/ignored")
@@ -222,7 +225,7 @@ def test_a_user_without_a_home_folder_is_told_what_to_set(homeless, monkeypatch,
 
 @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
-def test_any_text_is_a_value_or_a_usage_error(monkeypatch, text):
+def test_any_text_is_read_as_a_value_or_is_a_usage_error(monkeypatch, text):
     for setting in (settings.offline, settings.threads, settings.download_timeout):
         monkeypatch.setenv(setting.names[0], text)
         try:

@@ -1,4 +1,4 @@
-"""Files that users and checkouts name are opened in one place, which refuses what is not a file."""
+"""Files that users and checkouts name are opened by ``open_file``, which refuses special files."""
 
 import ast
 import os
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(params=["pipe", "link to a pipe", "socket", "link to /dev/zero"])
 def special(request, tmp_path, monkeypatch):
-    """A path of something that cannot be read like a file."""
+    """Path of a special file, which could block a reader or never end."""
     path = tmp_path / "special"
     if request.param == "pipe":
         os.mkfifo(path)
@@ -28,7 +28,7 @@ def special(request, tmp_path, monkeypatch):
         os.mkfifo(tmp_path / "pipe")
         path.symlink_to("pipe")
     elif request.param == "socket":
-        monkeypatch.chdir(tmp_path)  # its path may have about a hundred characters
+        monkeypatch.chdir(tmp_path)  # the path of a socket has at most about 100 bytes
         with socket.socket(socket.AF_UNIX) as server:
             server.bind("special")
     else:
@@ -42,7 +42,7 @@ def test_what_is_not_a_regular_file_is_refused_before_it_is_opened(special, read
         read(special)
 
 
-def test_a_folder_is_named_as_one(tmp_path):
+def test_a_folder_is_refused_as_a_folder(tmp_path):
     with pytest.raises(UsageError, match="Is a directory"):
         read_bytes(tmp_path)
     with pytest.raises(IsADirectoryError):
@@ -95,7 +95,7 @@ OTHER_CALLS = {
     "tokenizer/chat.py _abandon": "/dev/null",
 }
 READERS = {"read_bytes", "read_text", "load_cert_chain", "fromfile", "memmap", "ZipFile"}
-# What has a method `open` of another kind, or opens its file with `open_file`.
+# Objects whose method `open` opens no file by name, or does so with `open_file`.
 OF_OURS = {"GGUF", "MappedFile", "PromptFile", "cls", "self", "session", "archive", "webbrowser"}
 
 
@@ -116,7 +116,7 @@ def is_opening(call):
 
 
 def opening_calls():
-    """Each call that may open a file, as ``file function`` with its line."""
+    """File, innermost function and line of each call in the package that may open a file."""
     for path in sorted(PACKAGE.rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
@@ -127,7 +127,7 @@ def opening_calls():
                 yield path.relative_to(PACKAGE).as_posix(), name, call.lineno
 
 
-def test_every_other_call_that_opens_a_file_has_a_reason():
+def test_every_call_that_opens_a_file_is_listed_with_a_reason_and_every_entry_is_used():
     calls = list(opening_calls())
     unknown = [
         f"{file}:{line} {name}"

@@ -1,4 +1,4 @@
-"""Streams and names in locales that know less than UTF-8."""
+"""Output and file names in locales whose encoding lacks letters: ASCII and Latin-1."""
 
 import ast
 import io
@@ -18,9 +18,11 @@ from bitnet.tokenizer.spec import byte_spelling
 
 COMMANDS = Path(bitnet.__file__).parent / "commands"
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+# Environments of such locales.
 NARROW = [ASCII, {"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "latin-1"}]
 NAME = "modèle ☃.gguf"
-HALF = f"{TOKENS.index(byte_spelling(bytes([0xC3])))}=90"  # makes the model write half a character
+# A logit bias by which the model writes the first byte of é, and not the second.
+HALF = f"{TOKENS.index(byte_spelling(bytes([0xC3])))}=90"
 
 
 def written(text, encoding, monkeypatch):
@@ -45,7 +47,9 @@ def written(text, encoding, monkeypatch):
         ("\udcff and \ud800", b"\\udcff and \\ud800"),
     ],
 )
-def test_what_ascii_lacks_is_a_mark_a_name_or_an_escape(text, shown, monkeypatch):
+def test_on_an_ascii_stream_marks_are_replaced_names_are_bytes_and_other_letters_escaped(
+    text, shown, monkeypatch
+):
     assert written(text, "ascii", monkeypatch) == shown
 
 
@@ -53,7 +57,7 @@ def test_utf_8_is_written_as_it_is_and_bytes_that_are_not_text_are_escaped(monke
     assert written("✓ é \udcff", "utf-8", monkeypatch) == "✓ é \\udcff".encode()
 
 
-def test_names_in_json_are_text():
+def test_file_names_in_json_are_decoded_as_utf_8():
     name = "é".encode().decode("ascii", "surrogateescape")
     facts = {"path": name, "of": [name, ("\udcff", 1)], name: None}
     assert json.loads(terminal.as_json(facts)) == {
@@ -63,13 +67,13 @@ def test_names_in_json_are_text():
     }
 
 
-def test_a_name_is_the_same_text_in_every_locale_and_back():
+def test_a_path_becomes_text_and_a_path_again_without_loss():
     assert path_of(text_of(NAME)) == Path(NAME)
     assert text_of(os.fsdecode(b"\xff")) == "\udcff"
 
 
 @pytest.mark.parametrize("module", sorted(COMMANDS.glob("*.py")), ids=lambda path: path.stem)
-def test_every_command_prints_json_by_the_function_that_mends_names(module):
+def test_every_command_prints_json_with_decoded_names(module):
     for node in ast.walk(ast.parse(module.read_text("utf-8"))):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "print":
             call = ast.unparse(node).replace("json.dumps(terminal.decode_names(", "")
@@ -86,7 +90,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-# Run in one process for each locale: (command line, exit code).
+# Commands that run in one process for each locale: (command line, exit code).
 WORDS = [
     (["doctor"], 0),
     (["doctor", "--report", "--model", NAME], 0),
@@ -128,7 +132,9 @@ print("##", json.dumps(codes))
 
 
 @pytest.mark.parametrize("locale", NARROW, ids=["ascii", "latin-1"])
-def test_no_locale_is_too_small_for_a_command(tmp_path, locale):
+def test_every_command_works_in_a_locale_that_lacks_letters_of_its_files_and_texts(
+    tmp_path, locale
+):
     folder = tmp_path / "Übung"
     folder.mkdir()
     tiny_gguf(folder / NAME)
@@ -151,8 +157,10 @@ def test_no_locale_is_too_small_for_a_command(tmp_path, locale):
     assert "no such file or folder: né.gguf" in err
     assert err.count("Note: this locale writes ") == 1
     assert f"## explain-tokenizer {shown}\n{shown}: llama model" in out
+    # Half a character is U+FFFD, the replacement character, escaped.
     assert "\n\\ufffd\n" in out
     assert "sortie é/tokenizer.json" in out
+    # The prompt was read as UTF-8: a token for each byte, behind the beginning-of-text token.
     facts = next(json.loads(line) for line in out.splitlines() if line.startswith('{"text"'))
     assert facts["prompt_ids"][1:] == [
         TOKENS.index(byte_spelling(bytes([byte]))) for byte in "é日".encode()

@@ -1,4 +1,4 @@
-"""Lock files, servers and projects decide only what they may."""
+"""A lock file of another author writes only to harmless places in the project."""
 
 import json
 import os
@@ -27,14 +27,15 @@ CONTENT = b"ours" * 100
 
 @pytest.fixture
 def project(hub, tmp_path):
+    """A project with a cache beside it; the hub has CONTENT as ``model.gguf``."""
     hub.add("org/model", "model.gguf", CONTENT)
     (tmp_path / "work").mkdir()
     options = FetchOptions(base_url=hub.url, retries=1)
     return Project(tmp_path / "work", tmp_path / "cache", options, "none")
 
 
-def hostile(project, path=None, /, **changes):
-    """Write a lock file of another author, with a model at *path*."""
+def write_foreign_lock(project, path=None, /, **changes):
+    """Write a lock file of another author, with a model at *path* and *changes* to its record."""
     entry = Pin("model", "org/model", "main", "model.gguf", None, "0" * 64, 0, place=path)
     document = {
         "version": 1,
@@ -44,12 +45,14 @@ def hostile(project, path=None, /, **changes):
 
 
 def digest():
+    """SHA-256 of CONTENT."""
     import hashlib
 
     return hashlib.sha256(CONTENT).hexdigest()
 
 
 def sync(project):
+    """The pinned files of *project*, as `bitnet sync` provides them."""
     entries = records.read_lock(project.lock_path)
     orders = [order_from_lock(entry, project, check=check_vocabulary) for entry in entries]
     return provide(orders, project)
@@ -57,6 +60,8 @@ def sync(project):
 
 # --- what a lock file may not write to -----------------------------------------------------------
 
+# Hidden files, code and configuration that other programs run or read, device names of Windows, and
+# texts that are not a path below the project on every system.
 REFUSED = [
     ".git/config",
     ".git/hooks/pre-commit",
@@ -103,15 +108,15 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("path", REFUSED)
-def test_a_lock_file_names_no_place_that_it_must_not_write(project, path):
-    hostile(project, path)
+def test_a_lock_file_that_pins_a_file_at_a_dangerous_place_is_refused(project, path):
+    write_foreign_lock(project, path)
     with pytest.raises(InvalidFormat, match="path"):
         sync(project)
     assert sorted(item.name for item in project.folder.iterdir()) == ["bitnet.lock.json"]
 
 
 @pytest.mark.parametrize("folder", ["cache", "Cache", "link", "way/cache"])
-def test_a_lock_file_names_no_place_in_a_cache_that_is_in_the_project(project, folder):
+def test_a_lock_file_that_pins_a_file_in_the_cache_within_the_project_is_refused(project, folder):
     cache = project.folder / "cache"
     cache.mkdir()
     (project.folder / "link").symlink_to("cache")
@@ -119,8 +124,8 @@ def test_a_lock_file_names_no_place_in_a_cache_that_is_in_the_project(project, f
     inside = replace(project, cache=cache)
     for place in every_place():
         if place == "CACHEDIR.TAG":
-            continue  # not in a folder of the cache
-        hostile(project, f"{folder}/{place}")
+            continue  # it lies in the cache itself, not in one of its folders
+        write_foreign_lock(project, f"{folder}/{place}")
         with pytest.raises(UsageError, match="which is in the cache"):
             sync(inside)
     assert list(cache.rglob("*")) == []
@@ -129,9 +134,9 @@ def test_a_lock_file_names_no_place_in_a_cache_that_is_in_the_project(project, f
     ]  # fmt: skip
 
 
-def test_a_name_is_read_in_a_locale_that_cannot_encode_it(project):
+def test_a_lock_file_is_read_as_utf_8_in_a_locale_that_cannot_encode_a_name(project):
     """A lock file, a list of a hub and an index are UTF-8 in every locale."""
-    hostile(project, "models/modèle ☃.gguf")
+    write_foreign_lock(project, "models/modèle ☃.gguf")
     program = (
         "import sys; from pathlib import Path; from bitnet.store.records import read_lock; "
         "print(ascii(read_lock(Path(sys.argv[1]))[0].place))"
@@ -155,46 +160,48 @@ def test_a_download_into_the_cache_is_not_pinned(project):
     assert [path.name for path in project.folder.iterdir()] == []
 
 
-def test_a_project_that_contains_the_cache_has_files_beside_it(project):
+def test_a_lock_file_may_pin_files_beside_the_cache_within_the_project(project):
     inside = replace(project, cache=project.folder / "cache")
     for place in ("models/org-model/model.gguf", "cached/models/model.gguf"):
-        hostile(project, place)
+        write_foreign_lock(project, place)
         (file,) = sync(inside)
         assert file.path == project.folder / place
 
 
 @given(st.text())
-def test_a_good_place_stays_below_and_is_never_hidden(text):
+def test_an_accepted_place_is_below_the_project_and_not_hidden(text):
     if not trust.place_problem(text):
         assert not text.startswith(("/", "."))
         assert not {"..", ".git", ""} & set(text.split("/"))
-        text.encode()
+        text.encode()  # without a lone surrogate
 
 
-def test_a_file_of_the_user_stays_whatever_the_lock_file_says(project):
+def test_a_lock_file_does_not_replace_a_file_of_the_user_also_with_update(project):
     mine = project.folder / "notes.txt"
     mine.write_text("mine")
-    hostile(project, "notes.txt")
-    for changed in (project, replace(project, update=True)):
+    write_foreign_lock(project, "notes.txt")
+    for variant in (project, replace(project, update=True)):
         with pytest.raises(UsageError, match="it stays"):
-            sync(changed)
+            sync(variant)
         assert mine.read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", ["authorized_keys", "new/deep/authorized_keys"])
-def test_no_link_in_a_checkout_leads_out_of_it(project, tmp_path, name):
+def test_a_lock_file_that_pins_a_file_behind_a_link_out_of_the_project_is_refused(
+    project, tmp_path, name
+):
     (tmp_path / "ssh").mkdir()
     (project.folder / "models").symlink_to(tmp_path / "ssh")
-    hostile(project, f"models/{name}")
+    write_foreign_lock(project, f"models/{name}")
     with pytest.raises(UsageError, match="outside of"):
         sync(project)
     assert list((tmp_path / "ssh").iterdir()) == []
 
 
-def test_a_link_that_stays_inside_is_followed(project):
+def test_a_link_to_a_folder_within_the_project_is_followed(project):
     (project.folder / "real").mkdir()
     (project.folder / "models").symlink_to("real")
-    hostile(project, "models/m.gguf")
+    write_foreign_lock(project, "models/m.gguf")
     assert sync(project)[0].path.read_bytes() == CONTENT
     assert (project.folder / "real/m.gguf").read_bytes() == CONTENT
 
@@ -220,17 +227,17 @@ def test_a_link_that_appears_between_check_and_use_is_not_followed(tmp_path, mon
         raise AssertionError("the link was followed")
 
 
-def test_a_hostile_checkout_runs_no_command_of_git(project):
+def test_a_lock_file_of_a_checkout_cannot_change_the_configuration_of_git(project):
     before = b"[core]\n\tbare = false\n"
     (project.folder / ".git").mkdir()
     (project.folder / ".git/config").write_bytes(before)
-    hostile(project, ".git/config")
+    write_foreign_lock(project, ".git/config")
     with pytest.raises(InvalidFormat):
         sync(project)
     assert (project.folder / ".git/config").read_bytes() == before
 
 
-# --- one definition reads and writes -------------------------------------------------------------
+# --- the reader and the writer of a lock file have the same checks -------------------------------
 
 
 @pytest.mark.parametrize(
@@ -252,8 +259,8 @@ def test_a_hostile_checkout_runs_no_command_of_git(project):
         {"kind": "program"},
     ],
 )
-def test_what_the_reader_refuses_the_writer_refuses(project, changes):
-    hostile(project, **changes)
+def test_a_field_that_the_reader_refuses_is_refused_by_the_writer_too(project, changes):
+    write_foreign_lock(project, **changes)
     with pytest.raises(InvalidFormat):
         records.read_lock(project.lock_path)
     entry = Pin("model", "org/model", "main", "m.gguf", None, "0" * 64, 1)
@@ -273,7 +280,7 @@ def test_what_the_reader_refuses_the_writer_refuses(project, changes):
     ],
     ids=["digits", "depth", "surrogate"],
 )
-def test_a_lock_file_made_by_hand_ends_in_no_traceback(project, text):
+def test_a_malformed_lock_file_is_an_error_of_ours_with_a_printable_text(project, text):
     project.lock_path.write_text(text)
     with pytest.raises(BitnetError) as caught:
         records.read_lock(project.lock_path)
@@ -295,7 +302,7 @@ def test_a_place_that_cannot_be_pinned_is_refused_before_the_transfer(hub, proje
     assert hub.requests() == []
 
 
-def test_an_empty_commit_is_none(hub, project):
+def test_an_empty_commit_in_a_reply_is_pinned_as_none(hub, project):
     from hub_server import Rule
 
     hub.rules.append(Rule(where="hub", method="HEAD", headers={"X-Repo-Commit": ""}))
@@ -303,7 +310,7 @@ def test_an_empty_commit_is_none(hub, project):
     assert records.read_lock(project.lock_path)[0].commit is None
 
 
-def test_an_order_is_what_will_be_pinned(project):
+def test_the_identity_and_place_of_an_order_are_those_that_are_pinned(project):
     order = order_of(Source("m", "org/model", "model.gguf"), project)
     provide([order], project)
     (pinned,) = records.read_lock(project.lock_path)
