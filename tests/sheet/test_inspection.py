@@ -1,3 +1,5 @@
+"""Inspection of a GGUF file: vocabulary, encodings, memory, findings, and their form as JSON."""
+
 import json
 import re
 
@@ -26,6 +28,7 @@ from bitnet.sheet.inspection import inspect_gguf
 
 @pytest.fixture
 def bitnet_file(tmp_path):
+    """A GGUF file of bitnet.cpp with one float and one ternary tensor, and no ``pre`` key."""
     metadata = {
         **llama_metadata("bitnet-b1.58", blocks=3, width=256, heads=4, kv_heads=2, context=1000),
         "bitnet-b1.58.attention.layer_norm_rms_epsilon": 1e-5,
@@ -39,10 +42,11 @@ def bitnet_file(tmp_path):
 
 
 def _report(path, **options):
+    """Text of the report about *path*."""
     return "\n".join(inspect_gguf(path, **options).lines())
 
 
-def test_the_report_says_where_the_vocabulary_size_comes_from(bitnet_file):
+def test_the_report_names_the_key_or_list_that_gives_the_vocabulary_size(bitnet_file):
     text = _report(bitnet_file)
     derived = "absent (normal); derived from tokenizer.ggml.tokens: 20"
     assert "general.architecture: bitnet-b1.58" in text
@@ -53,32 +57,35 @@ def test_the_report_says_where_the_vocabulary_size_comes_from(bitnet_file):
 
 def test_a_stated_vocabulary_size_is_shown(tmp_path):
     metadata = {"general.architecture": "llama", "llama.vocab_size": 7}
-    found = inspect_gguf(write_gguf(tmp_path / "m.gguf", metadata))
-    assert found.vocabulary.size == 7
-    text = "\n".join(found.lines())
+    inspection = inspect_gguf(write_gguf(tmp_path / "m.gguf", metadata))
+    assert inspection.vocabulary.size == 7
+    text = "\n".join(inspection.lines())
     assert "llama.vocab_size: 7" in text
     assert "tokenizer.ggml.vocab_size: absent, and nothing in the file to derive it from" in text
 
 
-def test_rows_of_the_embedding_stand_in_for_a_missing_tokenizer(tmp_path):
+def test_without_a_tokenizer_the_vocabulary_size_is_the_number_of_embedding_rows(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", {}, [f32("token_embd.weight", (9, 4))])
     assert "derived from token_embd.weight: 9" in _report(path)
 
 
-def test_tensors_encodings_memory_and_ternary_counts_are_worked_out(bitnet_file):
-    found = inspect_gguf(bitnet_file)
-    assert found.dialect == "bitnet.cpp"
-    assert [(row["type"], row["tensors"], row["weights"]) for row in found.encodings] == [
+def test_encodings_memory_and_ternary_counts_of_a_file_are_computed(bitnet_file):
+    inspection = inspect_gguf(bitnet_file)
+    assert inspection.dialect == "bitnet.cpp"
+    assert [(row["type"], row["tensors"], row["weights"]) for row in inspection.encodings] == [
         ("F32", 1, 5120),
         ("I2_S", 1, 256),
     ]
-    assert found.memory.weights == 5120 * 4 + 256 // 4 + 32
-    # 3 layers, 2 heads; keys and values; 64 numbers of 2 bytes and a step of 4
-    assert found.memory.kv_per_token == 3 * 2 * 2 * (64 * 2 + 4)
-    assert found.memory.kv_at_context == found.memory.kv_per_token * 1024  # whole pages of 64
-    (ternary,) = found.ternary
+    # Four bytes a number; four ternary codes a byte, and 32 bytes for their scale.
+    assert inspection.memory.weights == 5120 * 4 + 256 // 4 + 32
+    # 3 layers, 2 heads of keys and values; 64 numbers of 2 bytes, and a scale step of 4 bytes
+    assert inspection.memory.kv_per_token == 3 * 2 * 2 * (64 * 2 + 4)
+    # The context is 1000 tokens; the cache has whole pages of 64.
+    assert inspection.memory.kv_at_context == inspection.memory.kv_per_token * 1024
+    (ternary,) = inspection.ternary
     assert (ternary.minus, ternary.zero, ternary.plus, ternary.scale) == (64, 128, 64, 0.5)
-    text = "\n".join(found.lines())
+    text = "\n".join(inspection.lines())
+    # The row of the tensor: shares of -1, 0 and 1, its scale, and invalid codes.
     assert re.search(r"25\.0%  50\.0%  25\.0% +0\.5 +0$", text, re.MULTILINE)
     assert "blk.0.attn_q.weight" in text
     assert "! no-pre: tokenizer.ggml.pre is missing" in text
@@ -86,10 +93,12 @@ def test_tensors_encodings_memory_and_ternary_counts_are_worked_out(bitnet_file)
 
 @pytest.mark.parametrize("positions", [2, 64, 100, 1000])
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
-def test_the_cache_is_counted_as_large_as_a_real_one_gets(architecture, positions, tmp_path):
+def test_the_estimate_of_the_kv_cache_is_the_largest_size_that_a_real_one_reaches(
+    architecture, positions, tmp_path
+):
     metadata = tiny_keys.metadata(architecture, context_length=positions)
     embedding = f32("token_embd.weight", (tiny_keys.DIM, tiny_keys.VOCAB))
-    found = inspect_gguf(write_gguf(tmp_path / "m.gguf", metadata, [embedding])).memory
+    memory = inspect_gguf(write_gguf(tmp_path / "m.gguf", metadata, [embedding])).memory
     cache = KVCache(config_from(tiny_models.tiny(architecture)), positions)
     largest = 0
     while cache.length < positions:
@@ -97,21 +106,22 @@ def test_the_cache_is_counted_as_large_as_a_real_one_gets(architecture, position
         cache.pages(count)
         cache.advance(count)
         largest = max(largest, cache.size_bytes)
-    if architecture == "llama":
-        assert found.kv_at_context == largest
-    assert found.kv_at_context >= largest
+    if architecture == "llama":  # with a sliding window, as in gemma3, it is an upper bound
+        assert memory.kv_at_context == largest
+    assert memory.kv_at_context >= largest
 
 
-def test_layers_with_a_window_keep_no_more_than_it(tmp_path):
+def test_layers_with_a_sliding_window_need_little_cache_in_a_long_context(tmp_path):
     metadata = tiny_keys.metadata("gemma3", context_length=32_768, block_count=6)
     embedding = f32("token_embd.weight", (tiny_keys.DIM, tiny_keys.VOCAB))
-    found = inspect_gguf(write_gguf(tmp_path / "m.gguf", metadata, [embedding])).memory
-    assert found.kv_per_token == 6 * 2 * 2 * (64 * 2 + 4)
-    one_layer = found.kv_per_token * 32_768 // 6
-    assert one_layer < found.kv_at_context < 1.3 * one_layer
+    memory = inspect_gguf(write_gguf(tmp_path / "m.gguf", metadata, [embedding])).memory
+    assert memory.kv_per_token == 6 * 2 * 2 * (64 * 2 + 4)
+    # Of six layers, one attends to the whole context.
+    one_layer = memory.kv_per_token * 32_768 // 6
+    assert one_layer < memory.kv_at_context < 1.3 * one_layer
     strange = metadata | {"gemma3.attention.sliding_window": -1}
-    found = inspect_gguf(write_gguf(tmp_path / "s.gguf", strange, [embedding])).memory
-    assert found.kv_at_context is None  # it would be refused
+    memory = inspect_gguf(write_gguf(tmp_path / "s.gguf", strange, [embedding])).memory
+    assert memory.kv_at_context is None  # loading refuses a negative window
 
 
 @pytest.mark.parametrize(
@@ -125,13 +135,13 @@ def test_layers_with_a_window_keep_no_more_than_it(tmp_path):
         {"llama.attention.head_count": Typed(INT32, [])},
     ],
 )
-def test_metadata_that_makes_no_sense_gives_no_estimate(tmp_path, changes):
-    found = inspect_gguf(write_gguf(tmp_path / "m.gguf", llama_metadata() | changes))
-    assert found.memory.kv_per_token is None
-    assert "KV cache: unknown" in "\n".join(found.lines())
+def test_with_invalid_metadata_the_kv_cache_is_not_estimated(tmp_path, changes):
+    inspection = inspect_gguf(write_gguf(tmp_path / "m.gguf", llama_metadata() | changes))
+    assert inspection.memory.kv_per_token is None
+    assert "KV cache: unknown" in "\n".join(inspection.lines())
 
 
-def test_invalid_codes_and_truncation_are_findings(tmp_path):
+def test_invalid_codes_and_truncated_tensors_are_findings_and_a_truncated_header_an_error(tmp_path):
     tensor = i2_s("w", (1, 128), [3] * 2 + [1] * 126)
     path = write_gguf(tmp_path / "m.gguf", {}, [tensor])
     assert "✗ invalid-codes: tensor w: 2 invalid codes" in _report(path)
@@ -151,14 +161,14 @@ def test_nothing_in_a_file_reaches_the_terminal_unescaped(tmp_path):
         "tokenizer.ggml.tokens": ["\x9b\u202e", b"\xff"],
         "tokenizer.ggml.model": "\x07",
     }
-    found = inspect_gguf(write_gguf(tmp_path / "m.gguf", metadata, [f32("\x1b[1m", (1,))]))
-    for line in found.lines():
+    inspection = inspect_gguf(write_gguf(tmp_path / "m.gguf", metadata, [f32("\x1b[1m", (1,))]))
+    for line in inspection.lines():
         assert line.isprintable()
         line.encode()
-    assert "\x1b" not in json.dumps(found.as_json())
+    assert "\x1b" not in json.dumps(inspection.as_json())
 
 
-def test_the_json_has_no_numbers_json_does_not_know(tmp_path):
+def test_infinite_numbers_and_nan_are_texts_in_the_json(tmp_path):
     metadata = {"a": float("nan"), "b": Typed(FLOAT32, [float("inf"), 1.0])}
     facts = inspect_gguf(write_gguf(tmp_path / "m.gguf", metadata)).as_json()
     text = json.dumps(facts, allow_nan=False)
@@ -197,6 +207,7 @@ def test_a_split_model_lists_its_files(tmp_path):
 
 
 def _with_pre(test_data, tmp_path, name):
+    """Inspection of llama.cpp's vocabulary of Llama 3 with *name* as its pre-tokenizer."""
     path = tmp_path / "m.gguf"
     write_copy(
         test_data / "vocab" / "ggml-vocab-llama-bpe.gguf",
@@ -206,20 +217,24 @@ def _with_pre(test_data, tmp_path, name):
     return inspect_gguf(path)
 
 
-def test_the_family_is_recognised_by_its_vocabulary(test_data, tmp_path):
-    found = inspect_gguf(test_data / "vocab" / "ggml-vocab-llama-bpe.gguf")
-    assert found.tokenizer["family_pre"] == "llama-bpe"
-    assert len(found.tokenizer["fingerprint"]) == 64
-    assert not [finding for finding in found.findings if finding.subject == "pre-differs"]
-    for name, said in (("", "is missing"), ("gpt-2", "is 'gpt-2'")):
-        found = _with_pre(test_data, tmp_path, name)
-        (finding,) = [finding for finding in found.findings if finding.subject == "pre-differs"]
-        assert said in finding.text
+def test_the_family_is_recognised_by_its_vocabulary_and_a_wrong_pre_key_is_a_finding(
+    test_data, tmp_path
+):
+    inspection = inspect_gguf(test_data / "vocab" / "ggml-vocab-llama-bpe.gguf")
+    assert inspection.tokenizer["family_pre"] == "llama-bpe"
+    assert len(inspection.tokenizer["fingerprint"]) == 64
+    assert not [finding for finding in inspection.findings if finding.subject == "pre-differs"]
+    for name, problem in (("", "is missing"), ("gpt-2", "is 'gpt-2'")):
+        inspection = _with_pre(test_data, tmp_path, name)
+        (finding,) = [
+            finding for finding in inspection.findings if finding.subject == "pre-differs"
+        ]
+        assert problem in finding.text
         assert finding.text.endswith("fix-gguf --set-pre llama-bpe")
         (tmp_path / "m.gguf").unlink()
 
 
 def test_an_unknown_vocabulary_is_called_unknown(bitnet_file):
-    found = inspect_gguf(bitnet_file)
-    assert found.tokenizer["family"] is None
-    assert "family: not a known vocabulary" in "\n".join(found.lines())
+    inspection = inspect_gguf(bitnet_file)
+    assert inspection.tokenizer["family"] is None
+    assert "family: not a known vocabulary" in "\n".join(inspection.lines())

@@ -1,4 +1,4 @@
-"""The page about a model: its files, tokenizer, sampling and memory."""
+"""The sheet of a model: its files, tokenizer, sampling, memory and licence."""
 
 import json
 
@@ -9,11 +9,13 @@ from tiny_models import TOKENS, tiny_gguf
 from bitnet.sheet.model_sheet import describe_model
 from bitnet.sheet.plan import Resources
 
+# Of a machine whose resources are unknown, nothing is said to fit or not.
 MACHINE = Resources(free_disk=None, free_memory=None)
 
 
 @pytest.fixture
 def folder(tmp_path):
+    """A folder with a tiny Llama, its tokenizer, sampling settings and a page with a licence."""
     path = tiny_folder(tmp_path / "model", "llama", transformers_version="4.46.3")
     tokenizer_folder(path, TOKENS)
     settings = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "suppress_tokens": [3, 5]}
@@ -22,7 +24,7 @@ def folder(tmp_path):
     return path
 
 
-def test_a_folder_is_described_with_its_files_and_where_each_value_is_from(folder):
+def test_the_sheet_of_a_folder_lists_its_files_and_the_source_of_each_value(folder):
     sheet = describe_model(folder, MACHINE)
     assert sheet.writer == "4.46.3"
     assert sheet.plan.licence == "apache-2.0"
@@ -37,21 +39,21 @@ def test_a_folder_is_described_with_its_files_and_where_each_value_is_from(folde
     assert not uses["README.md"]
 
 
-def test_a_safetensors_file_has_the_page_of_its_folder(folder):
-    describe_model(folder, MACHINE)  # the tokenizer is compiled now
+def test_a_safetensors_file_has_the_sheet_of_its_folder(folder):
+    describe_model(folder, MACHINE)  # the first time compiles the tokenizer
     page = list(describe_model(folder / "model.safetensors", MACHINE).lines())
     assert page == list(describe_model(folder, MACHINE).lines())
 
 
-def test_a_tokenizer_from_the_cache_changes_no_line_about_the_files(folder):
+def test_with_a_compiled_tokenizer_from_the_cache_the_same_files_count_as_read(folder):
     first = describe_model(folder, MACHINE)
-    again = describe_model(folder, MACHINE)
-    assert again.files == first.files
-    assert {use.name: use.is_read for use in again.files}["generation_config.json"]
-    assert not any(use.reason for use in again.files if use.is_read)
+    second = describe_model(folder, MACHINE)
+    assert second.files == first.files
+    assert {use.name: use.is_read for use in second.files}["generation_config.json"]
+    assert not any(use.reason for use in second.files if use.is_read)
 
 
-def test_the_page_names_special_tokens_templates_and_origins(folder):
+def test_the_lines_of_a_sheet_name_special_tokens_templates_and_sources(folder):
     text = "\n".join(describe_model(folder, MACHINE).lines())
     for part in (
         "architecture",
@@ -85,7 +87,7 @@ def test_a_model_without_a_tokenizer_is_described_with_the_reason(tmp_path):
     assert any("none that fits" in line for line in sheet.lines())
 
 
-def test_real_models_are_described_by_name_and_file(test_models):
+def test_the_packaged_models_have_special_tokens_and_a_context_of_at_least_8192(test_models):
     for path in sorted(test_models.glob("*.gguf")):
         sheet = describe_model(path, MACHINE)
         assert sheet.tokenizer.special
@@ -93,7 +95,7 @@ def test_real_models_are_described_by_name_and_file(test_models):
 
 
 @pytest.mark.parametrize(
-    ("head", "licence"),
+    ("head", "licence"),  # YAML at the head of README.md
     [
         ("license: mit", "mit"),
         ('license: "llama3.2" # a comment', "llama3.2"),

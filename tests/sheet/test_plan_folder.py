@@ -18,21 +18,22 @@ ROOMY = Resources(free_disk=10**12, free_memory=10**12)
 @pytest.fixture
 def folder(tmp_path):
     """A folder that is a whole model, with its tokenizer."""
-    made = tmp_path / "model"
-    tiny_folder(made, "llama")
-    export_tokenizer(load_spec(tiny_gguf(tmp_path / "same.gguf")), made)
-    return made
+    path = tmp_path / "model"
+    tiny_folder(path, "llama")
+    export_tokenizer(load_spec(tiny_gguf(tmp_path / "same.gguf")), path)
+    return path
 
 
 def test_a_folder_is_planned_with_its_weights_its_cache_and_its_tokenizer(folder):
-    found = plan_path(folder, ROOMY)
+    planned = plan_path(folder, ROOMY)
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    assert (found.architecture, found.has_tokenizer, found.local) == ("llama", True, True)
-    assert found.size_bytes == weights
-    assert found.memory_bytes > weights // 2 + plan.OVERHEAD_BYTES
-    assert sum(found.encodings.values()) == pytest.approx(1.0)
-    assert found.runs
-    text = "\n".join(found.lines())
+    assert (planned.architecture, planned.has_tokenizer, planned.local) == ("llama", True, True)
+    assert planned.size_bytes == weights
+    # A loose lower bound: `weights` is the size of the files, with their headers.
+    assert planned.memory_bytes > weights // 2 + plan.OVERHEAD_BYTES
+    assert sum(planned.encodings.values()) == pytest.approx(1.0)
+    assert planned.runs
+    text = "\n".join(planned.lines())
     assert "(a folder)" in text
     assert "runs here      yes" in text
 
@@ -43,14 +44,14 @@ def test_a_safetensors_file_has_the_plan_of_its_folder(folder):
 
 def test_a_folder_without_a_tokenizer_does_not_run(folder):
     (folder / "tokenizer.json").unlink()
-    found = plan_path(folder, ROOMY)
-    assert not found.runs
-    assert [finding.subject for finding in found.findings] == ["tokenizer"]
+    planned = plan_path(folder, ROOMY)
+    assert not planned.runs
+    assert [finding.subject for finding in planned.findings] == ["tokenizer"]
 
 
-def test_memory_that_is_too_small_is_found(folder):
-    found = plan_path(folder, Resources(free_disk=10**12, free_memory=1000))
-    assert [finding.subject for finding in found.findings] == ["memory"]
+def test_a_folder_that_does_not_fit_in_memory_has_a_finding(folder):
+    planned = plan_path(folder, Resources(free_disk=10**12, free_memory=1000))
+    assert [finding.subject for finding in planned.findings] == ["memory"]
 
 
 def test_a_folder_with_a_gguf_file_names_it(tmp_path):
@@ -68,7 +69,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
         plan_path(tmp_path, ROOMY)
 
 
-def test_weights_that_no_reader_opens_do_not_count(folder):
+def test_weights_that_are_not_loaded_do_not_count_in_the_size(folder):
     size = plan_path(folder, ROOMY).size_bytes
     for name in ("consolidated.safetensors", "old/model.safetensors"):
         (folder / name).parent.mkdir(exist_ok=True)
