@@ -122,16 +122,16 @@ def test_a_message_has_a_line_of_its_own_above_the_bars(screen):
 
 def test_removed_bars_disappear_from_the_screen_and_the_others_stay(screen):
     bars = Bars()
-    shown = [Shown(label) for label in ("one", "two", "three")]
-    for bar in shown:
+    three_bars = [Shown(label) for label in ("one", "two", "three")]
+    for bar in three_bars:
         bars.add(bar, screen)
-    bars.remove(shown[1])
+    bars.remove(three_bars[1])
     assert [line.partition(":")[0] for line in screen.lines()] == ["one", "three"]
     bars.refresh()
     assert len(screen.lines()) == 2
-    bars.remove(shown[0])
-    bars.remove(shown[2])
-    bars.remove(shown[2])  # a second time has no effect
+    bars.remove(three_bars[0])
+    bars.remove(three_bars[2])
+    bars.remove(three_bars[2])  # a second time has no effect
     assert screen.lines() == []
 
 

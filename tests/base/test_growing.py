@@ -21,7 +21,7 @@ CALLS = ("open", "fsync", "replace", "rename", "unlink", "ftruncate", "chmod", "
 
 
 def write_all(path, key=KEY):
-    """Write the BLOCKS that are missing at *path*; the number of those that were there before."""
+    """Write the missing BLOCKS to *path*, and return the number of those that were there before."""
     with GrowingFile(OutputFile(path), key, beginning=len(HEADER)) as file:
         rows_before = file.rows
         # The digest that came with the last row is kept; here it is the number of rows.

@@ -40,7 +40,7 @@ def shown(capsys):
         (3, ["debug", "info", "warning", "error"]),
     ],
 )
-def test_each_v_adds_a_level_to_the_log(verbosity, levels, capsys):
+def test_one_v_adds_info_and_a_second_v_debug_to_the_log(verbosity, levels, capsys):
     terminal.configure(verbosity)
     say()
     assert shown(capsys) == levels

@@ -90,6 +90,7 @@ def test_a_log_gets_a_line_every_few_seconds(stream, clock):
         assert stream.getvalue() == ""
         clock.now += 1
         progress.reach(500)
+        # 400 bytes in the 5 s since the first report.
         assert stream.getvalue() == "file: 500 B of 1.0 kB (50%), 80 B/s, 6s left\n"
         progress.reach(1000)
     assert stream.getvalue().splitlines()[1:] == ["file: 1.0 kB in 5s"]

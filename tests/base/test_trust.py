@@ -22,7 +22,7 @@ from bitnet.store import records
 from bitnet.store.records import Pin
 from bitnet.tokenizer.tokenizer_json import check_vocabulary
 
-CONTENT = b"ours" * 100
+CONTENT = b"ours" * 100  # 400 bytes
 
 
 @pytest.fixture
@@ -177,13 +177,13 @@ def test_an_accepted_place_is_below_the_project_and_not_hidden(text):
 
 
 def test_a_lock_file_does_not_replace_a_file_of_the_user_also_with_update(project):
-    mine = project.folder / "notes.txt"
-    mine.write_text("mine")
+    users_file = project.folder / "notes.txt"
+    users_file.write_text("mine")
     write_foreign_lock(project, "notes.txt")
     for variant in (project, replace(project, update=True)):
         with pytest.raises(UsageError, match="it stays"):
             sync(variant)
-        assert mine.read_text() == "mine"
+        assert users_file.read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", ["authorized_keys", "new/deep/authorized_keys"])

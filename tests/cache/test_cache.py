@@ -33,7 +33,7 @@ HOLD = (
 
 
 def put(path, content=TOKENIZER, *, age_days=0.0):
-    """Write *content* to *path*, last used *age_days* before NOW_S; the path."""
+    """Write *content* to *path*, last used *age_days* before NOW_S, and return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     os.utime(path, (NOW_S - age_days * DAY_S,) * 2)
@@ -65,7 +65,10 @@ def stored(root):
 
 @pytest.fixture
 def holding():
-    """Function that makes another process hold a lock file until the test ends; its process id."""
+    """Function that makes another process hold a lock file until the test ends.
+
+    It returns the id of the process.
+    """
     children = []
 
     def hold(lock_path):

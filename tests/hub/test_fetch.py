@@ -369,11 +369,11 @@ def test_ctrl_c_keeps_the_received_bytes_for_the_next_run(session, hub, target, 
         patch.setattr(Patience, "report_bytes", interrupt)
         with pytest.raises(KeyboardInterrupt):
             fetch(hub, session, target)
-    kept = partial().stat().st_size  # bytes
-    assert partial().read_bytes() == CONTENT[:kept]
+    kept_bytes = partial().stat().st_size
+    assert partial().read_bytes() == CONTENT[:kept_bytes]
     hub.forget()
     fetch(hub, session, target)
-    assert hub.sent("cdn") == len(CONTENT) - kept
+    assert hub.sent("cdn") == len(CONTENT) - kept_bytes
 
 
 # --- the disk ------------------------------------------------------------------------------------

@@ -220,15 +220,15 @@ def test_a_tokenizer_is_used_without_its_link(project, read_only):
     read_only(project.cache)
     source = Source("t", "org/words", vocab_size=5, cache_key="words")
     order = order_of(source, project, check=lambda path, size: None)
-    (got,) = provide([order], replace(project, records=False), root=project.cache)
-    assert (got.path.name, got.path.read_bytes()) == ("tokenizer.json", content)
+    (result,) = provide([order], replace(project, records=False), root=project.cache)
+    assert (result.path.name, result.path.read_bytes()) == ("tokenizer.json", content)
 
 
 def test_a_project_gets_its_file_from_a_cache_that_is_only_read(project, read_only):
     read_only(project.cache)
-    got = fetch_source(Source("m", "org/two", "tiny.gguf"), project)
-    assert got.path == project.folder / "models/org-two/tiny.gguf"
-    assert got.path.read_bytes()[:4] == b"GGUF"
+    result = fetch_source(Source("m", "org/two", "tiny.gguf"), project)
+    assert result.path == project.folder / "models/org-two/tiny.gguf"
+    assert result.path.read_bytes()[:4] == b"GGUF"
     assert project.lock_path.is_file()
 
 
@@ -240,8 +240,8 @@ def test_a_project_in_a_read_only_folder_downloads_to_another_folder_without_a_p
     # The second folder is beside the project, too: `..` is resolved first.
     for folder in (tmp_path / "out", project.folder / "../dotted"):
         order = order_of(source, project, target=folder / "tiny.gguf")
-        (got,) = provide([order], project, root=folder)
-        assert got.path.is_file()
+        (result,) = provide([order], project, root=folder)
+        assert result.path.is_file()
     assert not project.lock_path.exists()
 
 

@@ -58,10 +58,10 @@ def names(folder):
 def test_the_model_is_fetched_placed_and_pinned_and_then_served_from_its_place(
     project, local_index
 ):
-    got = fetch_source(TINY, project)
-    assert got.path.read_bytes() == WHOLE
-    assert not got.cached
-    assert names(got.path.parent) == ["NOTICE.md", "tiny.gguf"]
+    result = fetch_source(TINY, project)
+    assert result.path.read_bytes() == WHOLE
+    assert not result.cached
+    assert names(result.path.parent) == ["NOTICE.md", "tiny.gguf"]
     stored = {blob.sha256 for blob in project.store.blobs()}
     assert stored == {TINY.sha256, hashlib.sha256(b"read me").hexdigest()}  # and no wheel
     (pinned,) = records.read_lock(project.lock_path)

@@ -20,10 +20,10 @@ from bitnet.sources import Package
 def test_pip_finds_the_addresses_of_wheels_in_a_folder(local_index, tmp_path):
     wanted = [package.requirement for package in TINY.packages]
     (tmp_path / "entry").mkdir()
-    found = wheels.find_wheels(wanted, tmp_path / "entry", FetchOptions())
-    assert list(found) == wanted
-    for requirement, found_wheel in found.items():
-        wheel = found_wheel.source
+    located = wheels.find_wheels(wanted, tmp_path / "entry", FetchOptions())
+    assert list(located) == wanted
+    for requirement, located_wheel in located.items():
+        wheel = located_wheel.source
         assert wheel.name.startswith(requirement.replace("-", "_").replace("==", "-"))
         assert wheel.url == (local_index / wheel.name).as_uri()
     assert [path.name for path in (tmp_path / "entry").iterdir()] == ["report.json"]

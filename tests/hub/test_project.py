@@ -21,8 +21,8 @@ MODEL = Pin("model", "org/model", "main", "model.gguf", None, "b" * 64, 5)
 def test_a_draft_of_the_lock_file_that_a_killed_process_left_is_removed(tmp_path):
     draft = tmp_path / ".bitnet.lock.json.4711-0123abcd.tmp"
     draft.write_text("half of it")
-    mine = tmp_path / "bitnet.lock.json.tmp"
-    mine.write_text("a user's")
+    users_file = tmp_path / "bitnet.lock.json.tmp"
+    users_file.write_text("a user's")
     Project(tmp_path, tmp_path / "cache", FetchOptions()).pin(MODEL)
     # The draft is gone; a file of the user with a similar name stays.
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [

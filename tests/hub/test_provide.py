@@ -81,8 +81,8 @@ def test_a_second_project_needs_no_connection_at_all(projects, monkeypatch):
         raise AssertionError("a socket was made")
 
     monkeypatch.setattr(socket, "socket", bomb)
-    got = fetch_source(WEIGHTS, offline(projects[1]))
-    assert (got.path.read_bytes(), got.cached) == (CONTENT, True)
+    result = fetch_source(WEIGHTS, offline(projects[1]))
+    assert (result.path.read_bytes(), result.cached) == (CONTENT, True)
 
 
 def test_a_file_in_the_cache_of_hugging_face_is_used_instead_of_fetched_also_offline(
@@ -108,12 +108,12 @@ def test_repositories_that_are_spelled_alike_do_not_share_a_path(hub, projects):
     project = projects[0]
     for repo in ("x-y/z", "x/y-z"):
         hub.add(repo, "m.gguf", CONTENT + repo.encode())
-        got = fetch_source(Source(repo, repo, "m.gguf"), project)
-        assert got.path.read_bytes() == CONTENT + repo.encode()
+        result = fetch_source(Source(repo, repo, "m.gguf"), project)
+        assert result.path.read_bytes() == CONTENT + repo.encode()
     hub.forget()
-    assert [got.cached for got in sync(project)] == [True, True]
+    assert [result.cached for result in sync(project)] == [True, True]
     assert hub.requests() == []
-    paths = {got.path.relative_to(project.folder).as_posix() for got in sync(project)}
+    paths = {result.path.relative_to(project.folder).as_posix() for result in sync(project)}
     assert paths == {"models/x-y-z/m.gguf", "models/x--y-z@main/m.gguf"}
 
 
@@ -125,10 +125,10 @@ def test_revisions_do_not_share_a_path(hub, projects):
     project.lock_path.unlink()
     shutil.rmtree(project.folder / "models")
     assert fetch_source(WEIGHTS, project).pin.sha256 == newer.sha256
-    got = fetch_source(replace(WEIGHTS, revision="a/b"), project)
-    assert got.path == project.folder / "models/org--model@a%2Fb/model.gguf"
+    result = fetch_source(replace(WEIGHTS, revision="a/b"), project)
+    assert result.path == project.folder / "models/org--model@a%2Fb/model.gguf"
     hub.forget()
-    assert all(got.cached for got in sync(project))
+    assert all(result.cached for result in sync(project))
     assert hub.requests() == []
 
 
@@ -178,9 +178,9 @@ def test_a_file_that_bitnet_placed_is_replaced_when_another_source_is_placed_the
         content = {"note": note, "model": {"vocab": {"a": 0, "b": 1}}}
         hub.add(source.repo, "tokenizer.json", json.dumps(content).encode())
     for source in (mirror, official, mirror, official):
-        got = fetch_source(source, projects[0], check=check_vocabulary, target=target)
+        result = fetch_source(source, projects[0], check=check_vocabulary, target=target)
         assert json.loads(target.read_text())["note"] == source.name
-    assert got.cached
+    assert result.cached
     sent = [seen for seen in hub.requests(method="GET") if "resolve" in seen.path]
     assert len(sent) == 2  # each of the two once, however often they take turns
     # Only the last source is pinned at the place.
@@ -191,16 +191,16 @@ def test_a_file_that_bitnet_placed_is_replaced_when_another_source_is_placed_the
 def test_sync_needs_no_cache_while_the_projects_file_is_right(projects):
     fetch_source(WEIGHTS, projects[0])
     shutil.rmtree(projects[0].cache)
-    assert [got.cached for got in sync(offline(projects[0]))] == [True]
+    assert [result.cached for result in sync(offline(projects[0]))] == [True]
 
 
 def test_a_pinned_file_that_the_user_changed_is_not_replaced_until_it_is_removed(hub, projects):
-    got = fetch_source(WEIGHTS, projects[0])
-    got.path.unlink()
-    got.path.write_bytes(b"changed")
+    result = fetch_source(WEIGHTS, projects[0])
+    result.path.unlink()
+    result.path.write_bytes(b"changed")
     with pytest.raises(UsageError, match="it stays"):
         sync(projects[0])
-    got.path.unlink()
+    result.path.unlink()
     assert sync(projects[0])[0].path.read_bytes() == CONTENT
 
 

@@ -69,11 +69,11 @@ def offline(project):
 
 def test_a_tokenizer_is_fetched_into_the_cache_and_put_where_it_is_requested(project, hub):
     target = project.folder / "out" / "official" / "tokenizer.json"
-    got = fetch_checked(MIRRORED, project, target=target)
+    result = fetch_checked(MIRRORED, project, target=target)
     assert target.read_bytes() == tokenizer_json(note="mirror")
     assert tokenizer_entry(MIRRORED, project.cache).read_bytes() == target.read_bytes()
-    assert (got.path, got.cached) == (target, False)
-    assert got.pin.commit == hub.repos["mirror/tiny"].revisions["main"]
+    assert (result.path, result.cached) == (target, False)
+    assert result.pin.commit == hub.repos["mirror/tiny"].revisions["main"]
 
 
 def test_fetching_a_tokenizer_again_opens_no_connection(project, monkeypatch):
@@ -94,9 +94,9 @@ def test_a_mirrored_tokenizer_is_never_used_for_the_gated_original(project, hub,
     with pytest.raises(Offline, match="is not what was asked for"):
         fetch_checked(GATED, offline(project))
     monkeypatch.setenv("HF_TOKEN", "hf_x")
-    got = fetch_checked(GATED, project, target=project.folder / "tokenizer.json")
-    assert not got.cached
-    assert got.path.read_bytes() == tokenizer_json(note="official")
+    result = fetch_checked(GATED, project, target=project.folder / "tokenizer.json")
+    assert not result.cached
+    assert result.path.read_bytes() == tokenizer_json(note="official")
 
 
 def test_a_gated_source_without_a_token_opens_no_connection(project, hub):
@@ -116,8 +116,8 @@ def test_a_cached_file_with_a_wrong_vocabulary_is_replaced_with_a_warning(projec
     entry = tokenizer_entry(MIRRORED, project.cache)
     entry.unlink()
     entry.write_bytes(tokenizer_json(5))
-    got = fetch_checked(MIRRORED, project)
-    assert got.path == entry
+    result = fetch_checked(MIRRORED, project)
+    assert result.path == entry
     assert entry.read_bytes() == tokenizer_json(note="mirror")
     assert "Vocabulary size mismatch: expected 3, got 5" in caplog.text
 
@@ -154,9 +154,9 @@ def test_another_revision_is_requested_and_pinned_on_its_own(project, hub):
     hub.repos["mirror/tiny"].revisions["v1"] = first.pin.commit
     assert fetch_checked(MIRRORED, project).path.read_bytes() == tokenizer_json(note="mirror")
     hub.forget()
-    got = fetch_checked(replace(MIRRORED, revision="v1"), project)
+    result = fetch_checked(replace(MIRRORED, revision="v1"), project)
     # The bytes are the same as those of main before: none is transferred.
-    assert (got.cached, got.pin.commit) == (
+    assert (result.cached, result.pin.commit) == (
         True,
         first.pin.commit,
     )
@@ -192,12 +192,12 @@ def test_the_check_of_the_cache_finds_an_altered_tokenizer_by_its_digest(project
 
 
 def test_a_model_is_placed_in_the_models_folder_and_pinned(project, hub):
-    got = fetch_checked(WEIGHTS, project)
-    assert got.path == project.folder / "models" / "org-model" / "model.gguf"
-    assert got.path.read_bytes() == CONTENT
+    result = fetch_checked(WEIGHTS, project)
+    assert result.path == project.folder / "models" / "org-model" / "model.gguf"
+    assert result.path.read_bytes() == CONTENT
     (pinned,) = records.read_lock(project.lock_path)
     assert pinned.place == "models/org-model/model.gguf"
-    assert (pinned.sha256, pinned.size) == (got.pin.sha256, len(CONTENT))
+    assert (pinned.sha256, pinned.size) == (result.pin.sha256, len(CONTENT))
     assert pinned.commit == hub.repos["org/model"].revisions["main"]
 
 
@@ -271,9 +271,9 @@ def test_a_file_that_was_there_is_pinned_only_if_the_server_has_the_same_bytes(p
     path = project.folder / "models" / "org-model" / "model.gguf"
     path.parent.mkdir(parents=True)
     path.write_bytes(CONTENT)
-    got = fetch_checked(WEIGHTS, project)
-    assert (got.cached, hub.sent("cdn")) == (True, 0)
-    assert got.pin.commit == hub.repos["org/model"].revisions["main"]
+    result = fetch_checked(WEIGHTS, project)
+    assert (result.cached, hub.sent("cdn")) == (True, 0)
+    assert result.pin.commit == hub.repos["org/model"].revisions["main"]
     project.lock_path.unlink()
     path.write_bytes(CONTENT[:100])
     with pytest.raises(UsageError, match="it stays"):
@@ -304,7 +304,7 @@ def test_a_project_whose_lock_file_cannot_be_written_gets_its_file_with_a_warnin
 def test_threads_that_ask_at_the_same_time_fetch_once_and_pin_the_commit(project, hub):
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(lambda _: fetch_checked(MIRRORED, project), range(8)))
-    assert sorted(got.cached for got in results) == [False] + [True] * 7
+    assert sorted(result.cached for result in results) == [False] + [True] * 7
     assert len([seen for seen in hub.requests(method="GET") if "tokenizer.json" in seen.path]) == 1
     commit = hub.repos["mirror/tiny"].revisions["main"]
     assert records.read_lock(project.lock_path)[0].commit == commit
@@ -361,15 +361,15 @@ def test_sync_places_a_tokenizer_where_it_was_when_it_was_pinned(project):
 
 
 def test_a_replaced_file_is_an_error_that_names_both_digests_until_it_is_accepted(project, hub):
-    got = fetch_checked(WEIGHTS, project)
+    result = fetch_checked(WEIGHTS, project)
     repo = hub.repos["org/model"]
     newer = hub.add("org/model", "model.gguf", CONTENT + b"newer")
-    repo.commits[got.pin.commit] = repo.commits[repo.revisions["main"]]  # history rewritten
-    got.path.unlink()
+    repo.commits[result.pin.commit] = repo.commits[repo.revisions["main"]]  # history rewritten
+    result.path.unlink()
     shutil.rmtree(project.cache)
     with pytest.raises(UpstreamChanged) as caught:
         sync(project)
-    assert got.pin.sha256 in str(caught.value)
+    assert result.pin.sha256 in str(caught.value)
     assert newer.sha256 in str(caught.value)
     (accepted,) = sync(replace(project, update=True))
     assert accepted.pin.sha256 == newer.sha256
@@ -380,22 +380,22 @@ def test_a_replaced_file_is_an_error_that_names_both_digests_until_it_is_accepte
 
 
 def test_a_replaced_small_file_is_an_error_too(project, hub):
-    got = fetch_checked(MIRRORED, project)
+    result = fetch_checked(MIRRORED, project)
     repo = hub.repos["mirror/tiny"]
     hub.add("mirror/tiny", "tokenizer.json", tokenizer_json(note="mirroR"))
-    repo.commits[got.pin.commit] = repo.commits[repo.revisions["main"]]
+    repo.commits[result.pin.commit] = repo.commits[repo.revisions["main"]]
     shutil.rmtree(project.cache)
-    with pytest.raises(UpstreamChanged, match=got.pin.sha256):
+    with pytest.raises(UpstreamChanged, match=result.pin.sha256):
         sync(project)
 
 
 def test_a_pinned_commit_that_vanished_is_not_found_with_a_hint_to_update(project, hub):
-    got = fetch_checked(WEIGHTS, project)
+    result = fetch_checked(WEIGHTS, project)
     hub.add("org/model", "model.gguf", CONTENT)
-    del hub.repos["org/model"].commits[got.pin.commit]
-    got.path.unlink()
+    del hub.repos["org/model"].commits[result.pin.commit]
+    result.path.unlink()
     shutil.rmtree(project.cache)
-    with pytest.raises(NotFound, match=got.pin.commit) as caught:
+    with pytest.raises(NotFound, match=result.pin.commit) as caught:
         sync(project)
     assert "bitnet sync --update" in caught.value.hint
 
@@ -404,8 +404,8 @@ def test_update_transfers_nothing_when_nothing_has_changed(project, hub):
     fetch_checked(WEIGHTS, project)
     hub.add("org/model", "README.md", b"a new commit")
     hub.forget()
-    (got,) = sync(replace(project, update=True))
-    assert got.cached
+    (result,) = sync(replace(project, update=True))
+    assert result.cached
     assert hub.sent() == 0
     assert (
         records.read_lock(project.lock_path)[0].commit == hub.repos["org/model"].revisions["main"]

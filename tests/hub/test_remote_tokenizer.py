@@ -32,7 +32,7 @@ def project(tmp_path, hub, monkeypatch):
 
 
 def read(path):
-    """A check that accepts every file: its bytes."""
+    """Bytes of the file at *path*: as a check, this accepts every file."""
     return path.read_bytes()
 
 

@@ -197,7 +197,7 @@ def test_a_repository_in_hugging_faces_cache_runs_offline_by_its_refs(
 ):
     commit = "a" * 40
     root = tmp_path / "hf/models--org--one"
-    digest = hub.blobs and next(iter(hub.blobs))
+    digest = hub.blobs and next(iter(hub.blobs))  # of the first file of the hub: *content*
     for folder in ("blobs", "refs", f"snapshots/{commit}"):
         (root / folder).mkdir(parents=True)
     (root / "refs/main").write_text(commit)

@@ -29,8 +29,8 @@ def options(hub):
 
 @pytest.fixture
 def session(options):
-    with HubSession(options) as made:
-        yield made
+    with HubSession(options) as opened_session:
+        yield opened_session
 
 
 def test_the_reply_to_head_of_a_large_file_gives_commit_size_and_digest(hub, options, session):
@@ -199,10 +199,10 @@ def test_a_file_name_with_control_characters_is_escaped_in_messages_and_never_fe
     hub.add("org/model", name, CONTENT)
     with pytest.raises(UsageError):
         file_url("org/model", "main", name, options)
-    found = candidates(list_files("org/model", "main", session), "")
+    models = candidates(list_files("org/model", "main", session), "")
     with pytest.raises(UsageError) as caught:
-        choose(Ref("", repo="org/model"), found)
-    shown = caught.value.message + caught.value.hint
-    assert name not in shown
-    assert all(c.isprintable() or c == "\n" for c in shown)
-    assert shown.count("\n") == 2  # one before each of the two files in the list
+        choose(Ref("", repo="org/model"), models)
+    message = caught.value.message + caught.value.hint
+    assert name not in message
+    assert all(c.isprintable() or c == "\n" for c in message)
+    assert message.count("\n") == 2  # one before each of the two files in the list

@@ -181,6 +181,7 @@ def test_a_file_too_large_for_one_reply_is_requested_in_parts_with_a_warning(
     monkeypatch.setenv("BITNET_CONNECTIONS", "1")
     project = Project(tmp_path, tmp_path / "cache", FetchOptions(base_url=hub.url), "none")
     assert received(project)
+    # The text names the limit of the hub, which is lowered here.
     (warning,) = [text for text in caplog.messages if "above 50 GB" in text]
     assert "--base-url=URL" in warning
     requests = hub.requests("cdn", "GET")

@@ -45,6 +45,7 @@ SHAPES = ("m-{}.gguf", "m.{}.gguf", "{}/m-00001-of-00002.gguf", "sub/m-{}-00002-
 def test_a_tag_means_the_files_of_its_quantization_and_of_no_other(shape):
     for tag, other in itertools.product(TAGS, repeat=2):
         file = shape.format(other)
+        # A tag without UD- (Unsloth's dynamic quantization) also means files with it.
         expected = tag in (other, other.removeprefix("UD-"))
         assert has_tag(file, tag) == has_tag(file, tag.lower()) == expected, (file, tag)
 

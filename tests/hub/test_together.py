@@ -66,9 +66,9 @@ def test_files_are_transferred_at_the_same_time(hub, project):
 
 
 def test_all_files_appear_and_are_pinned_at_once(project):
-    got = download(WHOLE_REPO, project)
+    result = download(WHOLE_REPO, project)
     assert seen(project) == FILES
-    assert [entry.path.name for entry in got] == sorted(FILES)
+    assert [entry.path.name for entry in result] == sorted(FILES)
     assert [entry.file for entry in records.read_lock(project.lock_path)] == sorted(FILES)
     assert all(entry.cached for entry in download(WHOLE_REPO, project))
 

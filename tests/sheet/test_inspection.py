@@ -36,6 +36,7 @@ def bitnet_file(tmp_path):
     }
     tensors = [
         f32("token_embd.weight", (20, 256)),
+        # The codes 0, 1 and 2 are the weights -1, 0 and 1.
         i2_s("blk.0.attn_q.weight", (2, 128), [0] * 64 + [1] * 128 + [2] * 64, scale=0.5),
     ]
     return write_gguf(tmp_path / "m.gguf", metadata, tensors)

@@ -50,7 +50,7 @@ def model(tmp_path):
     return write_gguf(tmp_path / "m.gguf", metadata(**{"general.license": "mit"}), tensors)
 
 
-def test_experts_need_no_memory_of_their_own_and_a_token_reads_those_it_uses(tmp_path):
+def test_experts_may_stay_in_the_file_if_memory_is_short_and_a_token_reads_those_it_uses(tmp_path):
     tensors = [
         f32("token_embd.weight", (40, 256)),
         f32("output.weight", (40, 256)),
@@ -174,9 +174,9 @@ def test_a_file_with_a_vocabulary_and_no_tensors_has_a_finding(tmp_path):
 
 
 def test_a_file_whose_header_cannot_be_read_is_planned_by_its_size():
-    found = plan_unread("m.gguf", 1000, ROOMY, licence="MIT", gated=False)
-    assert found.runs
-    assert "open" in "\n".join(found.lines())
+    planned = plan_unread("m.gguf", 1000, ROOMY, licence="MIT", gated=False)
+    assert planned.runs
+    assert "open" in "\n".join(planned.lines())
     assert not plan_unread("m", 1000, replace(ROOMY, free_memory=5)).runs
 
 

@@ -195,16 +195,16 @@ def test_adopting_a_file_twice_leaves_its_permissions_and_times(store, tmp_path,
 def test_a_file_of_the_user_may_not_be_replaced_unless_the_store_has_its_bytes(
     store, blob, tmp_path
 ):
-    mine = tmp_path / "mine.gguf"
-    mine.write_bytes(b"mine")
-    assert not store.may_replace(mine)
-    store.place(blob, mine)
-    assert store.may_replace(mine)
-    mine.unlink()
-    mine.write_bytes(b"mine")
-    assert not store.may_replace(mine)
-    mine.write_bytes(CONTENT)
-    assert store.may_replace(mine)  # the store has it
+    users_file = tmp_path / "mine.gguf"
+    users_file.write_bytes(b"mine")
+    assert not store.may_replace(users_file)
+    store.place(blob, users_file)
+    assert store.may_replace(users_file)
+    users_file.unlink()
+    users_file.write_bytes(b"mine")
+    assert not store.may_replace(users_file)
+    users_file.write_bytes(CONTENT)
+    assert store.may_replace(users_file)  # the store has it
 
 
 def test_a_sweep_removes_the_records_of_files_that_are_gone(store, blob, tmp_path):

@@ -145,7 +145,7 @@ def content(tmp_path, hub):
 
 @pytest.fixture
 def download(hub, content, tmp_path, monkeypatch):
-    """Function that fetches files with huggingface_hub; the repository's folder in its cache."""
+    """Function that fetches files with huggingface_hub, and returns their repository's folder."""
     cache = tmp_path / "hf"
     monkeypatch.setenv("HF_HUB_CACHE", str(cache))
 
@@ -158,7 +158,10 @@ def download(hub, content, tmp_path, monkeypatch):
 
 
 def share(cache, blob, number=0):
-    """Move *blob* into the package's shared store, as after a download with Xet; its name there."""
+    """Move *blob* into the package's shared store, as after a download with Xet.
+
+    Returns its name there, made of *number*.
+    """
     try:
         from huggingface_hub.utils import _shared_blobs as shared
     except ImportError:
@@ -286,8 +289,8 @@ def test_every_snapshot_of_a_file_is_listed(download, hub):
     download("config.json")
     hub.add(REPO, "config.json", SMALL + b" ")
     download("config.json")
-    found = [path.read_bytes() for path in hugging_face.snapshots_of(REPO, "config.json")]
-    assert sorted(found) == [SMALL, SMALL + b" "]
+    contents = [path.read_bytes() for path in hugging_face.snapshots_of(REPO, "config.json")]
+    assert sorted(contents) == [SMALL, SMALL + b" "]
     assert list(hugging_face.snapshots_of("org/none", "config.json")) == []
 
 

@@ -13,7 +13,7 @@ ALL = Selection(models=True)
 
 
 def put(path, content=b"x"):
-    """Write *content* to *path*, with its folders; the path."""
+    """Write *content* to *path*, whose folders are created, and return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return path
@@ -69,15 +69,15 @@ def test_a_tag_copied_into_a_project_does_not_make_it_a_cache(tmp_path):
 def test_links_in_a_cache_are_removed_and_their_targets_stay(tmp_path):
     root = tmp_path / "cache"
     make_cache(root)
-    mine = put(tmp_path / "home/mine.gguf")
+    users_file = put(tmp_path / "home/mine.gguf")
     (root / "models").mkdir()
-    (root / "models/link.gguf").symlink_to(mine)
-    (root / "models/hard.gguf").hardlink_to(mine)
-    (root / "models/folder").symlink_to(mine.parent)
-    (root / "exact-heads").symlink_to(mine.parent)
+    (root / "models/link.gguf").symlink_to(users_file)
+    (root / "models/hard.gguf").hardlink_to(users_file)
+    (root / "models/folder").symlink_to(users_file.parent)
+    (root / "exact-heads").symlink_to(users_file.parent)
     prune(plan(root, ALL))
-    assert mine.read_bytes() == b"x"
-    assert mine.stat().st_nlink == 1
+    assert users_file.read_bytes() == b"x"
+    assert users_file.stat().st_nlink == 1
     assert not (root / "models/link.gguf").is_symlink()
 
 
