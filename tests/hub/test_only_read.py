@@ -73,7 +73,7 @@ def read_only(monkeypatch):
         for name in ("mkdir", "unlink", "rmdir", "chmod", "utime"):
             wrap(name)
         for name in ("rename", "replace", "link", "symlink"):
-            wrap(name, 1)
+            wrap(name, 1)  # the second argument is the path that is created
         real_open = os.open
         real_io = io.open
 

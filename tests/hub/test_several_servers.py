@@ -130,7 +130,7 @@ def test_a_mirror_that_sends_other_bytes_is_left_and_the_hub_sends_the_file(
     hub, other, project, monkeypatch, caplog
 ):
     blob = other.add("org/model", "model.gguf", CONTENT)
-    monkeypatch.setattr(blob, "read", lambda start, stop: bytes(stop - start))
+    monkeypatch.setattr(blob, "read", lambda start, stop: bytes(stop - start))  # zeros
     hub.rules.append(Rule(where="cdn", method="GET", status=404, times=1))
     assert received(project)
     assert "what a mirror sent is damaged" in caplog.text
