@@ -44,6 +44,7 @@ def put(path, content=TOKENIZER, *, age_days=0.0):
 def root(tmp_path):
     """A cache with an entry of every kind; the ages of the complete ones differ."""
     root = tmp_path / "bitnet"
+    # The signature of every cache (https://bford.info/cachedir/), and a line of ours.
     put(root / "CACHEDIR.TAG", b"Signature: 8a477f597d28d172789f06886806bc55\n# bitnet\n")
     put(root / "tokenizers/llama3-128k/tokenizer.json", age_days=1)
     put(root / "tokenizers/gpt2-50k/tokenizer.json", age_days=40)
@@ -249,7 +250,7 @@ def test_everything_but_models_is_removed_by_default(root):
             Selection(older_than="30d"),
             [f"{'ab' * 32}.tok", "old.json.incomplete", "tokenizer.json"],
         ),
-        (Selection(older_than="30d", keep=10), ["old.json.incomplete"]),
+        (Selection(older_than="30d", keep=10), ["old.json.incomplete"]),  # leftovers do not count
         (
             Selection(keep=1),  # the newest: a tokenizer
             [

@@ -25,6 +25,7 @@ FORMS = ("nothing", "hard link", "copy")  # of the second path that a file has i
 def root(tmp_path):
     root = tmp_path / "bitnet"
     root.mkdir()
+    # The signature of every cache (https://bford.info/cachedir/), and a line of ours.
     tag = b"Signature: 8a477f597d28d172789f06886806bc55\n# bitnet\n"
     (root / "CACHEDIR.TAG").write_bytes(tag)
     return root

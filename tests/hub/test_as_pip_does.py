@@ -54,10 +54,10 @@ def store(tmp_path):
 
 def obtain(store, *, progress="none"):
     """Fetch TINY into *store* in one attempt, and check its bytes."""
-    got, _ = fetch_packaged(
+    blob, _ = fetch_packaged(
         TINY, store, fetch=fetch, options=FetchOptions(retries=1), progress=progress
     )
-    assert got.path.read_bytes() == WHOLE
+    assert blob.path.read_bytes() == WHOLE
 
 
 def was_sent_once(index):

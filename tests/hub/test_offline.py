@@ -69,7 +69,7 @@ def test_commands_whose_files_are_there_open_no_socket_and_start_no_program(
     hub, audited, local_index, tmp_path, monkeypatch
 ):
     hub.add("org/tiny", "tiny.gguf", tiny_gguf(tmp_path / "tiny.gguf").read_bytes())
-    vocab = {f"t{number}": number for number in range(128_256)}
+    vocab = {f"t{number}": number for number in range(128_256)}  # as many as Llama 3 has
     hub.add(MIRROR, "tokenizer.json", json.dumps({"model": {"vocab": vocab}}).encode())
     hub.add("org/model", "m.gguf", b"GGUF" * 500)
     monkeypatch.setenv("HF_ENDPOINT", hub.url)

@@ -202,7 +202,7 @@ def test_different_tokenizers_have_different_folders_also_where_case_is_ignored(
     assert len({str(folder).casefold() for folder in folders}) == len(refs)
     for folder in folders:
         assert folder.parent == tmp_path / "tokenizers"
-        assert len(folder.name) < 150
+        assert len(folder.name) < 150  # far below the 255 bytes of a file name
         assert folder.name.isascii()
         assert folder.name != tree.COMPILED
 

@@ -224,8 +224,7 @@ def test_the_limit_for_waits_that_a_server_asks_for_does_not_limit_the_waits_of_
             patience.report_failure("model.gguf", broken)
         with pytest.raises(NetworkError, match="9 attempts"):
             patience.report_failure("model.gguf", broken)
-    # Seconds: twice the wait before, up to 20.
-    assert clock.waits == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 20.0]
+    assert clock.waits == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 20.0]  # seconds, at most 20
 
 
 def test_a_wait_that_a_server_asks_for_counts_with_the_time_since_the_last_byte(

