@@ -53,6 +53,7 @@ def test_a_foreign_file_is_replaced_with_force_only(tmp_path):
     for force in (None, False):
         with pytest.raises(UsageError, match="is not a letter: it is not overwritten") as caught:
             OutputFile(target, LETTER, force=force).write(b"Dear")
+        # With None, the command has no option --force to advise.
         assert ("--force" in caught.value.hint) is (force is False)
     assert target.read_text() == "mine"
     OutputFile(target, LETTER, force=True).write(b"Dear")
