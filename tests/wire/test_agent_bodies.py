@@ -10,7 +10,8 @@ from bitnet.runtime.request import EVERYTHING, Request
 from bitnet.wire.routes import ROUTES
 
 BODIES = json.loads((Path(__file__).parents[1] / "data" / "agent_bodies.json").read_text())
-#: Fields that cannot change the answer of a model without reasoning, by the agent.
+#: Fields that a reply names as ignored, by agent: they cannot change the answer of a model
+#: without reasoning.
 NAMED = {
     "aider": set(),
     "claude-code": {"context_management", "output_config.effort", "thinking"},
@@ -33,8 +34,9 @@ def test_every_field_that_an_agent_sends_is_known(agent):
         (request,) = form.requests(fields, Request(max_tokens=EVERYTHING), model)
         request.check()
         named = form.list_ignored(fields, model)
+    # Nothing of a body is lost: its tools, its last message, and each of its messages.
     assert bool(request.tools) == bool(body.get("tools"))
     last = request.messages[-1]
-    assert last["content"] or last["role"] == "tool"  # a command may write nothing
+    assert last["content"] or last["role"] == "tool"  # the output of a command may be empty
     assert len(request.messages) >= len(body.get("messages", ()))
-    assert set(named) >= NAMED[agent.split()[0]]
+    assert set(named) >= NAMED[agent.split()[0]]  # a key is an agent and its version

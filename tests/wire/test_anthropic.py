@@ -64,6 +64,7 @@ def test_instructions_come_first_and_blocks_are_texts(client):
 
     blocks = [{"type": "text", "text": "a"}, {"type": "text", "text": "bc"}]
     plain = count(messages=ASK)
+    # One character is one token; blocks of a text are joined by a line end.
     assert count(messages=ASK, system="abc") == plain + len("system.abc.")
     assert count(messages=ASK, system=blocks) == plain + len("system.a\nbc.")
     assert count(messages=[{"role": "user", "content": blocks}]) == plain + 1
@@ -89,7 +90,7 @@ def test_a_tool_is_used_and_its_result_goes_back(client, wanted):
         kinds = [event.delta.type for event in stream if event.type == "content_block_delta"]
         (streamed,) = stream.get_final_message().content
     assert set(kinds) == {"input_json_delta"}
-    assert len(kinds) > 2
+    assert len(kinds) > 2  # the arguments come in several deltas
     assert streamed.input == block.input
     result = {"type": "tool_result", "tool_use_id": block.id, "content": "rain"}
     turns = [
@@ -135,7 +136,7 @@ def test_what_is_not_served_is_refused_in_anthropics_form(worker, fields, words)
     assert facts["error"]["message"].startswith(words) or words in facts["error"]["message"]
 
 
-def test_errors_are_the_clients_own(path, worker, client, wanted, anthropic):
+def test_errors_are_raised_as_exceptions_of_the_client(path, worker, client, wanted, anthropic):
     with listening(path, app_options={"api_key": "secret"}, strict_names=True) as closed:
         with (
             anthropic.Anthropic(base_url=closed.address, api_key="secret", max_retries=0) as strict,
@@ -154,8 +155,8 @@ def test_errors_are_the_clients_own(path, worker, client, wanted, anthropic):
 
 
 def test_a_prompt_beyond_the_context_is_refused_for_its_length(worker):
-    """Agents ask for 32,000 tokens of any model, which is not what is wrong."""
-    long = [{"role": "user", "content": "a" * 5000}]
+    """The refusal names the context, not max_tokens: agents ask for 32,000 tokens of any model."""
+    long = [{"role": "user", "content": "a" * 5000}]  # the context has 2,048 positions
     reply = worker.post("/v1/messages", {"model": "tiny", "messages": long, "max_tokens": 32_000})
     assert reply.status_code == 400
     assert "context" in reply.json()["error"]["message"]

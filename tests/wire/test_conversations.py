@@ -40,7 +40,8 @@ def test_a_call_keeps_its_reasoning_and_text(dialect, conversation, begin):
 
 
 @pytest.mark.parametrize("dialect", ["openai", "responses"])
-def test_a_developer_stays_one_until_the_template_is_known(dialect):
+def test_a_developer_message_keeps_its_role_in_the_request(dialect):
+    """Only the template decides whether it becomes a system message."""
     assert request_of("developer", dialect).messages[0]["role"] == "developer"
 
 
@@ -67,6 +68,8 @@ def test_reasoning_of_responses_belongs_to_what_follows_it():
     ]  # fmt: skip
     form = FORMS["responses"]
     (request,) = form.requests(form.read({"input": items}), None, None)
+    # The messages: user, two calls, the result of the first, text, a call, user. The last
+    # reasoning has no answer after it and is dropped.
     reasoning = [message.get("reasoning_content") for message in request.messages]
     assert reasoning == [None, "a", None, "b", "d", None]
     assert [len(message.get("tool_calls", ())) for message in request.messages] == [
@@ -95,30 +98,32 @@ def test_ollamas_results_name_their_function():
     assert request.messages[2]["name"] == "get_weather"
 
 
-#: A template that leaves out what the assistant says.
-DEAF = "{% for m in messages if m.role != 'assistant' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-SAYS = {"role": "assistant", "content": "b"}
+#: A template that omits the messages of the assistant.
+OMITS_ASSISTANT = (
+    "{% for m in messages if m.role != 'assistant' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+ANSWER = {"role": "assistant", "content": "b"}
 
 
 @pytest.mark.parametrize(
     ("dialect", "body", "place"),
     [
-        ("openai", {"messages": [USER, SAYS, USER]}, "messages.1"),
+        ("openai", {"messages": [USER, ANSWER, USER]}, "messages.1"),
         (
             "anthropic",
-            {"system": "s", "max_tokens": 1, "messages": [USER, USER, SAYS, USER]},
+            {"system": "s", "max_tokens": 1, "messages": [USER, USER, ANSWER, USER]},
             "messages.2",
         ),
-        ("responses", {"instructions": "s", "input": [USER, USER, SAYS, USER]}, "input.2"),
+        ("responses", {"instructions": "s", "input": [USER, USER, ANSWER, USER]}, "input.2"),
     ],
 )
 def test_a_refused_message_is_named_by_its_place_in_the_clients_body(dialect, body, place):
     form = FORMS[dialect]
-    read = form.read(body)
-    (request,) = form.requests(read, None, None)
+    fields = form.read(body)
+    (request,) = form.requests(fields, None, None)
     with pytest.raises(UsageError) as error:
-        conversation_text(tokenizer_of(DEAF), request)
-    renamed = form.rename(error.value, read)
+        conversation_text(tokenizer_of(OMITS_ASSISTANT), request)
+    renamed = form.rename(error.value, fields)
     assert renamed.field == place
     assert renamed.message.startswith(f"{place}: the chat template")
 
@@ -131,6 +136,7 @@ def test_results_in_one_message_of_anthropics_have_its_place():
     assert message_places(body) == ["messages.0", *["messages.1"] * 3, "messages.2"]
 
 
+#: Templates that read a switch of reasoning, and an effort under a name of their own.
 SWITCH = "{% if enable_thinking %}on{% endif %}" + TEMPLATE
 STRENGTH = "{{ reasoning_strength | default('high') }}" + TEMPLATE
 
@@ -138,10 +144,10 @@ STRENGTH = "{{ reasoning_strength | default('high') }}" + TEMPLATE
 @pytest.mark.parametrize(
     ("template", "effort", "variables"),
     [
-        (TEMPLATE + "{# reasoning_effort #}", "low", {}),
+        (TEMPLATE + "{# reasoning_effort #}", "low", {}),  # named, but without effect
         (STRENGTH, "low", {"reasoning_strength": "low"}),
         (SWITCH, "none", {"enable_thinking": False}),
-        (SWITCH, "low", {}),
+        (SWITCH, "low", {}),  # a switch knows no efforts
     ],
 )
 def test_an_effort_is_given_to_templates_whose_text_it_changes(template, effort, variables):
@@ -152,6 +158,7 @@ def test_an_effort_is_given_to_templates_whose_text_it_changes(template, effort,
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
 def test_reasoning_under_every_name_can_be_continued(name):
+    # A template is known to reason by this mark, which is here in a comment.
     template = TEMPLATE.replace("{% endfor %}", "{% endfor %}{# </think> #}", 1)
     message = {"role": "assistant", name: "I need"}
     request = Request(messages=[USER, message], continue_final_message=True)

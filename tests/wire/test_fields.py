@@ -16,12 +16,14 @@ from bitnet.wire.fields import DIALECTS, NAMES
 from bitnet.wire.routes import COMPUTED, ROUTES
 
 FORMS = ROUTES | COMPUTED
+#: A valid value of every field that a form may require.
 MINIMAL = {
     "messages": [{"role": "user", "content": "a"}], "prompt": "a", "input": "a", "model": "m",
     "max_tokens": 8, "content": "a", "tokens": [1], "input_prefix": "a", "input_suffix": "a",
     "query": "a", "documents": ["a"], "text_1": "a", "text_2": "a",
 }  # fmt: skip
-DEEP = json.loads("[" * 200 + "]" * 200)
+DEEP = json.loads("[" * 200 + "]" * 200)  # 200 lists in each other
+#: Values of every type at and beyond their bounds, and text that UTF-8 cannot encode.
 STRANGE = [
     None, True, False, 0, -1, -2, 2**63, 10**400, 1.5, float("nan"), float("inf"), "", "a", "\0",
     "\ud800", "x" * 300_000, [], [None], [[]], ["a"] * 5000, [-1], [2**40], [[[1]]], DEEP, {},
@@ -33,7 +35,7 @@ STRANGE = [
 
 
 def _minimal(form):
-    """The least that *form* takes."""
+    """The smallest body that *form* accepts, which has messages or documents if it knows them."""
     needed = {*form.required, "messages", "documents"} & set(form.fields)
     return {field: MINIMAL[field] for field in needed}
 
@@ -45,7 +47,11 @@ def model():
 
 
 def _try(path, body, model):
-    """The error of *body*, as a client reads it; ``None`` where it is taken."""
+    """The error about a field of *body*, as a client reads it.
+
+    None if the body is accepted, or if this model does not support it. Any other exception is a
+    failure of the test.
+    """
     form = FORMS[path]
     try:
         fields = form.read(body)
@@ -57,7 +63,7 @@ def _try(path, body, model):
         form.list_ignored(fields, model)
     except UsageError as error:
         renamed = form.rename(error)
-        assert renamed.message.encode()
+        assert renamed.message.encode()  # it can be sent: no half of a surrogate pair is in it
         return renamed
     except (Unsupported, InvalidFormat):  # by this model; a status of 400 as well
         return None
@@ -102,34 +108,34 @@ def test_no_body_breaks_a_form(path, data, model):
         (b'{"metadata": {"a": [-1.5E+400]}}', "-1.5E.400 is out of range"),
     ],
 )
-def test_bytes_that_are_not_an_object_are_told_apart(raw, reason):
+def test_bytes_that_are_not_an_object_are_refused_with_the_reason(raw, reason):
     with pytest.raises(UsageError, match=reason):
         openai.COMPLETION.parse(raw)
 
 
 def test_checking_ends_at_the_first_error():
-    """A million wrong entries take no longer than reading them."""
-    ids = json.dumps({"prompt": ["x", *range(250_000)]}).encode()
-    unknown = json.dumps({"prompt": "a"} | {f"k{at}": at for at in range(60_000)}).encode()
-    for raw in (ids, unknown):
+    """A body with very many errors is refused in a small multiple of the time to parse it."""
+    wrong_ids = json.dumps({"prompt": ["x", *range(250_000)]}).encode()
+    unknown_fields = json.dumps({"prompt": "a"} | {f"k{at}": at for at in range(60_000)}).encode()
+    for raw in (wrong_ids, unknown_fields):
         begun = time.process_time()
         with pytest.raises(UsageError):
             openai.COMPLETION.parse(raw)
         checked_s = time.process_time() - begun
         begun = time.process_time()
         json.loads(raw)
-        # Bounds of the order alone: collecting every error took hundreds of times as long.
+        # A loose bound, for busy machines: collecting all errors took hundreds of times as long.
         assert checked_s < 20 * (time.process_time() - begun) + 0.1
 
 
-def test_each_field_of_sampling_has_its_names_in_the_table():
+def test_each_field_of_sampling_has_a_name_for_each_dialect_in_the_table():
     assert {*SAMPLING} <= set(NAMES)
     assert all(len(names) == len(DIALECTS) for names in NAMES.values())
     assert set(NAMES) <= {*Request.__dataclass_fields__}
 
 
 @pytest.mark.parametrize(
-    ("path", "values", "expected"),
+    ("path", "values", "expected"),  # the limit of tokens and the temperature
     [
         ("/v1/chat/completions", {"repeat_penalty": 1.5, "max_completion_tokens": 5}, (5, 1.0)),
         ("/v1/messages", {"max_tokens": 7}, (7, 1.0)),
@@ -142,9 +148,12 @@ def test_a_dialects_name_sets_the_field(path, values, expected):
     form = FORMS[path]
     body = form.read(_minimal(form) | values)
     (request,) = form.requests(body, Request(max_tokens=EVERYTHING), None)
+    # Where the body has no temperature, it is the dialect's default: 0.8 for llama.cpp's server,
+    # 1 for OpenAI and Anthropic.
     assert (request.length_limit, request.sampling.temperature) == expected
 
 
+#: A format that is refused: its schema has a NUL character.
 OUTPUT = {"type": "json_schema", "schema": {"pattern": "\0"}}
 
 
@@ -195,7 +204,7 @@ def test_a_refusal_says_what_was_expected_of_this_value(path, values, message, m
     assert error.message.startswith(message)
 
 
-def test_a_body_that_is_cut_off_is_told_apart_without_stammering():
+def test_a_body_that_is_cut_off_is_refused_with_one_position():
     with pytest.raises(UsageError, match=r"starting at character 11$"):
         openai.COMPLETION.parse(b'{"prompt": "a')
 
@@ -262,6 +271,7 @@ def test_a_grammar_that_cannot_be_compiled_is_named_as_the_client_gave_it(path, 
     assert form.rename(raised.value, body).field == field
 
 
+#: Every entry of structured_outputs, with the value that requests nothing.
 DUMPED = dict.fromkeys(("json", "regex", "choice", "grammar", "structural_tag"))
 DUMPED |= {"json_object": False, "disable_any_whitespace": False}
 

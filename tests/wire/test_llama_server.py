@@ -49,10 +49,10 @@ def test_the_probabilities_are_those_of_openais_route_with_ids(worker):
     streamed = worker.post("/completion", asked | {"stream": True}).text
     events = [json.loads(each.removeprefix("data: ")) for each in streamed.split("\n\n") if each]
     assert [row for event in events for row in event.get("completion_probabilities", [])] == rows
-    for count in (0, None):
+    for count in (0, None):  # both request no probabilities
         plain = worker.post("/completion", GREEDY | {"n_probs": count}).json()
         assert "completion_probabilities" not in plain
-    reply = worker.post("/completion", GREEDY | {"n_probs": 21})
+    reply = worker.post("/completion", GREEDY | {"n_probs": 21})  # the most are 20
     assert (reply.status_code, "n_probs" in reply.text) == (400, True)
 
 
@@ -76,7 +76,7 @@ def test_the_worker_is_described(worker):
     assert props["default_generation_settings"]["n_ctx"] == 2048
     assert [slot["is_processing"] for slot in worker.http.get("/slots").json()] == [False] * 3
     assert worker.http.get("/health").json() == {"status": "ok"}
-    worker.slot.drain()
+    worker.slot.drain()  # it stops, and is unavailable from now on
     reply = worker.http.get("/health")
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, 503)
 
@@ -84,8 +84,8 @@ def test_the_worker_is_described(worker):
 def test_a_template_is_applied_and_not_answered(worker):
     body = {"messages": [{"role": "user", "content": "abc"}]}
     assert worker.post("/apply-template", body).json() == {"prompt": "user.abc.assistant."}
-    told = worker.post("/apply-template", body | {"tools": [WEATHER]}).json()["prompt"]
-    assert '"weather"' in told
+    with_tool = worker.post("/apply-template", body | {"tools": [WEATHER]}).json()["prompt"]
+    assert '"weather"' in with_tool
 
 
 def test_openais_routes_have_no_prefix_either(worker):
@@ -130,6 +130,7 @@ def test_what_is_not_served_is_refused_in_its_form(worker, fields, words):
     assert error["message"].startswith(words)
 
 
+#: Control tokens around the parts of a file with a gap, and before the names of files.
 MARKS = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>", "<|repo_name|>"]
 
 
@@ -140,6 +141,7 @@ def test_a_gap_is_filled_between_its_tokens(tmp_path):
     asked |= {"input_extra": [{"filename": "d.c", "text": "e"}]}
     with listening(path) as worker, load(path) as model:
         facts = worker.post("/infill", asked).json()
+        # "file" is the name of the file with the gap, which is not in the request.
         ids = model.tokenizer.encode(
             "<|file_sep|>d.c\ne<|file_sep|>file\n<|fim_prefix|>def ab<|fim_suffix|>c<|fim_middle|>"
         )
@@ -147,6 +149,7 @@ def test_a_gap_is_filled_between_its_tokens(tmp_path):
         assert facts["content"] == same["content"] != ""
         assert facts["tokens_evaluated"] == len(ids)
         # Marks in the text of a file are text.
+        # They are spelled by a token per character.
         plain = asked | {"input_prefix": "<|fim_suffix|>", "input_extra": []}
         assert worker.post("/infill", plain).json()["tokens_evaluated"] > len("<|fim_suffix|>")
 
@@ -172,10 +175,11 @@ def test_a_reply_has_only_the_requested_fields(worker):
 
 
 def test_samplers_that_are_not_chosen_do_nothing(worker):
-    hot = GREEDY | {"temperature": 0.0, "seed": 5, "n_predict": 12}
-    greedy = worker.post("/completion", hot).json()["content"]
-    assert worker.post("/completion", hot | {"samplers": ["top_k"]}).json()["content"] != greedy
-    chosen = worker.post("/completion", hot | {"samplers": ["top_k", "temperature", "infill"]})
+    # Temperature 0 means greedy only if the temperature sampler runs.
+    asked = GREEDY | {"temperature": 0.0, "seed": 5, "n_predict": 12}
+    greedy = worker.post("/completion", asked).json()["content"]
+    assert worker.post("/completion", asked | {"samplers": ["top_k"]}).json()["content"] != greedy
+    chosen = worker.post("/completion", asked | {"samplers": ["top_k", "temperature", "infill"]})
     assert chosen.json()["content"] == greedy
     assert chosen.headers["bitnet-ignored"] == "samplers"
 
@@ -203,11 +207,12 @@ def test_a_suffix_of_other_dialects_makes_the_same_gap(tmp_path, worker):
         asked = {"model": "m", "prompt": "ab", "suffix": "c", "options": options, "stream": False}
         reply = filling.post("/api/generate", asked).json()
         assert reply["prompt_eval_count"] == infill["tokens_evaluated"]
+        # Ollama has no ignore_eos, so its answer may end earlier.
         assert infill["content"].startswith(reply["response"])
         ids = filling.post("/v1/completions", {"prompt": [1, 2], "suffix": "c"})
         assert (ids.status_code, ids.json()["error"]["param"]) == (400, "suffix")
-        told = filling.post("/api/generate", asked | {"system": "be brief"})
-        assert (told.status_code, told.json()["error"][:7]) == (400, "suffix:")
+        with_system = filling.post("/api/generate", asked | {"system": "be brief"})
+        assert (with_system.status_code, with_system.json()["error"][:7]) == (400, "suffix:")
     refused = worker.post("/v1/completions", {"prompt": "ab", "suffix": "c"})
     assert refused.status_code == 400
     assert "no tokens for the text before and after a gap" in refused.json()["error"]["message"]
@@ -250,7 +255,7 @@ def test_an_answer_follows_a_grammar(worker):
 
 
 @pytest.mark.parametrize(
-    ("least", "content"),
+    ("least", "content"),  # spaces, and the text up to the first line with fewer
     [
         (0, "a\n  b\n c d\n  e"),
         (1, "a\n  b\n c d\n  e"),
@@ -259,7 +264,7 @@ def test_an_answer_follows_a_grammar(worker):
     ],
 )
 def test_a_line_with_too_little_indentation_ends_the_answer(worker, least, content):
-    """As in llama.cpp's server, the white space of that line is part of the answer."""
+    """As in llama.cpp's server, the white space before the first letter of that line is kept."""
     pytest.importorskip("llguidance")
     grammar = 'root ::= "a\\n  b\\n c d\\n  e"'
     asked = GREEDY | {"grammar": grammar, "n_predict": 40, "n_indent": least}
@@ -269,6 +274,7 @@ def test_a_line_with_too_little_indentation_ends_the_answer(worker, least, conte
     lines = worker.post("/completion", asked | {"stream": True}).text.splitlines()
     events = [json.loads(line.removeprefix("data: ")) for line in lines if line]
     assert "".join(event["content"] for event in events) == content
+    # No line after the first has fewer than one space: with 0 and 1 the grammar ends the answer.
     assert (events[-1]["stop_type"] == "limit") == (least > 1)
 
 

@@ -10,6 +10,7 @@ from bitnet.wire.logprobs import TextLogprobs
 
 
 def _token(id, raw, top=()):
+    """A token with the bytes *raw*, log-probability -1 - *id* and the alternatives *top*."""
     return TokenLogprob(id, raw.decode("utf-8", "replace"), raw, -1.0 - id, tuple(top))
 
 

@@ -26,19 +26,20 @@ OF_REPLY = {
     "normalize", "return_tokens", "response_fields", "t_max_predict_ms", "keep_alive", "options",
     "truncate", "modalities", "truncation", "top_n", "return_documents", "return_text",
 }  # fmt: skip
-#: What a body has besides the fields that its address requires.
+#: Fields that a body needs besides those that its form requires.
 NEEDED = {"/v1/rerank": ("documents",), "/api/embeddings": ("prompt",)}
-#: Fields that stand in place of a needed one.
+#: Fields that replace a needed one, and that one.
 INSTEAD = {"texts": "documents"}
-#: Fields that are of use with another one, or with another model.
+#: Fields that have an effect only with another one, and that one.
 TOGETHER = {
     "top_logprobs": {"logprobs": True},
     "continue_final_message": {
         "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     },
 }
-#: Of one that reasons, one with a template, one that fills gaps.
+#: Fields that have an effect only with another kind of model, such as one that reasons.
 OF_OTHER_MODELS = {"think", "system", "raw", "suffix"}
+#: TOGETHER for the address /v1/responses.
 OF_RESPONSES = {"top_logprobs": {"include": ["message.output_text.logprobs"]}}
 
 
@@ -79,6 +80,7 @@ def _with(body, place, name, value):
 
 
 def _requests(path, body, model):
+    """Requests of *body*, and the names of its fields that are ignored."""
     form = ROUTES[path]
     fields = form.read(body)
     requests = form.requests(fields, Request(max_tokens=EVERYTHING), model)
@@ -99,6 +101,7 @@ def test_an_unknown_field_is_refused_at_every_place(path, place, name, model):
     assert name in raised.value.field
 
 
+#: Values to try in each field; of some type, or a word that some field accepts.
 SAMPLES = (
     "a", "low", "auto", "user", "json", "5m", 2, 3, 0.5, False, True, ["a"], ["top_k"],
     {"type": "json_object"}, {"type": "disabled"}, {"1": 2}, {"a": "b"}, [TOOL],
@@ -110,6 +113,7 @@ SAMPLES = (
 
 
 def _known(path):
+    """Address and name of every field that the form of *path* serves."""
     return [(path, name) for name, schema in ROUTES[path].fields.items() if REFUSED not in schema]
 
 
@@ -117,17 +121,17 @@ def _known(path):
     ("path", "name"), [each for path in BODIES for each in _known(path)], ids=str
 )
 def test_a_known_field_changes_the_request_or_is_named(path, name, model):
-    """Of the values that are taken, at least one has an effect on the request, or is named."""
+    """Of the samples that the field accepts, at least one changes the request or is named."""
     together = OF_RESPONSES if path == "/v1/responses" else TOGETHER
     names = [*ROUTES[path].required, *NEEDED.get(path, ())]
     plain = {key: BODIES[path][key] for key in names} | together.get(name, {})
     before, _ = _requests(path, plain, model)
     outcomes = set()
     left_out = INSTEAD.get(name, name)
-    begun = {key: value for key, value in plain.items() if key != left_out}
+    others = {key: value for key, value in plain.items() if key != left_out}
     for value in SAMPLES:
         try:
-            after, named = _requests(path, begun | {name: value}, model)
+            after, named = _requests(path, others | {name: value}, model)
         except (UsageError, Unsupported):
             continue
         is_named = any(each.split(".")[0] == name for each in named)
@@ -136,6 +140,7 @@ def test_a_known_field_changes_the_request_or_is_named(path, name, model):
 
 
 def _facts(requests):
+    """All values of *requests* as one text, to compare them."""
     names = [entry.name for entry in fields(Request)]
     return json.dumps([[str(getattr(each, name)) for name in names] for each in requests])
 
@@ -164,6 +169,7 @@ def test_what_a_message_has_besides_text_is_refused_by_its_place(path, message, 
     with pytest.raises(UsageError) as raised:
         _requests(path, body, model)
     assert raised.value.field == field
+    # That is the error of the template, which does not know the client's field.
     assert "only text is" not in raised.value.message
 
 

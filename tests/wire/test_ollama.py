@@ -29,14 +29,14 @@ def client(worker):
         yield client
 
 
-#: Forms with their field of a prompt, one prompt, and an empty one.
+#: Form, its field with the prompt, a prompt, and an empty one.
 PROMPTS = [
     pytest.param(CHAT, "messages", ASK, [], id="chat"),
     pytest.param(GENERATE, "prompt", "abc", "", id="generate"),
     pytest.param(EMBED, "input", "abc", "", id="embed"),
     pytest.param(EMBED_ONE, "prompt", "abc", "", id="embeddings"),
 ]
-VECTORS = (EMBED.name, EMBED_ONE.name)  # an empty text has a vector
+VECTORS = (EMBED.name, EMBED_ONE.name)  # an empty text is answered: it has a vector, too
 
 
 @pytest.mark.parametrize(("form", "field", "prompt", "empty"), PROMPTS)
@@ -75,7 +75,7 @@ def test_a_body_without_a_prompt_loads_or_unloads(form, field, prompt, empty, ke
 
 
 @pytest.mark.parametrize(("form", "field", "prompt", "empty"), PROMPTS)
-def test_a_time_that_is_none_is_refused(form, field, prompt, empty):
+def test_a_keep_alive_that_is_not_a_duration_is_refused(form, field, prompt, empty):
     for text in (prompt, empty):
         for wrong in ("soon", "", "h", "1h 30m", "1d", "--5m", "5m-", "inf"):
             body = form.read({"model": "tiny", "keep_alive": wrong, field: text})
@@ -83,8 +83,8 @@ def test_a_time_that_is_none_is_refused(form, field, prompt, empty):
                 form.use(body)
 
 
-def test_every_form_with_a_time_reads_what_to_do_with_the_model():
-    """A form that takes ``keep_alive`` and does not read it would drop it."""
+def test_every_form_with_a_keep_alive_is_tested_here():
+    """A form that accepts ``keep_alive`` must also act on it."""
     names = {form.name for form in ROUTES.values() if "keep_alive" in form.fields}
     assert names == {parameter.values[0].name for parameter in PROMPTS}
     assert not [path for path, form in COMPUTED.items() if "keep_alive" in form.fields]
@@ -109,8 +109,8 @@ def test_a_stream_is_the_whole_answer(client):
 
 def test_a_prompt_is_answered_in_the_template_or_raw(client, path):
     with load(path) as model:
-        told = [{"role": "system", "content": "b"}, {"role": "user", "content": "abc"}]
-        chat = model.chat(told, max_tokens=8)
+        messages = [{"role": "system", "content": "b"}, {"role": "user", "content": "abc"}]
+        chat = model.chat(messages, max_tokens=8)
         plain = model.generate("abc", max_tokens=8)
     assert client.generate("tiny", "abc", system="b", options=GREEDY).response == chat
     assert client.generate("tiny", "abc", raw=True, options=GREEDY).response == plain
@@ -125,6 +125,7 @@ def test_options_change_the_answer(client):
     plain = text()
     assert text(stop=[plain[3:5]]) == plain[: plain.index(plain[3:5])]
     hot = {"temperature": 50, "top_k": 0, "top_p": 1}
+    # At this temperature draws are nearly uniform, so that two seeds give two texts.
     assert text(**hot, seed=7) == text(**hot, seed=7) != text(**hot, seed=8)
     assert text(num_thread=1, num_ctx=2048) == plain
     assert text(num_ctx=2048.0, top_k=1.0) == text(top_k=1)  # as Go reads it
@@ -142,7 +143,7 @@ def test_a_context_that_is_shorter_than_the_models_is_named_as_ignored(worker, r
         assert reply.headers.get("bitnet-ignored") == expected
 
 
-def test_nothing_to_answer_is_how_a_model_is_loaded(client):
+def test_a_request_without_a_prompt_loads_the_model(client):
     assert client.generate("tiny").done_reason == "load"
     assert client.chat("tiny", []).done_reason == "load"
 
@@ -184,12 +185,12 @@ def test_vectors_have_length_one(client):
     assert math.isclose(sum(x * x for x in first), 1, abs_tol=1e-5)
     long = "a" * 5000
     assert len(client.embed("tiny", long).embeddings) == 1
-    with pytest.raises(ollama.ResponseError, match="the input has 5,001 tokens"):
+    with pytest.raises(ollama.ResponseError, match="the input has 5,001 tokens"):  # with BOS
         client.embed("tiny", long, truncate=False)
 
 
 def test_a_text_that_is_cut_keeps_the_end_token_that_is_pooled(tmp_path):
-    keys = {"tokenizer.ggml.add_eos_token": True, "llama.pooling_type": 3}
+    keys = {"tokenizer.ggml.add_eos_token": True, "llama.pooling_type": 3}  # last token
     path = tiny_gguf(tmp_path / "last.gguf", **keys)
     with listening(path) as worker:
         reply = worker.post("/api/embed", {"model": "tiny", "input": "ab" * 300}).json()
@@ -204,11 +205,12 @@ def test_a_text_that_is_cut_keeps_the_end_token_that_is_pooled(tmp_path):
 
 def test_texts_get_the_models_default_prompt(tmp_path):
     path = folder(tmp_path / "model", "qwen3")
-    said = {"prompts": {"query": "ab", "plain": ""}, "default_prompt_name": "query"}
-    (path / "config_sentence_transformers.json").write_text(json.dumps(said))
+    settings = {"prompts": {"query": "ab", "plain": ""}, "default_prompt_name": "query"}
+    (path / "config_sentence_transformers.json").write_text(json.dumps(settings))
     with listening(path, name="vectors") as worker, load(path) as model:
         body = {"model": "vectors", "input": ["c", "abc"]}
         rows = worker.post("/api/embed", body).json()["embeddings"]
+        # The default prompt "ab" is written before each text.
         expected = [model.embed(text, prompt_name="plain")[0] for text in ("abc", "ababc")]
     for row, vector in zip(rows, expected, strict=True):
         assert row == pytest.approx(vector.tolist(), abs=1e-5)
@@ -277,7 +279,7 @@ def test_the_older_routes_and_names_are_done(worker, client):
 
 
 @pytest.mark.parametrize(
-    ("more", "status"),
+    ("more", "status"),  # further headers of the request
     [
         ({}, 200),
         ({"Content-Type": "application/x-www-form-urlencoded"}, 200),
@@ -286,7 +288,7 @@ def test_the_older_routes_and_names_are_done(worker, client):
         ({"Origin": "http://evil.example"}, 403),
     ],
 )
-def test_json_need_not_be_marked_except_by_a_page(worker, more, status):
+def test_a_body_needs_a_json_content_type_only_from_a_browser(worker, more, status):
     body = json.dumps({"model": "tiny", "messages": ASK, "options": GREEDY, "stream": False})
     reply = worker.http.post("/api/chat", content=body.encode(), headers=more)
     assert reply.status_code == status, reply.text

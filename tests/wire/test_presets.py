@@ -45,7 +45,7 @@ MIT
 '''
 
 
-def test_a_file_gives_back_what_was_written(tmp_path):
+def test_a_file_of_presets_reads_back_as_written_and_keeps_comments(tmp_path):
     path = tmp_path / "presets.toml"
     text = with_preset(with_preset("# mine\n", PIRATE), Preset("b.2", "other"))
     path.write_text(text)
@@ -58,6 +58,8 @@ def test_a_file_gives_back_what_was_written(tmp_path):
     assert read_presets(tmp_path / "none.toml") == {}
 
 
+# Parts of a file of presets. Preset a is replaced; b and c.d are its neighbours. The tables of a
+# have comments, line ends and brackets that a search for its end could misread.
 COMMENT = st.sampled_from(["# of mine\n", "\n", '  # ends with a quotation mark"""\n', "#[a]\n"])
 COMMENTS = st.lists(COMMENT, max_size=3).map("".join)
 NEIGHBOUR = st.sampled_from(["", "[b]\nmodel = 'n' # the second\n", '["c.d"]\r\nmodel = "n"\r\n'])
@@ -134,6 +136,7 @@ VALUES = {
     "samplers": ["top_k"],
 }  # fmt: skip
 MESSAGES = {"messages": [{"role": "user", "content": "a"}]}
+#: A body with the required fields only, for every address that generates text.
 BODIES = {
     "/v1/chat/completions": MESSAGES,
     "/v1/completions": {"prompt": "a"},
@@ -149,7 +152,7 @@ BODIES = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A model that fills gaps, too."""
+    """A model that also fills gaps, as /infill requires."""
     control = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
     with load(tool_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", control=control)) as loaded:
         yield loaded
@@ -172,10 +175,11 @@ def test_a_conversation_begins_as_the_preset_says():
     ask = [{"role": "user", "content": "go"}]
     begun = PIRATE.begin(ask)
     assert [message["content"] for message in begun] == [PIRATE.system, "hi", "arr", "go"]
+    # Number of each message in the client's body; None for a message of the preset.
     assert PIRATE.list_numbers(ask) == [None, None, None, 0]
-    told = [{"role": "system", "content": "own"}, *ask]
-    assert [message["content"] for message in PIRATE.begin(told)] == ["own", "hi", "arr", "go"]
-    assert PIRATE.list_numbers(told) == [0, None, None, 1]
+    messages = [{"role": "system", "content": "own"}, *ask]
+    assert [message["content"] for message in PIRATE.begin(messages)] == ["own", "hi", "arr", "go"]
+    assert PIRATE.list_numbers(messages) == [0, None, None, 1]
 
 
 def test_a_modelfile_is_read_as_ollama_reads_it():
@@ -220,7 +224,7 @@ def test_a_modelfile_is_read_as_ollama_reads_it():
         ("FROM a\nPARAMETER min_p -1", "min_p is -1"),
     ],
 )
-def test_what_a_modelfile_asks_for_in_vain_is_refused_by_name(text, words):
+def test_a_line_of_a_modelfile_that_cannot_be_served_is_refused_by_name(text, words):
     with pytest.raises(UsageError) as refused:
         read_modelfile(text, "x")
     assert words in refused.value.message
@@ -289,7 +293,7 @@ def test_a_preset_of_llama_cpp_keeps_a_number_below_0_that_is_not_the_default(se
         ("version = 1\ntemp = 1\n[a]\n", "line 2: temp is not in a section"),
     ],
 )
-def test_what_a_preset_of_llama_cpp_asks_for_in_vain_is_refused(text, words):
+def test_a_line_of_llama_cpps_presets_that_cannot_be_served_is_refused(text, words):
     with pytest.raises(UsageError) as refused:
         read_llama_cpp_presets(text)
     assert words in refused.value.message

@@ -11,7 +11,7 @@ from bitnet.wire.routes import ROUTES, dialect_of
 
 HEAD = {"id": "x", "created": 1, "model": "m", "request_id": "r", "worker_id": "w"}
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
-#: Form, a body of it, and the text in a whole reply and in an event; empty: the event has none.
+#: Form, a body of it, and functions for the text in a whole reply and in an event ("" if none).
 DIALECTS = {
     "chat": (
         ROUTES["/v1/chat/completions"], CHAT,
@@ -74,12 +74,12 @@ def test_events_have_the_text_of_the_whole_reply(answered, name):
     form, fields, text_of, part_of = DIALECTS[name]
     body = form.read(fields)
 
-    async def each():
+    async def each_piece():
         for piece in pieces:
             yield 0, piece, answer
 
     async def read():
-        return [event async for event in form.events(body, HEAD, each())]
+        return [event async for event in form.events(body, HEAD, each_piece())]
 
     events = asyncio.run(read())
     assert text_of(form.reply(body, HEAD, [answer])) == answer.text
@@ -88,6 +88,6 @@ def test_events_have_the_text_of_the_whole_reply(answered, name):
 
 
 @pytest.mark.parametrize("path", [path for path, form in ROUTES.items() if form.events])
-def test_a_stream_is_written_like_its_last_event_after_a_failure(path):
+def test_a_stream_has_the_framing_in_which_its_error_event_is_written(path):
     assert ROUTES[path].stream == dialect_of(path).STREAM
     assert (ROUTES[path].dialect == "ollama") == (ROUTES[path].stream == "lines")

@@ -21,8 +21,8 @@ def test_a_response_is_what_the_model_writes(client, wanted, path):
     reply = client.responses.create(**wanted)
     with load(path) as model:
         assert reply.output_text == model.chat(ASK, max_tokens=8)
-        told = [{"role": "system", "content": "b"}, *ASK]
-        expected = model.chat(told, max_tokens=8)
+        messages = [{"role": "system", "content": "b"}, *ASK]
+        expected = model.chat(messages, max_tokens=8)
     assert (reply.status, reply.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert (reply.usage.output_tokens, reply.store) == (8, False)
     assert client.responses.create(**wanted, instructions="b").output_text == expected
@@ -59,7 +59,7 @@ def test_functions_are_called_and_their_results_go_back(client, wanted):
     with client.responses.stream(**asked) as stream:
         deltas = [event.delta for event in stream if event.type == kind]
         final = stream.get_final_response()
-    assert len(deltas) > 2
+    assert len(deltas) > 2  # the arguments come in several deltas
     assert "".join(deltas) == call.arguments == final.output[0].arguments
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
     turns = [*ASK, call.model_dump(exclude_none=True), result]
