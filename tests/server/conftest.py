@@ -25,17 +25,18 @@ TEMPLATE = (
 
 @pytest.fixture(autouse=True)
 def _patient_and_repeatable(patient, same_draws):
-    """Every worker of these tests waits for clients, and draws alike."""
+    """Make every worker of these tests wait for slow clients, and draw the same random numbers."""
 
 
 @pytest.fixture
 def model_path(tmp_path):
+    """A tiny model with a chat template and a context of 64 positions."""
     return tiny_gguf(tmp_path / "tiny.gguf", **{"tokenizer.chat_template": TEMPLATE})
 
 
 @pytest.fixture
 def serving(model_path, tmp_path):
-    """Start workers on the tiny model, or one with other metadata; they end with the test."""
+    """Start workers on the tiny model, with other GGUF keys if given; they end with the test."""
     with contextlib.ExitStack() as stack:
 
         def serve(keys=None, **options):
@@ -50,12 +51,16 @@ def serving(model_path, tmp_path):
 
 @pytest.fixture
 def worker(serving):
+    """A worker with that model and no other options."""
     return serving()
 
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Passes of the model wait for the test: ``release()`` lets so many of them run."""
+    """Hold the model before every pass; return the function that releases it.
+
+    ``slow(4)`` lets four passes run, ``slow()`` all that follow.
+    """
     gate = threading.Semaphore(0)
     free = threading.Event()
     step = Scheduler.step
@@ -79,7 +84,7 @@ def slow(monkeypatch):
 
 @pytest.fixture
 def cancelled(monkeypatch):
-    """Set once the worker has been told that a client has gone."""
+    """An event that is set once the worker has cancelled the answers of a client that has gone."""
     told = threading.Event()
     cancel = Slot.cancel
 

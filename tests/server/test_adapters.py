@@ -10,7 +10,7 @@ from serve_process import Process
 import bitnet
 from bitnet.formats.containers import open_checkpoint
 
-ASKED = {"prompt": "abc", "max_tokens": 8, "temperature": 0}
+GREEDY = {"prompt": "abc", "max_tokens": 8, "temperature": 0}
 
 
 @pytest.fixture
@@ -27,6 +27,7 @@ def adapters(model_path, tmp_path):
 
 @pytest.fixture
 def worker(model_path, adapters):
+    """A process that serves the model, and each adapter by its name, scaled by 2."""
     words = [word for name, file in adapters.items() for word in ("--lora", f"{name}={file}:2")]
     process = Process("--model", model_path, "--port", 0, *words)
     yield process.listen()
@@ -38,16 +39,18 @@ def test_a_client_names_an_adapter_as_its_model(worker, model_path, adapters):
     for name, file in {"": "", **adapters}.items():
         with bitnet.load(model_path, lora=[f"{file}:2"] if name else []) as model:
             expected[name or "tiny"] = model.generate("abc", max_tokens=8)
+    # Each adapter changes the answer, so that it shows which one was used.
     assert len(set(expected.values())) == 3
-    models = [*expected] * 4
+    models = [*expected] * 4  # twelve requests, by eight clients
 
     def answer(name):
-        return worker.post(ASKED | {"model": name}, path="/v1/completions").json()
+        return worker.post(GREEDY | {"model": name}, path="/v1/completions").json()
 
     with ThreadPoolExecutor(8) as clients:
         replies = list(clients.map(answer, models))
     assert [reply["model"] for reply in replies] == models
-    assert [reply["choices"][0]["text"] for reply in replies] == [expected[it] for it in models]
+    assert [reply["choices"][0]["text"] for reply in replies] == [expected[name] for name in models]
+    # Ollama's clients add a tag to a name.
     body = {"model": "rhymes:latest", "prompt": "abc", "raw": True, "stream": False}
     body |= {"options": {"temperature": 0, "num_predict": 8}}
     assert worker.post(body, path="/api/generate").json()["response"] == expected["rhymes"]
@@ -58,18 +61,19 @@ def test_adapters_are_listed_with_their_model(worker):
     names = [(entry["id"], entry.get("parent")) for entry in listed]
     assert names == [("tiny", None), ("terse", "tiny"), ("rhymes", "tiny")]
     assert httpx.get(f"{worker.address}/v1/models/terse").json()["parent"] == "tiny"
-    assert worker.post(ASKED | {"model": "other"}, path="/v1/completions").status_code == 404
+    # A worker with adapters answers only to known names.
+    assert worker.post(GREEDY | {"model": "other"}, path="/v1/completions").status_code == 404
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("words", "reason"),  # values of --lora, in which {0} is the file
     [
         (("a={0}", "a={0}"), "a name of its own"),
         (("tiny={0}",), "the name of the model itself"),
         (("={0}",), "a name of its own"),
     ],
 )
-def test_names_that_mean_two_things_are_refused(words, reason, model_path, adapters):
+def test_an_adapter_without_a_name_of_its_own_is_refused(words, reason, model_path, adapters):
     files = [word.format(adapters["terse"]) for word in words]
     options = [word for file in files for word in ("--lora", file)]
     process = Process("--model", model_path, "--port", 0, *options)

@@ -17,11 +17,11 @@ from waiting import PATIENCE_S, free_port, until
 pytest.importorskip("llguidance")
 pydantic = pytest.importorskip("pydantic")
 
-KEY = "sk-" + "0123456789abcdef" * 4  # of the proxy
+KEY = "sk-" + "0123456789abcdef" * 4  # of LiteLLM's proxy
 NEEDS = "pip install 'bitnet-xtask[server-test]'"
 
 
-#: Its name has only letters that the tiny model can spell.
+#: The type of an answer; its name has only letters for which the tiny model has tokens.
 Weather = pydantic.create_model(
     "weather",
     __config__=pydantic.ConfigDict(extra="forbid"),
@@ -37,30 +37,30 @@ def worker(tmp_path_factory):
 
 
 @pytest.mark.parametrize("mode", ["TOOLS", "JSON_SCHEMA"])
-def test_instructor_gets_an_object(worker, mode):
+def test_instructor_gets_an_object_of_the_type(worker, mode):
     instructor = pytest.importorskip("instructor", reason=NEEDS)
     with openai.OpenAI(base_url=f"{worker.address}/v1", api_key="none", max_retries=0) as client:
         typed = instructor.from_openai(client, mode=getattr(instructor.Mode, mode))
-        found = typed.chat.completions.create(
+        weather = typed.chat.completions.create(
             model="tiny", response_model=Weather, max_retries=0, max_tokens=300,
             messages=[{"role": "user", "content": "a"}],
         )  # fmt: skip
-    assert found.city in CITIES
+    assert weather.city in CITIES
 
 
-def test_pydantic_ai_gets_an_object_and_calls_a_tool(worker):
+def test_pydantic_ai_gets_an_object_of_the_type(worker):
     ai = pytest.importorskip("pydantic_ai", reason=NEEDS)
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
-    async def asked():
-        # A client of its own making would stay open.
+    async def run_agent():
+        # A client that pydantic-ai makes itself would stay open.
         async with openai.AsyncOpenAI(base_url=f"{worker.address}/v1", api_key="none") as client:
             model = OpenAIChatModel("tiny", provider=OpenAIProvider(openai_client=client))
             agent = ai.Agent(model, output_type=Weather, model_settings={"max_tokens": 300})
             return await agent.run("a")
 
-    result = asyncio.run(asked())
+    result = asyncio.run(run_agent())
     assert result.output.city in CITIES
     assert result.usage.input_tokens > 0
 
@@ -77,7 +77,7 @@ def test_openais_agents_call_a_function(worker, api):
         called.append(city)
         return "rain"
 
-    async def asked():
+    async def run_agent():
         async with openai.AsyncOpenAI(
             base_url=f"{worker.address}/v1", api_key="none", max_retries=0
         ) as client:
@@ -93,7 +93,7 @@ def test_openais_agents_call_a_function(worker, api):
             )
             return await agents.Runner.run(agent, "a")
 
-    assert asyncio.run(asked()).final_output == "rain"
+    assert asyncio.run(run_agent()).final_output == "rain"
     assert len(called) == 1
     assert called[0] in CITIES
 
@@ -111,7 +111,7 @@ def test_the_litellm_proxy_passes_answers_on(worker, tmp_path):
     ]  # fmt: skip
     config = tmp_path / "proxy.json"
     port = free_port()
-    config.write_text(json.dumps({"model_list": models}))  # JSON is YAML
+    config.write_text(json.dumps({"model_list": models}))  # a subset of YAML
     log = tmp_path / "proxy.log"
     environment = os.environ | {"LITELLM_MASTER_KEY": KEY, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     with log.open("wb") as output, subprocess.Popen(
@@ -122,10 +122,10 @@ def test_the_litellm_proxy_passes_answers_on(worker, tmp_path):
             until(lambda: _lives(f"http://127.0.0.1:{port}/health/liveliness", proxy, log))
             with openai.OpenAI(base_url=f"http://127.0.0.1:{port}", api_key=KEY) as client:
                 for name in routes:
-                    given = {"model": name, "max_tokens": 8, "temperature": 0,
+                    request = {"model": name, "max_tokens": 8, "temperature": 0,
                              "messages": [{"role": "user", "content": "a"}]}  # fmt: skip
-                    whole = client.chat.completions.create(**given)
-                    chunks = client.chat.completions.create(**given, stream=True)
+                    whole = client.chat.completions.create(**request)
+                    chunks = client.chat.completions.create(**request, stream=True)
                     parts = [one.choices[0].delta.content or "" for one in chunks if one.choices]
                     assert "".join(parts) == whole.choices[0].message.content != ""
                     assert whole.usage.completion_tokens <= 8
@@ -135,6 +135,7 @@ def test_the_litellm_proxy_passes_answers_on(worker, tmp_path):
 
 
 def _lives(address, proxy, log):
+    """True once the proxy at *address* answers; its process must not end before."""
     assert proxy.poll() is None, log.read_text()[-2000:]
     try:
         return httpx.get(address, timeout=PATIENCE_S).status_code == 200

@@ -24,7 +24,7 @@ PROGRAM = Path(sys.executable).parent / "bitnet"
 
 @contextlib.contextmanager
 def worker(*words, **environment):
-    """A worker that listens, and ends in order."""
+    """A worker that listens; after the block it must end with 0 on SIGTERM."""
     with serving(*words, env=environment) as process:
         yield process
         assert process.end(signal.SIGTERM) == 0, process.lines
@@ -37,21 +37,21 @@ def authority():
 
 @pytest.fixture(scope="module")
 def pems(authority, tmp_path_factory):
-    """Files: a chain with its key, each alone, the key of another, and one with a passphrase."""
+    """A folder of PEM files: chain, key, both, another key, a key with a passphrase, and text."""
     folder = tmp_path_factory.mktemp("pems")
-    issued = authority.issue_cert("localhost", "127.0.0.1")
-    other = authority.issue_cert("localhost", "127.0.0.1")
-    for number, blob in enumerate(issued.cert_chain_pems):
+    certificate = authority.issue_cert("localhost", "127.0.0.1")
+    another = authority.issue_cert("localhost", "127.0.0.1")
+    for number, blob in enumerate(certificate.cert_chain_pems):
         blob.write_to_path(folder / "chain.pem", append=number > 0)
-    issued.private_key_pem.write_to_path(folder / "key.pem")
-    issued.private_key_and_cert_chain_pem.write_to_path(folder / "both.pem")
-    other.private_key_pem.write_to_path(folder / "other.pem")
+    certificate.private_key_pem.write_to_path(folder / "key.pem")
+    certificate.private_key_and_cert_chain_pem.write_to_path(folder / "both.pem")
+    another.private_key_pem.write_to_path(folder / "other.pem")
     from cryptography.hazmat.primitives import serialization as form
 
     key = form.load_pem_private_key((folder / "key.pem").read_bytes(), None)
-    locked = form.BestAvailableEncryption(b"secret")
+    encryption = form.BestAvailableEncryption(b"secret")
     (folder / "locked.pem").write_bytes(
-        key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, locked)
+        key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, encryption)
     )
     (folder / "text.pem").write_text("no certificate")
     return folder
@@ -73,8 +73,9 @@ def test_https_answers_and_plain_http_does_not(model_path, authority, pems, word
             assert client.get("/health/live").status_code == 200
             body = {"prompt": "ab", "max_tokens": 5}
             assert client.post("/v1/inference", json=body).json()["tokens_generated"] == 5
-            page = {"Origin": f"https://localhost:{port}"}
-            assert client.post("/v1/inference", json=body, headers=page).status_code == 200
+            same_origin = {"Origin": f"https://localhost:{port}"}
+            assert client.post("/v1/inference", json=body, headers=same_origin).status_code == 200
+        # Without the authority of the test, the certificate is not trusted.
         with pytest.raises(httpx.ConnectError, match=r"(?i)certificate"):
             httpx.get(f"https://localhost:{port}/health/live", timeout=PATIENCE_S)
     assert not any("Traceback" in line for line in process.lines)
@@ -103,36 +104,37 @@ def test_a_certificate_that_cannot_be_used_is_refused_at_once(
 
 
 def block(name):
-    """The code block of the page that a comment calls *name*."""
+    """Text of the code block in deploy.md below the comment *name*."""
     text = PAGE.read_text(encoding="utf-8")
     return re.search(rf"<!-- {re.escape(name)} -->\n```\w+\n(.*?)```", text, re.DOTALL)[1]
 
 
-def here(words, model_path, port):
-    """The *words* that start a worker, for a tiny model on a free port of this machine."""
+def local_words(words, model_path, port):
+    """Arguments of ``bitnet serve`` in *words*, with another model and port than the page's."""
     assert (Path(words[0]).name, words[1]) == ("bitnet", "serve")
     changed = {"smollm2-135m": model_path, "9999": port}
     return [changed.get(word, word) for word in words[2:]]
 
 
 def statuses_without_and_with_the_key(port):
-    """HTTP statuses of a request without an API key, and of one with the right key."""
+    """HTTP statuses of a request without an API key, and of one with the key change-me."""
     address = f"http://127.0.0.1:{port}/v1/models"
     allowed = {"Authorization": "Bearer change-me"}
     with httpx.Client(timeout=PATIENCE_S) as client:
         return (client.get(address).status_code, client.get(address, headers=allowed).status_code)
 
 
-def test_what_systemd_starts_serves_and_ends_within_its_patience(model_path):
+def test_the_command_of_the_systemd_unit_serves_and_has_time_to_drain(model_path):
     unit = ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str
     unit.read_string(block("bitnet.service"))
     service = unit["Service"]
     port = free_port()
     words = shlex.split(service["ExecStart"])
-    with worker(*here(words, model_path, port), BITNET_API_KEY="change-me"):
+    with worker(*local_words(words, model_path, port), BITNET_API_KEY="change-me"):
         assert statuses_without_and_with_the_key(port) == (401, 200)
     drain = float(words[words.index("--drain") + 1])
+    # Seconds: systemd kills the worker if it takes longer to end than to drain, and some.
     assert int(service["TimeoutStopSec"]) > drain + 10
     assert service["Environment"].endswith(f"/{service['CacheDirectory']}")
 
@@ -148,23 +150,25 @@ def test_systemd_finds_no_fault_in_the_unit(tmp_path):
     assert "bitnet.service" not in done.stderr, done.stderr
 
 
-def test_what_a_container_starts_serves_and_is_found_healthy(model_path):
+def test_the_command_of_the_container_serves_and_its_health_check_passes(model_path):
     lines = block("Containerfile").splitlines()
     (start,) = (json.loads(line.partition(" ")[2]) for line in lines if line.startswith("CMD"))
     (health,) = (line.partition(" CMD ")[2] for line in lines if line.startswith("HEALTHCHECK"))
     port = free_port()
     program, *words = (word.replace("9999", str(port)) for word in json.loads(health))
     assert program == "python"
-    with worker(*here(start, model_path, port), BITNET_API_KEY="change-me"):
+    with worker(*local_words(start, model_path, port), BITNET_API_KEY="change-me"):
         assert statuses_without_and_with_the_key(port) == (401, 200)
         assert subprocess.run([sys.executable, *words], check=False).returncode == 0
+    # Without a worker the health check fails.
     gone = subprocess.run([sys.executable, *words], check=False, capture_output=True)
     assert gone.returncode != 0
 
 
-def test_a_terminal_is_greeted_with_the_address_alone(model_path):
+def test_a_terminal_shows_only_the_name_and_address_at_start(model_path):
     from terminals import OnTerminal
 
+    # So wide that no line is wrapped.
     terminal = OnTerminal([PROGRAM, "serve", model_path, "--port", "0"], columns=200)
     terminal.until("(Ctrl-C stops it)")
     line = terminal.shown.splitlines()[-1]
@@ -174,16 +178,16 @@ def test_a_terminal_is_greeted_with_the_address_alone(model_path):
     assert terminal.end() == 0
 
 
-def test_what_kubernetes_starts_has_the_probes_and_metrics_of_the_page(model_path):
+def test_the_command_of_the_pod_has_the_probes_and_metrics_of_the_page(model_path):
     pod = yaml.safe_load(block("bitnet.yaml"))["spec"]["template"]
     (container,) = pod["spec"]["containers"]
     port = free_port()
     words = container["args"]
     key = {"Authorization": "Bearer change-me"}
     names = re.findall(r"`((?:bitnet_|vllm:)\w+)`", PAGE.read_text(encoding="utf-8"))
-    assert len(names) == 3
+    assert len(names) == 3  # metrics for scaling, which the page explains
     client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S)
-    with worker(*here(words, model_path, port), BITNET_API_KEY="change-me"), client:
+    with worker(*local_words(words, model_path, port), BITNET_API_KEY="change-me"), client:
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             wanted = container[probe]["httpGet"]
             assert wanted["port"] == container["ports"][0]["containerPort"] == 9999

@@ -17,20 +17,23 @@ scenarios("features/worker.feature")
 
 @pytest.fixture
 def told():
-    """Narrated lines."""
+    """Lines of the log, as the worker narrates them."""
     return []
 
 
 @pytest.fixture
 def outcome():
+    """Values that a step leaves to later ones: an error, or a reply."""
     return {}
 
 
 def fields(line):
+    """Facts of an event, by name."""
     return dict(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', line))
 
 
 def the_event(told, action):
+    """The only line with *action*."""
     (line,) = [line for line in told if f'action="{action}"' in line]
     return line
 
@@ -48,6 +51,7 @@ def _(tmp_path):
 @given(parsers.parse('a model of the architecture "{name}"'), target_fixture="path")
 def _(tmp_path, name):
     path = tiny_gguf(tmp_path / "tiny.gguf")
+    # In GGUF: key, type 8 (a text), length 5, and the value. The other name has five letters, too.
     old = b"general.architecture" + (8).to_bytes(4, "little") + (5).to_bytes(8, "little") + b"llama"
     content = path.read_bytes()
     assert content.count(old) == 1

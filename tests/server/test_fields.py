@@ -11,11 +11,12 @@ from bitnet.runtime.request import SAMPLING
 
 CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 8, "temperature": 0}
 TEXT = {"prompt": "ab", "max_tokens": 8, "temperature": 0}
-EOS = {str(TOKENS.index("</s>")): 1e6}
+EOS = {str(TOKENS.index("</s>")): 1e6}  # a bias that makes the end the likeliest token
 TOOL = {"type": "function", "function": {"name": "zz", "parameters": {"type": "object"}}}
 
 
 def answer(worker, path, body):
+    """Text of the only choice in the reply to *body*."""
     reply = worker.post(path, body)
     assert reply.status_code == 200, reply.text
     (choice,) = reply.json()["choices"]
@@ -44,19 +45,19 @@ def test_what_changes_nothing_is_taken(worker):
     assert answer(worker, "/v1/chat/completions", CHAT | harmless)
 
 
-def test_minus_one_means_the_default_as_elsewhere(worker):
+def test_minus_one_means_the_default_as_in_other_servers(worker):
     for body in ({"top_k": -1}, {"seed": -1}, {"top_k": -1, "seed": -1}):
         assert answer(worker, "/v1/completions", TEXT | body)
-    unsaid = worker.post("/v1/chat/completions", CHAT | {"max_tokens": None}).json()
-    minus = worker.post("/v1/chat/completions", CHAT | {"max_tokens": -1}).json()
+    without = worker.post("/v1/chat/completions", CHAT | {"max_tokens": None}).json()
+    with_minus_one = worker.post("/v1/chat/completions", CHAT | {"max_tokens": -1}).json()
     longer = worker.post("/v1/chat/completions", CHAT | {"max_completion_tokens": -1}).json()
-    assert minus["choices"] == unsaid["choices"]
-    assert longer["usage"]["completion_tokens"] == 8  # max_tokens still says so
+    assert with_minus_one["choices"] == without["choices"]
+    assert longer["usage"]["completion_tokens"] == 8  # of max_tokens, which is 8
     for field in ("top_k", "seed", "max_tokens"):
         assert worker.post("/v1/completions", TEXT | {field: -2}).json()["error"]["param"] == field
 
 
-def test_every_option_of_sampling_is_documented_with_its_bounds_and_kept_to(worker):
+def test_options_of_sampling_are_described_with_bounds_and_refused_beyond(worker):
     page = worker.http.get("/openapi.json").json()["paths"]["/v1/chat/completions"]
     content = page["post"]["requestBody"]["content"]["application/json"]
     for name, low, high in (
@@ -67,8 +68,9 @@ def test_every_option_of_sampling_is_documented_with_its_bounds_and_kept_to(work
         assert name in SAMPLING
         stated = json.dumps(content["schema"]["properties"][name])
         assert f'"minimum": {json.dumps(low)}' in stated.replace(".0,", ",").replace(".0}", "}")
-        reply = worker.post("/v1/completions", TEXT | {name: high * 2 + 1})
+        reply = worker.post("/v1/completions", TEXT | {name: high * 2 + 1})  # beyond the bound
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
+        # The message names the field of the body, not an option of the command line.
         assert not re.search("--", reply.json()["error"]["message"])
 
 
@@ -76,7 +78,7 @@ def test_an_answer_has_at_least_min_tokens_and_can_ignore_its_end(worker):
     ends = TEXT | {"logit_bias": EOS}
     assert answer(worker, "/v1/completions", ends) == ""
     reply = worker.post("/v1/completions", ends | {"min_tokens": 3}).json()
-    assert reply["usage"]["completion_tokens"] == 4  # the end comes fourth
+    assert reply["usage"]["completion_tokens"] == 4  # three tokens and the end
     reply = worker.post("/v1/completions", ends | {"ignore_eos": True}).json()
     assert reply["usage"]["completion_tokens"] == 8
     assert reply["choices"][0]["finish_reason"] == "length"
@@ -84,9 +86,9 @@ def test_an_answer_has_at_least_min_tokens_and_can_ignore_its_end(worker):
 
 def test_repeat_penalty_is_the_repetition_penalty(worker):
     plain = answer(worker, "/v1/completions", TEXT)
-    one = answer(worker, "/v1/completions", TEXT | {"repeat_penalty": 50.0})
-    other = answer(worker, "/v1/completions", TEXT | {"repetition_penalty": 50.0})
-    assert one == other != plain
+    by_repeat_penalty = answer(worker, "/v1/completions", TEXT | {"repeat_penalty": 50.0})
+    by_repetition_penalty = answer(worker, "/v1/completions", TEXT | {"repetition_penalty": 50.0})
+    assert by_repeat_penalty == by_repetition_penalty != plain
 
 
 @pytest.mark.parametrize(
@@ -139,6 +141,7 @@ def test_tools_are_described_where_the_template_drops_them(tmp_path):
             return reply.json()["usage"]["prompt_tokens"]
 
         plain = prompt_tokens()
+        # The description has more than a hundred characters, and each is a token.
         assert prompt_tokens(tools=[TOOL]) > plain + 100
         assert prompt_tokens(tools=[TOOL], tool_choice="none") == plain
 
@@ -167,6 +170,7 @@ def test_what_cannot_change_an_answer_is_named_in_the_reply_and_once_in_the_even
         reply = worker.post("/v1/chat/completions", body)
         assert reply.status_code == 200, reply.text
         named = reply.headers["bitnet-ignored"].split(", ")
+        # store: false is what this worker does.
         assert named == ["tools.function.strict", "user", "reasoning_effort"]
     assert sum("field_ignored" in line and " user " in line for line in lines) == 1
     with worker.http.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as stream:
@@ -174,7 +178,7 @@ def test_what_cannot_change_an_answer_is_named_in_the_reply_and_once_in_the_even
     assert "bitnet-ignored" not in worker.post("/v1/chat/completions", CHAT).headers
 
 
-def test_a_model_that_stays_is_not_said_to_be_unloaded(worker):
+def test_a_request_to_unload_the_only_model_is_refused(worker):
     reply = worker.post("/api/generate", {"model": "tiny", "keep_alive": 0})
     assert (reply.status_code, worker.slot.state) == (400, "loaded")
     assert reply.json()["error"].startswith("keep_alive: 'tiny' was loaded when the worker started")
@@ -195,7 +199,7 @@ def test_a_model_that_stays_is_not_said_to_be_unloaded(worker):
         ("/v1/messages", {"output_config": {"effort": "high"}}, "output_config.effort"),
     ],
 )  # fmt: skip
-def test_reasoning_of_a_model_without_it_is_named(worker, path, more, named):
+def test_fields_about_reasoning_are_ignored_by_name_without_it(worker, path, more, named):
     body = {name: value for name, value in CHAT.items() if name != "temperature"}
     reply = worker.post(path, body | more)
     assert (reply.status_code, reply.headers["bitnet-ignored"]) == (200, named), reply.text
@@ -220,6 +224,7 @@ def test_clients_of_chats_may_ask_for_more_tokens_than_there_is_room_for(worker,
     reply = worker.post(path, body)
     assert (reply.status_code, reply.headers["bitnet-ignored"]) == (200, "max_tokens"), reply.text
     usage = reply.json()["usage"]
+    # 48 is the limit of this worker, and 64 its context.
     assert usage.get("output_tokens", usage.get("completion_tokens")) <= 48
     asked = worker.post("/v1/completions", TEXT | {"max_tokens": 64_000})
     assert (asked.status_code, asked.json()["error"]["param"]) == (400, "max_tokens")

@@ -1,4 +1,4 @@
-"""Requests that are let in, and their size."""
+"""Requests that the guard accepts or refuses: keys, hosts, origins, types and sizes."""
 
 import asyncio
 import socket
@@ -16,14 +16,15 @@ JSON = {"Content-Type": "application/json"}
 
 
 def raw(worker, text, *, until=b""):
+    """Bytes of the reply to the bytes *text*, up to *until*, or all of them."""
     with socket.create_connection(("127.0.0.1", worker.port), timeout=PATIENCE_S) as connection:
         connection.sendall(text)
-        got = b""
+        received = b""
         while chunk := connection.recv(65536):
-            got += chunk
-            if until and until in got:
+            received += chunk
+            if until and until in received:
                 break
-        return got
+        return received
 
 
 def test_a_key_is_required_everywhere_but_on_the_page_and_for_health(serving):
@@ -62,10 +63,11 @@ def test_another_host_name_is_refused_where_only_this_machine_is_served(serving)
         assert worker.http.get("/health/live", headers={"Host": host}).status_code == 200
     for host in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example:80", ""):
         assert worker.http.get("/health/live", headers={"Host": host}).status_code == 403
-    assert b" 200 OK" in raw(worker, b"GET /health/live HTTP/1.0\r\n\r\n")  # a load balancer's
+    # Load balancers ask without a Host.
+    assert b" 200 OK" in raw(worker, b"GET /health/live HTTP/1.0\r\n\r\n")
 
 
-def test_browsers_of_other_pages_are_refused_unless_allowed(serving):
+def test_a_preflight_of_another_origin_is_not_allowed_unless_configured(serving):
     ask = {"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}
     closed = serving().http.options("/v1/inference", headers=ask)
     assert "access-control-allow-origin" not in closed.headers
@@ -89,14 +91,14 @@ def test_browsers_of_other_pages_are_refused_unless_allowed(serving):
 )
 def test_what_is_not_a_proper_request_is_refused(worker, text):
     try:
-        got = raw(worker, text)
+        received = raw(worker, text)
     except ConnectionError:  # refused while we were still sending
-        got = b""
-    assert b" 200 " not in got.partition(b"\r\n")[0]
+        received = b""
+    assert b" 200 " not in received.partition(b"\r\n")[0]
     assert worker.post("/v1/inference", {"prompt": "a", "max_tokens": 1}).status_code == 200
 
 
-def test_a_whole_block_of_headers_is_bounded_too(worker):
+def test_headers_are_bounded_together_and_not_only_each(worker):
     headers = {"X-A": "b" * (MAX_HEADER_BYTES - 1000)}
     assert worker.http.get("/health/live", headers=headers).status_code == 200
     headers["X-B"] = "b" * 1000
@@ -111,7 +113,7 @@ def test_a_body_that_is_not_a_json_object_is_refused(worker, body):
     assert "Traceback" not in reply.text
 
 
-def test_the_pages_bring_everything_with_them(worker):
+def test_the_pages_refer_to_no_other_host(worker):
     for path in ("/", "/docs"):
         page = worker.http.get(path)
         assert "http://" not in page.text
@@ -120,7 +122,7 @@ def test_the_pages_bring_everything_with_them(worker):
 
 
 @pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "json"])
-def test_a_post_that_is_not_json_reaches_nothing(worker, kind):
+def test_a_post_without_a_json_content_type_is_refused_at_every_path(worker, kind):
     headers = {"Content-Type": kind} if kind else {}
     for path in ("/v1/inference", "/v1/chat/completions", "/tokenize", "/nowhere"):
         reply = worker.http.post(path, content=b'{"prompt": "a"}', headers=headers)
@@ -155,7 +157,7 @@ def test_a_page_of_another_origin_is_refused_unless_allowed(serving):
 
 
 class Credulous:
-    """A framework that runs the model for whatever it gets."""
+    """An app that runs the model for every request, to test the guard alone."""
 
     ran = 0
 
@@ -216,20 +218,20 @@ def test_a_request_that_fails_is_undone_last_first():
 
 def test_the_official_javascript_client_may_call_from_a_page(serving):
     worker = serving(app_options={"allow_origin": ["http://a.example"], "api_key": "k"})
-    asked = "authorization,content-type,x-stainless-lang,x-stainless-retry-count,x-stainless-os"
-    ask = {"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}
+    headers = "authorization,content-type,x-stainless-lang,x-stainless-retry-count,x-stainless-os"
+    preflight = {"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}
     reply = worker.http.options(
-        "/v1/chat/completions", headers=ask | {"Access-Control-Request-Headers": asked}
+        "/v1/chat/completions", headers=preflight | {"Access-Control-Request-Headers": headers}
     )
     assert reply.status_code == 200
     allowed = {name.strip() for name in reply.headers["access-control-allow-headers"].split(",")}
-    assert set(asked.split(",")) <= allowed
+    assert set(headers.split(",")) <= allowed
     refused = worker.post("/v1/inference", {"prompt": "a"}, headers={"Origin": "http://a.example"})
     assert refused.status_code == 401
     assert refused.headers["access-control-allow-origin"] == "http://a.example"
 
 
-def test_a_refused_request_leaves_a_line_and_a_flood_of_them_few(worker):
+def test_a_refused_request_is_logged_and_a_flood_of_them_only_in_part(worker):
     named = {"X-Request-ID": "mine-7"}
     reply = worker.post("/v1/inference", {"prompt": ""}, headers=named)
     assert reply.headers["x-request-id"] == "mine-7"
@@ -238,12 +240,13 @@ def test_a_refused_request_leaves_a_line_and_a_flood_of_them_few(worker):
     assert 'status="400"' in line
     for _ in range(60):
         worker.post("/v1/inference", {"prompt": ""})
+    # Narration writes at most 20 refusals in ten seconds, and counts the others.
     assert len([line for line in worker.lines if 'action="request_refused"' in line]) <= 20
 
 
-def test_a_senseless_request_id_is_replaced(worker):
-    for given in ("a b", "x" * 200, 'a"b'):
-        reply = worker.http.get("/health/live", headers={"X-Request-ID": given})
+def test_a_request_id_with_other_characters_or_too_long_is_replaced(worker):
+    for request_id in ("a b", "x" * 200, 'a"b'):
+        reply = worker.http.get("/health/live", headers={"X-Request-ID": request_id})
         assert reply.headers["x-request-id"].startswith("req-")
 
 

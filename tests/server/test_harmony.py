@@ -41,7 +41,7 @@ CONVERSATIONS = {
 
 
 def described(tool):
-    """*tool* as the template needs it, with a description."""
+    """*tool* with the description that the template requires."""
     return {**tool, "function": {**tool["function"], "description": "It tells."}}
 
 
@@ -58,11 +58,13 @@ def test_prompts_are_those_of_transformers(case):
     (expected,), _ = render_jinja_template(
         [messages], tools=tools, chat_template=TEMPLATE, add_generation_prompt=True
     )
-    found = ChatTemplate(TEMPLATE).render(messages, tools=tools)
-    assert re.sub("date: .*", "", found) == re.sub("date: .*", "", expected)
+    rendered = ChatTemplate(TEMPLATE).render(messages, tools=tools)
+    # The template writes the current date.
+    assert re.sub("date: .*", "", rendered) == re.sub("date: .*", "", expected)
 
 
 def prompt(model, messages, **more):
+    """Text of the prompt for *messages*."""
     ids, _ = model.prepare(Request(messages=messages, **more))
     return model.tokenizer.decode(ids)
 
@@ -78,6 +80,7 @@ def test_what_clients_send_back_reaches_the_template(tmp_path):
     with bitnet.load(gpt_oss_gguf(tmp_path / "m.gguf")) as model:
         tools = [described(WEATHER), described(CLOCK)]
         text = prompt(model, [ASK, asked, *results], tools=tools)
+        # An answer ends at the end of a message or of a call.
         assert {model.tokenizer.token_bytes(one) for one in model.tokenizer.stop_ids} == {
             b"<|return|>", b"<|call|>", b"<|endoftext|>",
         }  # fmt: skip

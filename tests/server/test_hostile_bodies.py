@@ -20,6 +20,7 @@ from bitnet.server.slot import Slot
 from bitnet.wire.ollama import SHOW
 from bitnet.wire.routes import COMPUTED, ROUTES
 
+#: Body of a well-behaved client, whose answers must not change.
 INNOCENT = {"prompt": "the innocent neighbour", "max_tokens": 20, "stream": True}
 JSON = {"Content-Type": "application/json"}
 EACH = 20  # bodies of a route with several wrong fields
@@ -71,28 +72,28 @@ def test_bodies_of_every_route_end_with_an_answer_or_a_refusal(worker, routes):
             with worker.http.stream("POST", "/v1/completions", json=INNOCENT) as reply:
                 lines = [line for line in reply.iter_lines() if line.startswith("data: {")]
             texts.append("".join(json.loads(line[6:])["choices"][0]["text"] for line in lines))
-            if done.is_set():
+            if has_ended.is_set():
                 return
 
     texts = []
-    done = threading.Event()
-    wrong = []
+    has_ended = threading.Event()
+    failures = []
     statuses = set()
-    alone = threading.Thread(target=innocent)
-    alone.start()
+    neighbour = threading.Thread(target=innocent)
+    neighbour.start()
     try:
         for path, name in routes.items():
             for body in bodies(FORMS[name], VALID[name], seed=1, count=EACH):
                 reply = worker.http.post(path, content=body, headers=JSON)
                 statuses.add(reply.status_code)
                 if reply.status_code != 200 and not 400 <= reply.status_code < 500:
-                    wrong.append((path, body[:300], reply.status_code, reply.text[:300]))
+                    failures.append((path, body[:300], reply.status_code, reply.text[:300]))
     finally:
-        done.set()
-        alone.join()
-    assert not wrong
-    assert {200, 400} <= statuses
-    assert 415 not in statuses  # every body was read
+        has_ended.set()
+        neighbour.join()
+    assert not failures
+    assert {200, 400} <= statuses  # the bodies are neither all valid nor all wrong
+    assert 415 not in statuses  # none was refused for its content type
     assert len(set(texts)) == 1
     assert texts[0]
     assert worker.http.get("/health/ready").status_code == 200
@@ -100,10 +101,11 @@ def test_bodies_of_every_route_end_with_an_answer_or_a_refusal(worker, routes):
 
 ASK = [{"role": "user", "content": "a"}]
 RESULT = {"type": "tool_result", "tool_use_id": "1", "content": ["a"]}
-INFINITE = "1e999"  # a float cannot hold it
+INFINITE = "1e999"  # a number in JSON that is beyond the range of a float
 
 
 def _messages(block):
+    """A body of /v1/messages with one block of content."""
     return {"max_tokens": 2, "messages": [{"role": "user", "content": [block]}]}
 
 
@@ -131,7 +133,7 @@ def test_a_value_of_a_wrong_type_is_refused_by_its_place(worker, path, body, nam
 
 @pytest.fixture(scope="module")
 def slot(tmp_path_factory):
-    """A model that calls functions and fills gaps, in a slot that is not asked to run it."""
+    """A slot with a model that calls functions and fills gaps; no test runs the model."""
     gap = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
     path = tool_gguf(tmp_path_factory.mktemp("m") / "t.gguf", control=gap)
     slot = Slot("tiny", path, None, None)
@@ -142,7 +144,7 @@ def slot(tmp_path_factory):
 
 
 def _prepare(path, raw, slot):
-    """Do everything with a body that the worker does before the model runs."""
+    """Process the bytes *raw* as the worker does before the model runs; 64 tokens at most."""
     form = (ROUTES | COMPUTED)[path]
     body = form.parse(raw)
     try:
@@ -158,7 +160,7 @@ def _prepare(path, raw, slot):
 
 
 def _check_wrong_values(path, slot, chosen):
-    """Prepare each of the *chosen* bodies, which come with their wrong places."""
+    """Prepare the *chosen* pairs of a wrong place and a body; only refusals may be raised."""
     current = None
     try:
         for current in chosen:

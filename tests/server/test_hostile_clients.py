@@ -23,24 +23,26 @@ BODY = {"prompt": "a", "max_tokens": 1}
 
 
 def connected(worker):
+    """A new connection to *worker*."""
     return socket.create_connection(("127.0.0.1", worker.port), timeout=PATIENCE_S)
 
 
 def everything(one):
-    got = b""
+    """All bytes from the connection *one* until it is closed."""
+    received = b""
     while chunk := one.recv(65536):
-        got += chunk
-    return got
+        received += chunk
+    return received
 
 
 def answer(one):
-    """The first answer, whose body is one JSON object."""
-    got = b""
-    while not got.endswith(b"}"):
+    """Bytes from the connection *one* up to the end of an answer, whose body is a JSON object."""
+    received = b""
+    while not received.endswith(b"}"):
         chunk = one.recv(65536)
-        assert chunk, got
-        got += chunk
-    return got
+        assert chunk, received
+        received += chunk
+    return received
 
 
 @pytest.mark.parametrize("sent", [b"", b"P", HEAD], ids=["nothing", "a letter", "no end"])
@@ -65,7 +67,7 @@ def test_a_second_request_has_to_end_its_headers_too(worker, monkeypatch):
             assert everything(one) == b""
 
 
-def test_half_a_request_behind_a_whole_one_does_not_cost_its_answer(serving, slow, monkeypatch):
+def test_a_request_is_answered_although_the_next_one_is_incomplete(serving, slow, monkeypatch):
     worker = serving()
     content = json.dumps(BODY).encode()
     with connected(worker) as one:
@@ -84,13 +86,13 @@ def test_a_body_that_does_not_end_is_given_up(worker, monkeypatch):
     assert worker.slot.open_jobs == 0
 
 
-def test_who_never_reads_is_cut_off(serving, monkeypatch):
+def test_a_client_that_never_reads_is_cut_off(serving, monkeypatch):
     monkeypatch.setattr(connection, "READER_PATIENCE_S", 0.2)
     worker = serving()
     with connected(worker) as one:
         one.setblocking(False)
         ask = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50
-        lost = []
+        errors = []
 
         def is_cut_off():
             try:
@@ -98,20 +100,22 @@ def test_who_never_reads_is_cut_off(serving, monkeypatch):
             except BlockingIOError:
                 pass
             except (BrokenPipeError, ConnectionResetError) as error:
-                lost.append(error)
-            return lost
+                errors.append(error)
+            return errors
 
         until(is_cut_off)
     assert worker.post("/v1/inference", BODY).status_code == 200
 
 
 def prompt_tokens(worker, message, **more):
+    """Number of tokens in the prompt of a chat with *message*."""
     body = {"messages": [message], "max_tokens": 1} | more
     reply = worker.post("/v1/chat/completions", body)
     assert reply.status_code == 200, reply.text
     return reply.json()["usage"]["prompt_tokens"]
 
 
+#: Template code that would compute, run a program, or be a syntax error.
 JINJA = "{{7*7}}{{cycler.__init__.__globals__.os.popen('id').read()}}{% for x in y %}"
 
 
@@ -120,15 +124,16 @@ def test_templates_in_what_clients_send_are_text(serving, keys):
     worker = serving(keys | {"llama.context_length": 1024})  # described tools take about 200
     plain = prompt_tokens(worker, {"role": "user", "content": "a"})
     user = {"role": "user", "content": "a"}
-    short = "{{7*7}}"
-    count = len(worker.post("/tokenize", {"content": short, "add_special": False}).json()["tokens"])
-    assert prompt_tokens(worker, {"role": "user", "content": "a" + short}) == plain + count
-    assert prompt_tokens(worker, {"role": "user" + short, "content": "a"}) == plain + count
+    code = "{{7*7}}"
+    count = len(worker.post("/tokenize", {"content": code, "add_special": False}).json()["tokens"])
+    # Code adds as many tokens as its text has: it is not run.
+    assert prompt_tokens(worker, {"role": "user", "content": "a" + code}) == plain + count
+    assert prompt_tokens(worker, {"role": "user" + code, "content": "a"}) == plain + count
     tool = {"type": "function", "function": {"name": "f", "description": ""}}
-    named = prompt_tokens(worker, user, tools=[tool])
-    tool["function"]["description"] = short
-    assert prompt_tokens(worker, user, tools=[tool]) == named + count
-    tool["function"]["name"] = short
+    with_tool = prompt_tokens(worker, user, tools=[tool])
+    tool["function"]["description"] = code
+    assert prompt_tokens(worker, user, tools=[tool]) == with_tool + count
+    tool["function"]["name"] = code
     body = {"messages": [user], "tools": [tool]}
     assert worker.post("/v1/chat/completions", body).status_code == 400
     for variables in ({"chat_template": JINJA}, {"loop": JINJA}, {"cycler": 1}, {"m": JINJA}):
@@ -150,9 +155,9 @@ def test_templates_in_what_clients_send_are_text(serving, keys):
 def test_no_path_leads_to_a_file(worker, path):
     with connected(worker) as one:
         one.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
-        got = everything(one)
-    assert b" 404 " in got.partition(b"\r\n")[0]
-    assert b"root:" not in got
+        received = everything(one)
+    assert b" 404 " in received.partition(b"\r\n")[0]
+    assert b"root:" not in received
 
 
 def test_a_model_that_a_request_names_is_not_opened(worker):
@@ -165,14 +170,16 @@ def test_a_model_that_a_request_names_is_not_opened(worker):
 def test_an_event_stays_on_its_line_whatever_is_in_it(form):
     lines = []
     narrate = narrator(lines.append, worker_id="w", form=form)
-    evil = 'a"\nINFO actor="x"\r\x1b[2J\x9b2J\u2028\x7f'
-    narrate("log", text=evil, request_id=evil)
+    hostile = 'a"\nINFO actor="x"\r\x1b[2J\x9b2J\u2028\x7f'
+    narrate("log", text=hostile, request_id=hostile)
     (line,) = lines
     assert line.isprintable()
     if form == "json":
-        assert json.loads(line)["human"] == evil
+        assert json.loads(line)["human"] == hostile
 
 
+# A share in positions, and the tokens that it leaves after a prompt of 11: at least DEFAULT_TOKENS,
+# which are 8 here, and at most the rest of the context of 64.
 @pytest.mark.parametrize(("share", "expected"), [(0, 8), (30, 19), (1000, 53)])
 def test_a_chat_of_no_given_length_leaves_room_for_the_others(worker, monkeypatch, share, expected):
     monkeypatch.setattr(exchange, "DEFAULT_TOKENS", 8)
@@ -180,12 +187,13 @@ def test_a_chat_of_no_given_length_leaves_room_for_the_others(worker, monkeypatc
     inner = worker.slot
     monkeypatch.setattr(inner, "fair_positions", share)
     (sequence,) = exchange.prepare_sequences(*chat_requests(body), inner, 1, 1000)
-    spare = 11 - sequence.prompt_tokens  # the numbers above are for a prompt of 11 ids of 64
+    spare = 11 - sequence.prompt_tokens  # the numbers above are for a prompt of 11 ids
     assert sequence.request.max_tokens == expected + (spare if share else 0)
 
 
-def test_the_share_of_an_answer_is_what_fits_as_often_as_answers_are_written(serving):
-    assert serving(max_batch=2).slot.fair_positions == 64
+def test_the_share_of_an_answer_is_what_fits_the_memory_for_every_answer_of_a_batch(serving):
+    assert serving(max_batch=2).slot.fair_positions == 64  # the context, without a budget
+    # Memory is reserved in pages of 64 positions.
     page = serving().slot._scheduler.new_cache().cost(64, 1)
     assert serving(max_batch=2, kv_budget_bytes=2 * page).slot.fair_positions == 64
     assert serving(max_batch=2, kv_budget_bytes=2 * page - 1).slot.fair_positions == 0
@@ -196,6 +204,7 @@ def test_an_answer_that_never_fits_the_memory_is_refused_as_such(serving, tmp_pa
     long = tiny_gguf(tmp_path / "long.gguf", **{"llama.context_length": 256})
     with listening(long, kv_budget_bytes=page) as worker:
         assert worker.post("/v1/inference", {"prompt": "a", "max_tokens": 48}).status_code == 200
+        # About 150 positions need three pages.
         reply = worker.post("/v1/inference", {"prompt": "a" * 100, "max_tokens": 48})
     assert reply.status_code == 400
     assert reply.json()["error"]["code"] == "context_length_exceeded"
@@ -222,6 +231,7 @@ def test_vectors_are_computed_part_by_part(worker):
 def test_vectors_wait_in_the_queue_like_answers(serving):
     worker = serving(max_batch=1, queue=1)
     inner = worker.slot
+    # One place in the batch and one in the queue, both taken.
     with inner.place(), inner.place():
         assert worker.post("/v1/embeddings", {"input": "a"}).status_code == 429
     assert worker.post("/v1/embeddings", {"input": "a"}).status_code == 200
@@ -247,20 +257,20 @@ def test_a_client_alone_cannot_take_every_connection(worker, monkeypatch):
     [{"prompt": ["x", *range(60_000)]}, {"prompt": "a"} | {f"k{at}": 1 for at in range(30_000)}],
     ids=["wrong ids", "unknown fields"],
 )
-def test_a_refused_body_is_checked_in_a_thread(worker, monkeypatch, body):
-    threads = set()
+def test_a_refused_body_is_checked_in_a_thread_without_an_event_loop(worker, monkeypatch, body):
+    runs_in_main_or_loop = set()
     parse = Form.parse
 
     def noted(self, raw):
-        threads.add(threading.current_thread() is threading.main_thread())
-        threads.add(asyncio_runs())
+        runs_in_main_or_loop.add(threading.current_thread() is threading.main_thread())
+        runs_in_main_or_loop.add(asyncio_runs())
         return parse(self, raw)
 
     monkeypatch.setattr(Form, "parse", noted)
     reply = worker.post("/v1/completions", body)
     assert reply.status_code == 400
     assert len(reply.text) < 1000
-    assert threads == {False}
+    assert runs_in_main_or_loop == {False}
 
 
 def asyncio_runs():

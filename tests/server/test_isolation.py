@@ -19,10 +19,12 @@ from bitnet.server.slot import Slot
 
 LONG = {"prompt": "ab", "max_tokens": 40}
 CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
+#: A chat whose answer needs a grammar.
 ANY = CHAT | {"response_format": {"type": "json_object"}}
 
 
 def schema(properties):
+    """A chat with a schema of so many optional properties."""
     names = {f"p{number}": {"type": "null"} for number in range(properties)}
     wanted = {"type": "object", "properties": names}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": wanted}}
@@ -79,7 +81,7 @@ def test_a_grammar_that_takes_too_long_is_refused_and_one_too_large_at_once(work
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "response_format")
 
 
-def test_an_innocent_schema_behind_slow_ones_is_asked_to_come_again(worker, monkeypatch):
+def test_a_grammar_that_waits_too_long_behind_slow_ones_is_refused(worker, monkeypatch):
     pytest.importorskip("llguidance")
     go_on = threading.Event()
     begun = threading.Semaphore(0)
@@ -105,6 +107,7 @@ def test_an_innocent_schema_behind_slow_ones_is_asked_to_come_again(worker, monk
 
 
 def test_a_schema_with_3000_optional_properties_holds_up_no_client(worker):
+    """The schema is below the limit of properties, and its grammar is refused."""
     pytest.importorskip("llguidance")
     reply = worker.post("/v1/chat/completions", schema(3000))
     assert reply.status_code == 400
@@ -114,7 +117,7 @@ def test_a_schema_with_3000_optional_properties_holds_up_no_client(worker):
 
 
 class PanicException(BaseException):
-    """Error that a compiled library raises when it gives up, by its name."""
+    """An error as PyO3 raises for a panic of Rust code: not an Exception, known by its name."""
 
 
 @pytest.mark.parametrize("error", [ValueError("secret"), PanicException()])
@@ -123,7 +126,7 @@ def test_what_breaks_one_sequence_leaves_its_neighbours_alone(serving, slow, mon
     sample = Sampler.sample
 
     def breaks(self, *args, **more):
-        if self.request.temperature == 7:
+        if self.request.temperature == 7:  # marks the request that fails
             raise error
         return sample(self, *args, **more)
 
@@ -176,6 +179,7 @@ def test_a_dead_thread_fails_everything_and_says_so(serving, slow, monkeypatch):
     assert worker.post("/v1/inference", LONG).status_code == 503
 
 
+#: Serves the model of the first argument, whose thread ends with an error at the first pass.
 DIES = """
 import sys
 from bitnet.server.slot import Slot
@@ -205,7 +209,7 @@ def test_a_worker_whose_thread_dies_ends_with_a_code(model_path):
             )
             assert b" 503 " in connection.recv(100)
         assert "the thread that ran the model died" in process.communicate(timeout=PATIENCE_S)[1]
-        assert process.returncode == 16
+        assert process.returncode == 16  # InferenceError
     finally:
         process.kill()
         process.communicate()
@@ -240,7 +244,7 @@ def test_texts_are_prepared_in_threads_of_their_own(worker, monkeypatch):
     worker.post("/v1/chat/completions", CHAT)
     worker.post("/v1/embeddings", {"input": ["a", "b"]})
     worker.post("/tokenize", {"content": "a"})
-    assert len(names) == 7
+    assert len(names) == 7  # texts of the five requests above
     assert {name.rpartition("_")[0] for name in names} == {"bitnet-prepare"}
 
 
@@ -263,7 +267,7 @@ def test_vectors_share_passes_and_memory_with_answers(serving, slow):
     assert max(passes) == 4  # the answer and three vectors in one pass
 
 
-def test_vectors_keep_to_the_memory_for_keys_and_values(serving, tmp_path):
+def test_the_caches_of_vectors_never_exceed_the_budget_for_keys_and_values(serving, tmp_path):
     page = serving().slot._scheduler.new_cache().cost(64, 1)
     worker = serving(max_batch=2, kv_budget_bytes=page)
     seen = []

@@ -30,7 +30,7 @@ REPLACEMENT = f"note.txt\n```text\n<<<<<<< SEARCH\n{BEFORE}=======\n{AFTER}>>>>>
 
 
 def steps_of(agent, note):
-    """Answers of the model, by the number of results that it has seen."""
+    """Answers of the model: the first, and one after each result of a tool."""
     if agent == "claude":
         return [
             write_call("Read", file_path=note),
@@ -73,7 +73,7 @@ def steps_of(agent, note):
     return [DONE]
 
 
-#: Words that an agent shows at its end with a small model.
+#: Words in the output of an agent when a small model did not solve its task.
 ENDS = {
     "claude": "context",
     "codex": "max_output_tokens",
@@ -115,7 +115,7 @@ def folders_for(place):
 
 
 def run_agent(agent, program, address, place):
-    """The end of the *agent*'s task, in its folders below *place*, and all that it shows."""
+    """Run the task of *agent* in folders below *place*: the finished process, and its output."""
     setup = AGENTS[agent].set_up(Endpoint(address, "none"), "tiny", place / "settings")
     write_files(setup, place / "settings")
     environment = {

@@ -30,10 +30,12 @@ def folder(tmp_path):
 
 
 def paths(folder):
+    """Paths of the two models."""
     return folder / "a.gguf", folder / "more/b.gguf"
 
 
 def answers(folder):
+    """Yield the answer of each model to ASK."""
     for path in paths(folder):
         with load(path) as model:
             yield model.chat(ASK, max_tokens=20)
@@ -48,10 +50,10 @@ def worker(folder):
 
 def test_openais_client_streams_from_two_models_at_once(worker, folder):
     openai = pytest.importorskip("openai")
-    asked = {"messages": ASK, "max_tokens": 20, "temperature": 0, "stream": True}
+    body = {"messages": ASK, "max_tokens": 20, "temperature": 0, "stream": True}
     with openai.OpenAI(base_url=f"{worker.address}/v1", api_key="none") as client:
         assert [one.id for one in client.models.list()] == ["a", "b"]
-        streams = [client.chat.completions.create(model=name, **asked) for name in ("a", "other")]
+        streams = [client.chat.completions.create(model=name, **body) for name in ("a", "other")]
         texts = ["", ""]
         for parts in zip_longest(*streams):  # one of each in turn
             for number, part in enumerate(parts):
@@ -72,7 +74,7 @@ def test_ollamas_client_lists_shows_keeps_and_unloads(worker):
         client.chat("b:latest", ASK, options={"num_predict": 3}, keep_alive=-1)
         client.generate("a", keep_alive="2h")
         loaded = {one.model: one for one in client.ps().models}
-        assert loaded["b"].expires_at.year == 9999
+        assert loaded["b"].expires_at.year == 9999  # never: keep_alive is -1
         assert loaded["a"].expires_at < loaded["b"].expires_at
         assert client.generate("b", keep_alive=0).done_reason == "unload"
         until(lambda: [one.model for one in client.ps().models] == ["a"])
@@ -82,8 +84,10 @@ def test_ollamas_client_lists_shows_keeps_and_unloads(worker):
 
 def test_routes_of_llama_server_are_for_the_model_they_name(worker):
     with httpx.Client(base_url=worker.address, timeout=PATIENCE_S) as http:
+        # A model that is not loaded has no slots.
         assert http.get("/slots", params={"model": "b"}).json() == []
         assert http.get("/props", params={"model": "b"}).json()["model_alias"] == "b"
+        # It was loaded for /props; a worker has eight slots by default.
         assert len(http.get("/slots", params={"model": "b"}).json()) == 8
         assert http.get("/slots").json() == []
         assert http.get("/props", params={"model": "c"}).status_code == 404
@@ -91,11 +95,13 @@ def test_routes_of_llama_server_are_for_the_model_they_name(worker):
 
 
 def mapped(worker, path):
+    """Number of memory maps of the file *path* in the process of *worker*."""
     with open(f"/proc/{worker.process.pid}/maps") as maps:
         return sum(str(path) in line for line in maps)
 
 
 def resident(worker):
+    """Resident memory of the process of *worker*, in kB."""
     with open(f"/proc/{worker.process.pid}/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
 
@@ -115,12 +121,12 @@ def test_fifty_loads_leave_nothing_behind(folder):
                 assert http.post("/v1/completions", json=body).status_code == 200
             worker.until('action="model_unloaded"')
             worker.until('action="model_unloaded"')
-            if count in (9, 49):
+            if count in (9, 49):  # after 20 and 100 loads
                 # The answer's own frames hold the model until they end, after the answer is read.
                 until(lambda: mapped(worker, first) == mapped(worker, second) == 0)
                 sizes.append(resident(worker))
-        kept = {"model": "a", "keep_alive": -1}
-        assert http.post("/api/generate", json=kept).status_code == 200
+        stay_loaded = {"model": "a", "keep_alive": -1}
+        assert http.post("/api/generate", json=stay_loaded).status_code == 200
         assert mapped(worker, first) > 0 == mapped(worker, second)
         assert sizes[1] - sizes[0] < 20_000, sizes  # kB; what 80 loads would leave is more
         assert worker.end(signal.SIGTERM) == 0
@@ -129,6 +135,7 @@ def test_fifty_loads_leave_nothing_behind(folder):
 def test_streams_of_two_models_end_in_order_when_the_worker_has_to_stop(tmp_path):
     for name in "ab":
         tiny_gguf(tmp_path / f"{name}.gguf", **{"llama.context_length": 10**6})
+    # An answer that fills the context, without the token that would end it.
     wanted = {"prompt": "ab", "max_tokens": 10**6 - 9, "logit_bias": {"1": -1000}}
     options = ("--drain", "0.2", "--max-output-tokens", 10**6, "--models-idle", "never")
     with contextlib.ExitStack() as stack:
@@ -189,7 +196,7 @@ def test_two_models_of_one_name_are_refused_by_both(refused, folder, tmp_path):
         (("--models", "smolm2-135m"), "no such file or folder, and no model of that name"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_meant_is_refused(refused, tmp_path, monkeypatch, words, said):
+def test_wrong_options_for_models_are_refused(refused, tmp_path, monkeypatch, words, said):
     monkeypatch.chdir(tmp_path)
     assert said in refused(*words)
 
@@ -202,7 +209,7 @@ def test_an_alias_is_for_one_of_the_models(refused, folder, alias, said):
     assert said in refused("--models", folder, "--alias", alias)
 
 
-def test_a_worker_that_loads_ends_in_order(folder):
+def test_a_worker_that_is_loading_a_model_ends_with_0_on_sigterm(folder):
     worker = Process("--models", folder, "--port", 0)
     try:
         worker.listen()

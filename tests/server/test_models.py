@@ -31,7 +31,7 @@ def paths(tmp_path):
 
 
 class Gate:
-    """Loads of a model wait for the test, and are counted."""
+    """Count the loads of the model in *slot*, and hold each until ``open`` is set."""
 
     def __init__(self, slot):
         self.open = threading.Event()
@@ -69,20 +69,23 @@ def gate(paths):
 
 
 def ask(worker, model=None, **more):
+    """The reply to ASK, sent to the model named *model*."""
     named = {"model": model} if model else {}
     return worker.post("/v1/completions", ASK | named | more)
 
 
 def text(path):
+    """The answer to ASK of the model at *path*, without a server."""
     with load(path) as model:
         return model.generate("ab", max_tokens=5)
 
 
 def states(worker):
+    """State of each model, by name."""
     return worker.http.get("/health/ready").json()["models"]
 
 
-def test_each_is_loaded_by_a_request_that_names_it_and_gives_its_own_answer(serve, paths):
+def test_a_model_is_loaded_by_a_request_that_names_it_and_gives_its_own_answer(serve, paths):
     worker = serve()
     assert states(worker) == {"a": "unloaded", "b": "unloaded"}
     first, second = (ask(worker, name).json() for name in "ab")
@@ -93,7 +96,7 @@ def test_each_is_loaded_by_a_request_that_names_it_and_gives_its_own_answer(serv
     assert states(worker) == {"a": "loaded", "b": "loaded"}
 
 
-def test_the_list_tells_what_is_loaded_and_loads_nothing(serve):
+def test_the_list_of_models_has_their_states_and_loads_none(serve):
     worker = serve()
     ask(worker, "b")
     listed = worker.http.get("/v1/models").json()["data"]
@@ -103,7 +106,7 @@ def test_the_list_tells_what_is_loaded_and_loads_nothing(serve):
     assert states(worker)["a"] == "unloaded"
 
 
-def test_the_first_is_the_default_and_an_unknown_name_is_told_what_there_is(serve, paths):
+def test_the_first_model_is_the_default_and_an_unknown_name_is_refused_with_all_names(serve, paths):
     sources = [slot_of(paths[0]), slot_of(paths[1], aliases=("small",))]
     worker = serve(*sources)
     assert ask(worker).json()["model"] == "a"
@@ -166,14 +169,14 @@ def test_more_requests_than_the_queue_has_places_for_are_refused(serve, paths, g
         assert [one.result().status_code for one in waiting] == [200] * 2
 
 
-def test_a_load_that_takes_longer_than_a_request_may_is_a_timeout(serve, paths, gate):
+def test_a_load_beyond_the_deadline_of_its_request_is_a_timeout_and_goes_on(serve, paths, gate):
     worker = serve(slot_of(paths[0]), gate.slot, deadline_s=0.2)
     assert ask(worker, "b").status_code == 504
     gate.open.set()
-    until(lambda: states(worker)["b"] == "loaded")  # for the next one
+    until(lambda: states(worker)["b"] == "loaded")  # for the next request
 
 
-def test_one_that_is_not_used_is_unloaded_and_loaded_again(serve):
+def test_a_model_that_is_idle_is_unloaded_and_loaded_again(serve):
     worker = serve(idle_s=0.0)
     for count in (1, 2):
         assert ask(worker, "a").status_code == 200
@@ -182,6 +185,7 @@ def test_one_that_is_not_used_is_unloaded_and_loaded_again(serve):
 
 
 def unloaded(worker, name):
+    """Number of times that the model *name* was unloaded, by the log."""
     said = f'action="model_unloaded" worker_id="w1" model_name="{name}"'
     return sum(said in line for line in worker.lines)
 
@@ -236,7 +240,7 @@ def in_two_parts(folder):
     return parts
 
 
-def test_one_that_is_used_is_not_unloaded(serve, slow):
+def test_a_model_that_is_in_use_is_not_unloaded(serve, slow):
     worker = serve(idle_s=0.0)
     slow(1)
     with worker.http.stream("POST", "/v1/completions", json=ASK | {"stream": True}) as reply:
@@ -248,15 +252,15 @@ def test_one_that_is_used_is_not_unloaded(serve, slow):
     until(lambda: unloaded(worker, "a"))
 
 
-def test_one_that_is_used_before_its_turn_to_be_unloaded_stays(serve, paths, gate):
+def test_a_model_that_is_requested_again_before_it_is_unloaded_stays(serve, paths, gate):
     worker = serve(slot_of(paths[0]), gate.slot)
-    keep = {"model": "a", "stream": False}
+    empty = {"model": "a", "stream": False}
     assert ask(worker, "a").status_code == 200
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(ask, worker, "b")
         until(lambda: gate.loads)  # models are loaded and unloaded one at a time
-        assert worker.post("/api/generate", keep | {"keep_alive": 0}).status_code == 200
-        assert worker.post("/api/generate", keep | {"keep_alive": -1}).status_code == 200
+        assert worker.post("/api/generate", empty | {"keep_alive": 0}).status_code == 200
+        assert worker.post("/api/generate", empty | {"keep_alive": -1}).status_code == 200
         gate.open.set()
         assert loading.result().status_code == 200
     assert ask(worker, "b").status_code == 200
@@ -265,10 +269,10 @@ def test_one_that_is_used_before_its_turn_to_be_unloaded_stays(serve, paths, gat
 
 
 def budget_for_one(path):
-    """Memory that one of the models takes, and half of it."""
+    """One and a half times the bytes of the model at *path*, with a batch of 8: room for one."""
     source = slot_of(path)
-    one = memory_of(source.open(), None, 8, None)
-    return one + one // 2
+    size_bytes = memory_of(source.open(), None, 8, None)
+    return size_bytes + size_bytes // 2
 
 
 def test_a_model_of_which_no_answer_fits_is_not_loaded(serve, gate):
@@ -294,9 +298,7 @@ def test_a_model_that_is_loaded_in_vain_is_closed(paths):
     assert weights() is None
 
 
-def test_a_worker_ends_without_the_load_that_its_requests_waited_for(
-    serve, paths, gate, monkeypatch
-):
+def test_a_worker_ends_without_waiting_for_a_load_that_runs(serve, paths, gate, monkeypatch):
     monkeypatch.setattr(run, "PASS_S", 0.01)
     worker = serve(slot_of(paths[0]), gate.slot, drain_s=0.0)
     with ThreadPoolExecutor(1) as pool:
@@ -308,13 +310,14 @@ def test_a_worker_ends_without_the_load_that_its_requests_waited_for(
     lines = len(worker.lines)
     gate.open.set()
     until(lambda: not any(thread.name == "bitnet-load" for thread in threading.enumerate()))
+    # The load that ends afterwards writes nothing more.
     assert len(worker.lines) == lines
 
 
-def test_the_least_recently_used_makes_room(serve, paths):
+def test_the_least_recently_used_model_is_unloaded_to_make_room(serve, paths):
     third = tiny_gguf(paths[0].with_name("c.gguf"))
     sources = [slot_of(path) for path in (*paths, third)]
-    two = budget_for_one(paths[0]) // 3 * 4
+    two = budget_for_one(paths[0]) // 3 * 4  # room for two models
     worker = serve(*sources, memory_bytes=two)
     for name in "aba":
         ask(worker, name)
@@ -322,7 +325,7 @@ def test_the_least_recently_used_makes_room(serve, paths):
     assert states(worker) == {"a": "loaded", "b": "unloaded", "c": "loaded"}
 
 
-def test_one_that_is_used_does_not_make_room_until_it_is_not(serve, paths, slow):
+def test_a_model_that_is_in_use_is_unloaded_for_another_only_afterwards(serve, paths, slow):
     worker = serve(memory_bytes=budget_for_one(paths[0]))
     with ThreadPoolExecutor(2) as pool:
         using = pool.submit(ask, worker, "a")
@@ -335,7 +338,7 @@ def test_one_that_is_used_does_not_make_room_until_it_is_not(serve, paths, slow)
     assert states(worker) == {"a": "unloaded", "b": "loaded"}
 
 
-def test_without_room_in_time_the_answer_says_so(serve, paths):
+def test_a_request_for_whose_model_no_room_is_made_in_time_is_a_timeout(serve, paths):
     worker = serve(memory_bytes=budget_for_one(paths[0]), deadline_s=0.2)
     worker.models.find("a").users += 1  # as a request that does not end
     until(lambda: ask(worker, "a").status_code == 200)
@@ -343,7 +346,7 @@ def test_without_room_in_time_the_answer_says_so(serve, paths):
     until(lambda: states(worker)["b"] == "unloaded")  # no request waits for it any more
 
 
-def test_one_that_never_fits_is_refused_at_once(serve, paths):
+def test_a_model_larger_than_the_budget_is_refused_at_once(serve, paths):
     worker = serve(memory_bytes=1000)
     reply = ask(worker, "a")
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "model_too_large")
@@ -355,6 +358,6 @@ def test_metrics_are_by_model(serve):
     worker = serve()
     ask(worker, "a")
     figures = worker.http.get("/metrics").text
-    for name, tokens in (("a", 5), ("b", 0)):
+    for name, tokens in (("a", 5), ("b", 0)):  # b is not loaded
         assert f'vllm:generation_tokens_total{{model_name="{name}"}} {tokens}.0' in figures
         assert f'bitnet_model_loaded{{model_name="{name}"}} {tokens / 5}' in figures

@@ -25,8 +25,9 @@ def test_what_is_written_to_stderr_becomes_events():
         with Progress("model.gguf", 10) as progress:
             progress.reach(10)
         sys.stderr.write("no end")
-        assert len(lines) == 2
+        assert len(lines) == 2  # the text without a line end waits for more
     events = [json.loads(line) for line in lines]
+    # The second event is the progress, tested below.
     assert [event["human"] for event in events][::2] == ["first second", "no end"]
     assert events[1]["human"].startswith("model.gguf: 10 B")
     assert {event["worker_id"] for event in events} == {"w"}
@@ -57,7 +58,7 @@ def test_a_wrong_call_of_a_logger_becomes_an_event():
 
 
 def calls():
-    """The calls in the package that narrate, as file, line, action and named facts."""
+    """Yield place, as file and line, and node of every call in the package that narrates."""
     root = Path(bitnet.__file__).parent
     for folder in ("server", "commands", "adapters"):
         for path in sorted((root / folder).glob("*.py")):
@@ -81,10 +82,10 @@ def test_a_call_has_the_facts_that_its_description_and_its_event_need(place):
     node = CALLS[place]
     (name,) = node.args
     action = ACTIONS[name.value]
-    texts = {fact for _, fact, _, _ in string.Formatter().parse(action.human) if fact}
+    in_description = {fact for _, fact, _, _ in string.Formatter().parse(action.human) if fact}
     named = {keyword.arg for keyword in node.keywords}
-    assert texts <= named
-    assert named - _OPTIONS <= texts | {*action.facts, "request_id"}
+    assert in_description <= named
+    assert named - _OPTIONS <= in_description | {*action.facts, "request_id"}
 
 
 def test_an_event_lists_the_facts_of_its_action_and_no_more():
@@ -92,10 +93,10 @@ def test_an_event_lists_the_facts_of_its_action_and_no_more():
     narrate = narrator(lines.append, worker_id="w", form="json")
     narrate("inference_start", answers="1 answer", prompt_tokens=5, request_id="r", model_name="m")
     narrate("inference_failed", message="no", code=None)
-    begin, failed = map(json.loads, lines)
-    assert list(begin)[2:] == [
+    started, failed = map(json.loads, lines)
+    assert list(started)[2:] == [  # after the time and the level
         "actor", "action", "worker_id", "prompt_tokens", "request_id", "model_name", "human", "cute"
     ]  # fmt: skip
-    assert (begin["level"], begin["human"]) == ("INFO", "Writing 1 answer")
+    assert (started["level"], started["human"]) == ("INFO", "Writing 1 answer")
     assert (failed["level"], failed["human"]) == ("ERROR", "Inference failed: no")
     assert "code" not in failed

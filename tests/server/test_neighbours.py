@@ -46,7 +46,7 @@ def test_the_curl_command_of_the_how_to_gets_text(worker):
 
 @contextlib.contextmanager
 def nginx(tmp_path, ports):
-    """nginx with the configuration of the how-to, on other ports."""
+    """A client of nginx with the configuration of the how-to, for workers at the two *ports*."""
     text = re.search(r"<!-- nginx -->\n```nginx\n(.*?)```", HOW_TO.read_text(), re.DOTALL)[1]
     listen = free_port()
     for old, new in (("9999", ports[0]), ("9998", ports[1]), ("8080", listen)):
@@ -64,14 +64,15 @@ def nginx(tmp_path, ports):
     process = subprocess.Popen(["nginx", "-p", str(tmp_path), "-c", str(configuration)])
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{listen}", timeout=PATIENCE_S) as http:
-            until(lambda: answers(http), process)
+            until(lambda: health_reply(http), process)
             yield http
     finally:
         process.terminate()
         process.wait()
 
 
-def answers(http):
+def health_reply(http):
+    """The reply to a health check, or None while nginx does not answer."""
     try:
         return http.get("/health/live")
     except httpx.TransportError:
@@ -79,12 +80,12 @@ def answers(http):
 
 
 @pytest.mark.needs("nginx")
-def test_nginx_shares_out_and_leaves_out_a_worker_that_is_gone(serving, tmp_path):
+def test_nginx_balances_between_workers_and_skips_one_that_drains(serving, tmp_path):
     first, second = (serving() for _ in range(2))
     body = {"prompt": "ab", "max_tokens": 12}
     with nginx(tmp_path, (first.port, second.port)) as http:
-        answers = {http.post("/v1/inference", json=body).json()["text"] for _ in range(8)}
-        assert len(answers) == 1
+        texts = {http.post("/v1/inference", json=body).json()["text"] for _ in range(8)}
+        assert len(texts) == 1
         assert any("inference_start" in line for line in first.lines)
         assert any("inference_start" in line for line in second.lines)
         second.slot.drain()  # answers 503 from here on
@@ -93,15 +94,15 @@ def test_nginx_shares_out_and_leaves_out_a_worker_that_is_gone(serving, tmp_path
 
 
 @pytest.mark.needs("nginx")
-def test_nginx_passes_on_what_is_written_while_the_rest_is_not(serving, slow, tmp_path):
+def test_nginx_passes_on_the_beginning_of_a_stream_before_its_end(serving, slow, tmp_path):
     worker = serving()
     body = {"prompt": "ab", "max_tokens": 12, "stream": True}
     with nginx(tmp_path, (worker.port, worker.port)) as http:
         slow(4)  # passes, and the model waits
         with http.stream("POST", "/v1/inference", json=body) as reply:
             parts = reply.iter_raw()
-            seen = b""
-            while b'"text"' not in seen:
-                seen += next(parts)
+            received = b""
+            while b'"text"' not in received:
+                received += next(parts)
             slow()
             assert b"[DONE]" in b"".join(parts)

@@ -1,4 +1,4 @@
-"""The interface, as clients use it: over HTTP, and through the official client."""
+"""OpenAI's interface and our own, as clients use them: over HTTP, and by the official client."""
 
 import base64
 import json
@@ -18,16 +18,19 @@ LONG = {"llama.context_length": 1024}  # described tools do not fit the tiny mod
 
 
 def events(response):
+    """Events of a stream in OpenAI's form, without its end."""
     lines = [line for line in response.text.split("\n\n") if line]
     assert lines.pop() == "data: [DONE]"
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
 def _prompt_tokens(worker, body):
+    """Number of tokens in the prompt of the chat *body*."""
     return worker.post("/v1/chat/completions", body).json()["usage"]["prompt_tokens"]
 
 
 def _count(worker, prompt):
+    """Number of tokens of the text *prompt*."""
     return len(worker.post("/tokenize", {"content": prompt}).json()["tokens"])
 
 
@@ -84,6 +87,7 @@ def test_a_streamed_chat_is_the_whole_one_in_pieces(client):
 
 def test_a_seed_fixes_the_answer_and_choices_differ(client, monkeypatch):
     monkeypatch.delenv("BITNET_SEED")
+    # At this temperature draws are nearly uniform.
     wanted = {"model": "tiny", "prompt": "ab", "max_tokens": 12, "temperature": 50, "n": 3}
     first = [c.text for c in client.completions.create(**wanted, seed=7).choices]
     again = [c.text for c in client.completions.create(**wanted, seed=7).choices]
@@ -171,7 +175,7 @@ def test_tools_that_a_template_does_not_write_are_explained_in_a_message(serving
     assert _prompt_tokens(worker, with_tool | {"tool_choice": "none"}) == plain
 
 
-def test_what_a_tool_gave_back_reaches_the_template(serving):
+def test_the_result_of_a_tool_reaches_the_template(serving):
     worker = serving(LONG | {"tokenizer.chat_template": LISTING})
 
     def prompt_tokens(*more):
@@ -179,9 +183,9 @@ def test_what_a_tool_gave_back_reaches_the_template(serving):
         return _prompt_tokens(worker, body)
 
     call = {"id": "1", "type": "function", "function": {"name": "zz", "arguments": "{}"}}
-    asked = {"role": "assistant", "content": "", "tool_calls": [call]}
-    given = {"role": "tool", "tool_call_id": "1", "content": "xyz"}
-    assert prompt_tokens(asked, given) == prompt_tokens(asked) + len("tool.xyz.")
+    call_turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+    result_turn = {"role": "tool", "tool_call_id": "1", "content": "xyz"}
+    assert prompt_tokens(call_turn, result_turn) == prompt_tokens(call_turn) + len("tool.xyz.")
 
 
 def test_ids_that_an_earlier_request_computed_are_counted(worker):
@@ -192,7 +196,8 @@ def test_ids_that_an_earlier_request_computed_are_counted(worker):
         ]["cached_tokens"]
         for prompt in ("abcdefghij", "abcdefghij", "abcdefgxyz", "qrs")
     ]
-    # The last id of a prompt is run in any case; what begins otherwise shares only BOS, if any.
+    # The last id of a prompt is always run, so of ten letters nine are cached, and seven of the
+    # third prompt; the fourth shares only BOS, if any.
     assert cached[0] == 0
     assert cached[1] == cached[2] + 2
     assert cached[3] <= 1
@@ -215,7 +220,7 @@ def test_embeddings_have_length_one_and_differ(client):
     assert sum(x * x for x in rows[0]) == pytest.approx(1, abs=1e-5)
 
 
-def test_vectors_in_fewer_dimensions_and_bits(worker, model_path):
+def test_vectors_are_returned_in_fewer_dimensions_unnormalized_or_as_bits(worker, model_path):
     def vectors(**fields):
         body = {"input": ["ab", "cd"]} | fields
         return [one["embedding"] for one in worker.post("/v1/embeddings", body).json()["data"]]
@@ -229,8 +234,9 @@ def test_vectors_in_fewer_dimensions_and_bits(worker, model_path):
     np.testing.assert_allclose(vectors(normalize=False), plain, atol=1e-5)
     bits = np.packbits(short > 0, axis=-1)
     assert vectors(dimensions=16, output_dtype="ubinary") == bits.tolist()
-    said = vectors(dimensions=16, output_dtype="binary", encoding_format="base64")
-    decoded = [np.frombuffer(base64.b64decode(one), np.int8).astype(int) + 128 for one in said]
+    encoded = vectors(dimensions=16, output_dtype="binary", encoding_format="base64")
+    # Type binary has the bytes of ubinary minus 128.
+    decoded = [np.frombuffer(base64.b64decode(one), np.int8).astype(int) + 128 for one in encoded]
     assert np.array_equal(decoded, bits)
 
 
@@ -323,7 +329,7 @@ def test_the_field_that_is_wrong_is_named_as_it_was_sent(worker, path, body, fie
          "send the header Content-Type: application/json"),
     ],
 )  # fmt: skip
-def test_a_body_that_is_not_json_is_told_apart(worker, content, kind, status, message):
+def test_a_body_that_is_not_json_is_refused_with_the_reason(worker, content, kind, status, message):
     reply = worker.http.post("/v1/inference", content=content, headers={"Content-Type": kind})
     error = reply.json()["error"]
     assert (reply.status_code, error["message"], error["param"]) == (status, message, None)
@@ -465,7 +471,7 @@ def test_2048_texts_are_embedded_in_one_request_and_leave_room_for_others(servin
     rows = facts if isinstance(facts, list) else facts.get("data") or facts["embeddings"]
     assert len(rows) == 2048
     vectors = [row["embedding"] if isinstance(row, dict) else row for row in rows]
-    assert vectors[:10] == vectors[2000:2010]
+    assert vectors[:10] == vectors[2000:2010]  # texts repeat every eight
     assert vectors[0] != vectors[1]
     too_many = worker.post(path, {"model": "tiny", field: [*texts, "a"]})
     assert too_many.status_code == 400

@@ -18,13 +18,14 @@ def worker(tmp_path):
 
 
 def chunks(reply):
+    """Events of the stream *reply*."""
     lines = [line.removeprefix("data: ") for line in reply.text.splitlines()]
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
-def test_a_chat_has_reasoning_content(worker):
+def test_a_chat_has_reasoning_content_whole_and_streamed(worker):
     body = CHAT | {"max_tokens": 16, "seed": 3, "temperature": 1.0, "thinking_token_budget": 5}
-    body["logit_bias"] = {"1": -1e9}
+    body["logit_bias"] = {"1": -1e9}  # the answer must not end
     (choice,) = worker.post("/v1/chat/completions", body).json()["choices"]
     message = choice["message"]
     assert message["reasoning_content"]
@@ -74,16 +75,16 @@ def test_an_answer_is_continued_where_it_was_cut_also_within_its_reasoning(worke
         (choice,) = worker.post("/v1/chat/completions", body | more).json()["choices"]
         return choice["message"].get("reasoning_content", ""), choice["message"]["content"]
 
-    def begun(reasoning="", content=""):
+    def continuing(reasoning="", content=""):
         message = {"role": "assistant", "reasoning_content": reasoning, "content": content}
         return {"messages": [*CHAT["messages"], message], "continue_final_message": True}
 
     reasoning, _ = ask(max_tokens=4)
     assert reasoning
-    more, _ = ask(**begun(reasoning))
-    assert more  # it goes on in the reasoning part
-    thought, text = ask(**begun(reasoning, "ab"))
-    assert (thought, bool(text)) == ("", True)
+    more, _ = ask(**continuing(reasoning))
+    assert more  # it continues the reasoning
+    thought, text = ask(**continuing(reasoning, "ab"))
+    assert (thought, bool(text)) == ("", True)  # content ends the reasoning
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_what_cannot_be_continued_is_refused(worker, body):
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "continue_final_message")
 
 
-def test_a_message_has_a_block_of_thinking(worker):
+def test_a_message_of_anthropics_has_a_block_of_thinking(worker):
     body = CHAT | {"max_tokens": 16, "top_k": 1}
     body["thinking"] = {"type": "enabled", "budget_tokens": 5}
     blocks = worker.post("/v1/messages", body).json()["content"]
@@ -109,8 +110,11 @@ def test_a_message_has_a_block_of_thinking(worker):
         worker.post("/v1/messages/count_tokens", {**CHAT, "thinking": {"type": kind}}).json()
         for kind in ("adaptive", "disabled")
     )
-    assert off["input_tokens"] == on["input_tokens"] + 1  # the template closes it
-    body["thinking"]["type"] = "adaptive"  # how long is then the model's own choice
+    # Without reasoning, the template writes one token more: the mark that closes it.
+    assert off["input_tokens"] == on["input_tokens"] + 1
+
+    # The model itself decides how long it reasons, so the budget is ignored.
+    body["thinking"]["type"] = "adaptive"
     named = worker.post("/v1/messages", body).headers["bitnet-ignored"]
     assert named == "thinking.budget_tokens"
     body["thinking"] = {"type": "enabled", "budget_tokens": -3}
@@ -119,7 +123,7 @@ def test_a_message_has_a_block_of_thinking(worker):
     assert "thinking.budget_tokens is -3" in wrong.json()["error"]["message"]
 
 
-def test_ollama_has_thinking(worker):
+def test_ollamas_messages_have_thinking_unless_it_is_off(worker):
     body = {"model": "tiny", "messages": CHAT["messages"], "options": OPTIONS, "stream": False}
     message = worker.post("/api/chat", body).json()["message"]
     assert message["thinking"]

@@ -32,6 +32,7 @@ def test_the_list_of_models_says_the_defaults_and_their_origins(worker):
 def test_llama_servers_properties_have_the_same_values(worker):
     params = worker.http.get("/props").json()["default_generation_settings"]["params"]
     assert params["temperature"] == 0.75
+    # The default of llama.cpp's server, the value in the file, and the one of the command line.
     assert (params["top_k"], params["top_p"], params["min_p"]) == (40, 0.5, 0.25)
 
 
@@ -45,6 +46,7 @@ def test_a_response_shows_the_values_that_it_was_written_with(worker, stream):
 
 
 def test_a_request_that_asks_for_the_likeliest_token_gets_it(worker):
+    # With temperature 0 the seed makes no difference.
     body = {"prompt": "ab", "max_tokens": 6, "temperature": 0}
     first, second = (worker.post("/v1/completions", body | {"seed": n}).json() for n in (1, 2))
     assert first["choices"] == second["choices"]

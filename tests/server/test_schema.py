@@ -1,4 +1,4 @@
-"""Thousands of strange bodies, made from our own description of the interface."""
+"""Bodies that schemathesis makes from the OpenAPI description, valid and invalid ones."""
 
 import json
 import os
@@ -13,10 +13,10 @@ schemathesis = pytest.importorskip(
 hypothesis = pytest.importorskip("hypothesis")
 checks = pytest.importorskip("schemathesis.specs.openapi.checks")
 
-# 10,000 in all with BITNET_TEST_GARBAGE=850; fewer in every run.
+# Bodies per route and mode, at most.
 EXAMPLES = int(os.environ.get("BITNET_TEST_GARBAGE", "20"))
 MODEL = "tiny"
-#: That a reply has a status, a type and a form that the description names.
+#: Checks that the description has the status of a reply, its content type and its schema.
 DESCRIBED = [
     checks.status_code_conformance,
     checks.content_type_conformance,
@@ -45,7 +45,7 @@ def test_no_body_breaks_the_worker(worker, path):
     schema = schemathesis.openapi.from_dict(description)
     operation = schema[path]["POST"]
     modes = (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE)
-    seen = {}
+    statuses = {}
     with httpx.Client(base_url=worker.address, timeout=PATIENCE_S) as http:
         for mode in modes:
 
@@ -60,12 +60,12 @@ def test_no_body_breaks_the_worker(worker, path):
                 body = _bounded(case.body)
                 try:
                     content = json.dumps(body).encode()
-                except (TypeError, ValueError):  # not a JSON value: as it is
+                except (TypeError, ValueError):  # not a JSON value: send its text
                     content = bytes(str(body), "utf-8", "replace")
                 reply = http.post(
                     path, content=content, headers={"Content-Type": "application/json"}
                 )
-                seen[reply.status_code] = seen.get(reply.status_code, 0) + 1
+                statuses[reply.status_code] = statuses.get(reply.status_code, 0) + 1
                 case.validate_response(reply, checks=DESCRIBED)
                 assert reply.status_code in (200, 400, 404, 413), (content[:500], reply.text)
                 if reply.status_code != 200:
@@ -79,13 +79,13 @@ def test_no_body_breaks_the_worker(worker, path):
                     assert body["model"] != MODEL
 
             ask()
-    assert set(seen) & {400, 413}
+    assert set(statuses) & {400, 413}  # some of the invalid bodies were refused
     assert worker.http.get("/health/ready").status_code == 200
     assert worker.slot.open_jobs == 0
 
 
 def _bounded(body):
-    """*body* with few tokens to write, so that the time goes into bodies, mostly for our model."""
+    """*body* with at most four tokens to generate, and our model in place of any named one."""
     if isinstance(body, dict):
         for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"):
             if isinstance(body.get(name), int) and body[name] > 4:
@@ -100,7 +100,7 @@ def test_the_description_is_one_of_openapi(worker):
     validator.validate(worker.http.get("/openapi.json").json())
 
 
-def test_every_address_describes_its_refusals_and_its_stream(worker):
+def test_every_address_describes_its_refusals_and_its_content_types(worker):
     paths = worker.http.get("/openapi.json").json()["paths"]
     for path, operations in paths.items():
         for method, operation in operations.items():

@@ -36,14 +36,14 @@ def started(model_path):
         one.kill()
 
 
-def test_a_worker_says_what_it_does_and_ends_in_order(started):
+def test_a_worker_narrates_its_life_in_order_and_ends_with_0(started):
     worker = started("--worker-id", "w-7").listen()
-    worker.until('action="test_mode"')  # said by a thread that does not outlive the server
+    worker.until('action="test_mode"')  # written by a thread that ends with the server
     assert worker.post({"prompt": "ab", "max_tokens": 10}).json()["tokens_generated"] == 10
     worker.process.send_signal(signal.SIGTERM)
     assert worker.end() == 0
     text = "\n".join(worker.lines)
-    order = [
+    expected = [
         'action="startup"',
         'action="gguf_metadata_loaded"',
         "INFO Detected GGUF file, extracting embedded tokenizer",
@@ -64,8 +64,8 @@ def test_a_worker_says_what_it_does_and_ends_in_order(started):
         'action="draining"',
         'action="server_stop"',
     ]
-    places = [text.find(part) for part in order]
-    assert -1 not in places, order[places.index(-1)]
+    places = [text.find(part) for part in expected]
+    assert -1 not in places, expected[places.index(-1)]
     assert places == sorted(places)
     assert 'actor="llm-worker-rbee" action="test_mode"' in text
     assert 'cute="Running in test mode! No callback needed! 🧪"' in text
@@ -80,7 +80,7 @@ def test_events_can_be_json_lines(started):
     assert {"time", "level", "actor", "action", "human", "cute", "worker_id"} <= set(events[0])
 
 
-def test_running_answers_may_finish(started):
+def test_a_running_answer_is_finished_after_sigterm(started):
     worker = started().listen()
     replies = []
     asking = threading.Thread(
@@ -94,7 +94,7 @@ def test_running_answers_may_finish(started):
     assert replies[0].json()["tokens_generated"] == 60
 
 
-def test_a_second_interrupt_does_not_wait(started):
+def test_a_second_interrupt_ends_a_worker_whose_request_still_runs(started):
     worker = started().listen()
     with socket.create_connection(("127.0.0.1", worker.port), timeout=PATIENCE_S) as connection:
         connection.sendall(
@@ -111,20 +111,21 @@ def test_a_second_interrupt_does_not_wait(started):
 
 
 @pytest.mark.parametrize(
-    ("first", "again", "drain", "code"),
+    ("first", "again", "drain", "code"),  # two signals, seconds to drain, the exit code
     [(signal.SIGTERM, signal.SIGTERM, "0.2", 0), (signal.SIGINT, signal.SIGINT, "600", 130)],
 )
-def test_answers_end_with_what_there_is_once_there_is_no_more_time(
+def test_answers_are_cut_off_after_the_time_to_drain_or_by_a_second_interrupt(
     started, tmp_path, first, again, drain, code
 ):
     endless = tiny_gguf(tmp_path / "endless.gguf", **{"llama.context_length": 10**6})
     options = ("--drain", drain, "--max-output-tokens", str(10**6))
     worker = started(*options, path=endless).listen()
+    # An answer that fills the context, without the token that would end it.
     wanted = {"prompt": "ab", "max_tokens": 10**6 - 9, "logit_bias": {"1": -1000}}
     with ThreadPoolExecutor(1) as pool:
         whole = pool.submit(worker.post, wanted)
         worker.until('action="inference_start"')
-        # Its first token comes with one of the answer before it: both have begun.
+        # A pass serves both: once the stream has a token, the other answer has one, too.
         with worker.stream(wanted | {"stream": True}) as streamed:
             worker.process.send_signal(first)
             worker.until('action="draining"')
@@ -164,7 +165,7 @@ def test_a_port_in_use_is_an_error_with_a_hint_before_the_model_is_loaded(starte
         ("--allow-origin", "https://chat.example/page"),
     ],
 )
-def test_an_address_that_is_none_is_refused(bitnet, option, value):
+def test_an_option_that_is_not_an_address_is_refused(bitnet, option, value):
     done = bitnet("serve", option, value)
     assert done.code == 2
     assert f"{option} expects" in done.err
@@ -196,13 +197,15 @@ def test_a_full_disk_for_its_lines_does_not_stop_a_worker(model_path, narration)
                 reply = http.post("/v1/inference", json={"prompt": prompt, "max_tokens": 3})
                 assert reply.status_code == (200 if prompt else 400)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) >= 0  # by itself; Python says 120 where stderr is lost
+        # Not ended by a signal; Python itself ends with 120 if it cannot flush stderr.
+        assert process.wait(PATIENCE_S) >= 0
     finally:
         process.kill()
         process.wait()
 
 
 def is_answered(http):
+    """The reply to a health check, or None while the worker does not answer."""
     with contextlib.suppress(httpx.TransportError):
         return http.get("/health/ready")
 
@@ -217,18 +220,19 @@ def test_the_key_is_in_no_line_and_no_answer(started, monkeypatch, narration):
         int(found[1]) for line in worker.lines if (found := re.search(r"127\.0\.0\.1:(\d+)", line))
     )
     replies = []
-    for given in (key, key + "x", key[:-1]):
+    for sent_key in (key, key + "x", key[:-1]):
         for path, body in (("inference", {"prompt": "a", "max_tokens": 1}), ("inference", {}),
                            ("chat/completions", {"messages": []}),
                            ("nothing", {})):  # fmt: skip
             reply = httpx.post(
                 f"http://127.0.0.1:{worker.port}/v1/{path}", json=body, timeout=PATIENCE_S,
-                headers={"Authorization": f"Bearer {given}"},
+                headers={"Authorization": f"Bearer {sent_key}"},
             )  # fmt: skip
             replies.append(reply)
     assert {reply.status_code for reply in replies} >= {200, 400, 401, 404}
     worker.process.send_signal(signal.SIGTERM)
     assert worker.end() == 0
+    # The beginning of the key finds the wrong keys, too.
     assert key[:-1] not in "\n".join(worker.lines)
     assert not any(key[:-1] in reply.text or key[:-1] in str(reply.headers) for reply in replies)
 
@@ -254,10 +258,11 @@ def test_a_worker_killed_under_load_answers_again_on_its_port(started):
     assert len(outcomes) == 12  # each client has its answer or knows that it has none
     again = started(port=first.port).listen()
     text = again.post({"prompt": "ab", "max_tokens": 60}).json()["text"]
+    # An answer that arrived before the worker was killed is whole.
     assert {one for one in outcomes if isinstance(one, str)} <= {text}
 
 
-def test_beyond_this_machine_a_key_is_required(started):
+def test_a_worker_that_other_machines_reach_needs_a_key_or_consent(started):
     worker = started("--host", "0.0.0.0")
     assert worker.end() == 2
     assert any("--allow-unauthenticated" in line for line in worker.lines)
@@ -328,7 +333,7 @@ def test_the_name_of_a_model_is_not_cut_at_a_dot_and_has_aliases(
             assert reply.headers["bitnet-ignored"] == "model"
 
 
-def test_a_worker_that_drains_takes_connections_to_say_so(started, tmp_path):
+def test_a_worker_that_drains_still_answers_new_connections_with_503(started, tmp_path):
     endless = tiny_gguf(tmp_path / "endless.gguf", **{"llama.context_length": 10**6})
     worker = started("--max-output-tokens", str(10**6), path=endless).listen()
     wanted = {"prompt": "ab", "max_tokens": 10**6 - 9, "logit_bias": {"1": -1000}}
@@ -357,11 +362,12 @@ def test_a_flood_of_garbage_leaves_few_lines(started, narration):
     worker.process.send_signal(signal.SIGTERM)
     assert worker.end() == 0
     assert not any("Invalid HTTP request" in line for line in worker.lines)
+    # Refusals beyond the limit of a span are only counted.
     count = sum("not HTTP" in line for line in worker.lines)
     assert 0 < count < 60
 
 
-def test_lines_of_many_threads_are_whole():
+def test_lines_that_many_threads_write_are_not_mixed():
     program = textwrap.dedent("""
         import threading
         from bitnet.commands.context import say

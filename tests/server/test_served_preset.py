@@ -18,7 +18,7 @@ def pirate(serving):
     return worker
 
 
-def test_tokens_are_counted_as_the_answer_has_them(pirate):
+def test_the_tokens_that_are_counted_are_those_of_the_answers_prompt(pirate):
     for body in ({"messages": ASK}, {"messages": ASK, "system": "own"}):
         counted = pirate.post("/v1/messages/count_tokens", body).json()["input_tokens"]
         answered = pirate.post("/v1/messages", body | {"max_tokens": 1}).json()["usage"]
@@ -44,7 +44,7 @@ def test_facts_about_the_model_have_the_options_of_the_preset(pirate):
         assert facts[name] == {"value": value, "from": "preset pirate"}
 
 
-#: Leaves out the messages of other roles.
+#: A template that drops messages of other roles, which is an error.
 PARTIAL = (
     "{% for m in messages %}{% if m.role in ['system', 'user', 'assistant'] %}"
     "{{ m.role }}.{{ m.content }}.{% endif %}{% endfor %}assistant."
@@ -58,6 +58,7 @@ PARTIAL = (
 def test_an_error_has_the_number_of_the_message_in_the_body(serving, path, system, number):
     worker = serving({"tokenizer.chat_template": PARTIAL})
     worker.slot.preset = PIRATE
+    # Numbers count the client's messages, not those of the preset.
     wrong = {"role": "critic", "content": "boo"}
     reply = worker.post(path, {"messages": [*system, *ASK, wrong], "max_tokens": 1})
     assert reply.status_code == 400

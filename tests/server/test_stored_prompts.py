@@ -1,4 +1,4 @@
-"""A worker that was started again computes no prompt that is on disk."""
+"""A worker that is started again reads a stored prompt from disk instead of computing it."""
 
 import contextlib
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture
 def start(tmp_path, monkeypatch):
     """Start a worker whose prompts are in one folder."""
-    monkeypatch.setattr(prompt_cache, "SHORTEST", 32)
+    monkeypatch.setattr(prompt_cache, "SHORTEST", 32)  # least positions of a file
     path = tiny_gguf(tmp_path / "tiny.gguf", **{"llama.context_length": 400})
     folder = PromptFolder(tmp_path / "prompts", limit_bytes=1e9)
 

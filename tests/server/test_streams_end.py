@@ -21,7 +21,8 @@ from bitnet.wire.routes import ROUTES
 STREAMED = {path: form for path, form in ROUTES.items() if form.events is not None}
 ASKED = {"model": "tiny", "stream": True}
 MESSAGES = {"messages": [{"role": "user", "content": "ab"}]}
-UNENDING = {"logit_bias": {"1": -1000}}
+UNENDING = {"logit_bias": {"1": -1000}}  # never the end token
+#: A body for each address with streams, whose answer does not end by itself where it can say so.
 BODIES = {
     "/v1/chat/completions": MESSAGES | UNENDING,
     "/v1/completions": {"prompt": "ab", "max_tokens": 40} | UNENDING,
@@ -33,6 +34,7 @@ BODIES = {
     "/api/chat": MESSAGES,
     "/api/generate": {"prompt": "ab"},
 }
+#: Tokens that /infill needs.
 GAP = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
 
 
@@ -68,7 +70,7 @@ def begun(model_path, slow):
 
 
 def events_of(path, text):
-    """Events of a stream of *path*, which is written as its dialect writes it to the last byte."""
+    """Events of the stream *text* of *path*, after checks of its framing up to the last byte."""
     form = STREAMED[path]
     if form.stream == "lines":
         assert text.endswith("\n")
@@ -94,10 +96,10 @@ def ending_of(path, text):
     if "error" in last:
         return "error"
     if "choices" in last:
-        ends = last["choices"][0]["finish_reason"]
+        is_end = last["choices"][0]["finish_reason"]
     else:
-        ends = last.get("done") or last.get("stop")
-    assert ends, last
+        is_end = last.get("done") or last.get("stop")
+    assert is_end, last
     return "whole"
 
 
@@ -128,7 +130,7 @@ def test_an_answer_ends_with_an_error_if_the_thread_of_its_model_dies(
     begun, slow, path, monkeypatch
 ):
     worker, read = begun(path)
-    monkeypatch.setattr(Slot, "_take_in", lambda _: 1 // 0)  # after the pass that runs
+    monkeypatch.setattr(Slot, "_take_in", lambda _: 1 // 0)  # is called after the pass that runs
     slow()
     assert ending_of(path, read()) == "error"
     assert worker.models.dead
@@ -153,9 +155,11 @@ def test_a_choice_that_has_not_begun_is_an_error_and_not_empty(begun, slow, path
     assert ending_of(path, read()) == "error"
 
 
+# One signal with no time to drain; or two or three, of which the second cuts the time short.
 @pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGINT] * 2, [signal.SIGINT] * 3])
 def test_signals_end_a_stream_while_a_pass_runs(begun, monkeypatch, numbers):
     monkeypatch.setattr(run, "PASS_S", 0.2)
+    # Time enough for the client to read the end of its stream.
     monkeypatch.setattr(run, "LAST_WORDS_S", PATIENCE_S)
     drain_s = 0.0 if len(numbers) == 1 else 600.0
     worker, read = begun("/v1/chat/completions", drain_s=drain_s)

@@ -32,10 +32,10 @@ def test_a_named_function_is_called_with_valid_arguments(client, wanted):
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
     assert call.function.name == "weather"
     assert json.loads(call.function.arguments)["city"] in CITIES
-    asked = choice.message.model_dump(exclude_none=True)
-    given = {"role": "tool", "tool_call_id": call.id, "content": "rain"}
+    call_turn = choice.message.model_dump(exclude_none=True)
+    result_turn = {"role": "tool", "tool_call_id": call.id, "content": "rain"}
     after = client.chat.completions.create(
-        **wanted | {"messages": [*ASK, asked, given], "tool_choice": "none"}
+        **wanted | {"messages": [*ASK, call_turn, result_turn], "tool_choice": "none"}
     )
     assert after.choices[0].message.tool_calls is None
 
@@ -47,20 +47,20 @@ def test_a_streamed_call_is_the_whole_one_in_deltas(client, wanted):
     assert (deltas[0].function.name, deltas[0].type) == ("weather", "function")
     assert deltas[0].id
     assert {delta.index for delta in deltas} == {0}
-    assert len(deltas) > 3  # it is told while it is written
+    assert len(deltas) > 3  # the call is sent while it is generated
     assert "".join(delta.function.arguments for delta in deltas) == whole.function.arguments
     assert not any(one.choices[0].delta.content for one in chunks)
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
-def test_the_clients_own_collector_takes_the_stream(client, wanted):
+def test_the_clients_stream_helper_reads_the_call(client, wanted):
     with client.chat.completions.stream(**wanted) as stream:
         final = stream.get_final_completion()
     (call,) = final.choices[0].message.tool_calls
     assert json.loads(call.function.arguments)["city"] in CITIES
 
 
-def test_required_calls_one_of_the_functions(client, wanted):
+def test_tool_choice_required_calls_one_of_the_functions(client, wanted):
     reply = client.chat.completions.create(
         **wanted | {"tool_choice": "required"}, parallel_tool_calls=False
     )
@@ -69,12 +69,12 @@ def test_required_calls_one_of_the_functions(client, wanted):
     json.loads(call.function.arguments)
 
 
-def test_a_call_that_is_cut_short_says_length(client, wanted):
+def test_a_call_that_is_cut_short_has_the_finish_reason_length(client, wanted):
     reply = client.chat.completions.create(**wanted | {"max_tokens": 12})
     assert reply.choices[0].finish_reason == "length"
 
 
-def test_auto_may_answer_by_a_schema_or_call(client, wanted):
+def test_tool_choice_auto_answers_by_the_schema_or_calls(client, wanted):
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": "no"}}}
     reply = client.chat.completions.create(
         **wanted | {"tool_choice": "auto"}, response_format=schema, parallel_tool_calls=False
@@ -124,5 +124,5 @@ def test_langchain_binds_tools(langchain):
 @pytest.mark.parametrize("method", ["function_calling", "json_schema"])
 def test_langchain_gets_structured_output(langchain, method):
     schema = {"title": "weather", "description": "x", **WEATHER["function"]["parameters"]}
-    found = langchain.with_structured_output(schema, method=method).invoke("a")
-    assert found["city"] in CITIES
+    weather = langchain.with_structured_output(schema, method=method).invoke("a")
+    assert weather["city"] in CITIES

@@ -14,13 +14,14 @@ from waiting import PATIENCE_S
 from bitnet.base.invocation import extra_command
 from bitnet.server.metrics import trace_requests
 
+#: Ids of a trace and of a span in it, as clients send them in ``traceparent``.
 PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5, "temperature": 0}
 
 
 @pytest.fixture
 def collector(monkeypatch):
-    """Requests that a collector over HTTP gets, decoded, as they come."""
+    """A queue of the path, headers and decoded request of everything that a collector receives."""
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     pytest.importorskip("opentelemetry.instrumentation.fastapi")
     service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
@@ -57,9 +58,10 @@ def collector(monkeypatch):
 
 @pytest.fixture
 def traced(collector, model_path):
-    """Do something with a worker whose traces are sent; the spans by name, and one's resource.
+    """A context with a worker whose traces are sent, and a mapping that it fills at its end.
 
-    They are complete when the worker has ended: a client may have its answer before a span ends.
+    The mapping has the spans by name, and the attributes of a resource under ``resource``. A client
+    may have its answer before a span ends, so that spans are complete only without the worker.
     """
 
     @contextlib.contextmanager
@@ -80,10 +82,12 @@ def traced(collector, model_path):
 
 
 def attributes(holder):
+    """Attributes of a span or a resource, by name."""
     return {one.key: value_of(one.value) for one in holder.attributes}
 
 
 def value_of(value):
+    """Python value of an attribute."""
     kind = value.WhichOneof("value")
     if kind == "array_value":
         return [value_of(one) for one in value.array_value.values]
@@ -98,6 +102,7 @@ def test_a_request_is_a_span_below_the_clients(traced, monkeypatch):
         reply = worker.post("/v1/chat/completions", CHAT, headers=header).json()
         worker.http.get("/health/live")
     (span,) = found["POST /v1/chat/completions"]
+    # Kind 2 is a server's span; status 0 is unset, and 2 an error.
     assert (span.trace_id.hex(), span.parent_span_id.hex(), span.kind) == (trace, parent, 2)
     assert span.status.code == 0
     facts = attributes(span)
@@ -125,7 +130,7 @@ def test_streams_vectors_and_refusals_are_traced(traced):
     (text,) = found["POST /v1/completions"]
     facts = attributes(text)
     assert facts["gen_ai.response.finish_reasons"] == ["length"] * 4
-    assert facts["gen_ai.usage.output_tokens"] == 12
+    assert facts["gen_ai.usage.output_tokens"] == 12  # two prompts, two choices, three tokens
     vector, refused = map(attributes, found["POST /v1/embeddings"])
     assert vector["gen_ai.operation.name"] == "embeddings"
     assert "gen_ai.operation.name" not in refused
@@ -146,14 +151,14 @@ def test_an_answer_that_fails_is_an_error_of_its_span(traced, monkeypatch):
     assert 500 in attributes(span).values()
 
 
-def test_nothing_is_loaded_unless_it_is_asked_for(monkeypatch, serving):
+def test_opentelemetry_is_not_loaded_unless_it_is_configured(monkeypatch, serving):
     for name in [one for one in sys.modules if one.startswith("opentelemetry")]:
         monkeypatch.delitem(sys.modules, name)
     assert serving().post("/v1/chat/completions", CHAT).status_code == 200
     assert not any(name.startswith("opentelemetry") for name in sys.modules)
 
 
-def test_an_extra_that_is_missing_is_said(monkeypatch, caplog):
+def test_a_missing_extra_for_traces_is_logged_with_its_command(monkeypatch, caplog):
     for module in [one for one in sys.modules if one.startswith("opentelemetry.")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)  # as if it were not installed
@@ -163,7 +168,7 @@ def test_an_extra_that_is_missing_is_said(monkeypatch, caplog):
     assert extra_command("otel") in record.getMessage()
 
 
-def test_a_variable_that_cannot_be_is_said(monkeypatch, caplog):
+def test_a_wrong_variable_of_opentelemetry_is_logged(monkeypatch, caplog):
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     pytest.importorskip("opentelemetry.instrumentation.fastapi")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")

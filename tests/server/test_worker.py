@@ -1,4 +1,4 @@
-"""Many at once, and what may go wrong with some of them."""
+"""Many requests at once: batches, queues, clients that leave, deadlines, failures and drains."""
 
 import http.client
 import io
@@ -21,18 +21,19 @@ LONG = {"prompt": "ab", "max_tokens": 40}
 
 
 def metrics_of(worker):
+    """Metrics of *worker* as text."""
     return worker.http.get("/metrics").text
 
 
 def open_stream(worker, body):
-    """A connection on which a streamed answer begins, nothing read yet."""
+    """A connection on which *body* was sent, streamed unless it says otherwise; nothing is read."""
     content = json.dumps({"stream": True} | body).encode()
-    opened = socket.create_connection(("127.0.0.1", worker.port), timeout=PATIENCE_S)
-    opened.sendall(
+    client = socket.create_connection(("127.0.0.1", worker.port), timeout=PATIENCE_S)
+    client.sendall(
         b"POST /v1/inference HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Content-Length: %d\r\n\r\n" % len(content) + content
     )
-    return opened
+    return client
 
 
 def test_answers_written_together_are_those_written_alone(serving, model_path):
@@ -63,7 +64,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_again(serving, slow):
     assert 'bitnet_refused_total{model_name="tiny"} 1.0' in worker.http.get("/metrics").text
 
 
-@pytest.mark.parametrize("passes", [0, 1, 7])
+@pytest.mark.parametrize("passes", [0, 1, 7])  # that run before the client goes
 def test_a_client_that_goes_frees_its_place(serving, slow, cancelled, passes):
     worker = serving(max_batch=1, queue=1)
     connection = open_stream(worker, LONG)
@@ -119,14 +120,16 @@ def test_a_half_closed_connection_gets_its_answer(serving, slow, monkeypatch, st
         until(lambda: worker.slot.open_jobs == 1)
         slow(3)
         half.shutdown(socket.SHUT_WR)
-        got = b""
-        while got.count(b"100 Continue") + got.count(b"\n:\n") < 1:  # a probe
-            got += half.recv(65536)
+        received = b""
+        # A probe of the worker: is the client still there?
+        while received.count(b"100 Continue") + received.count(b"\n:\n") < 1:
+            received += half.recv(65536)
         slow()
-        reply = http.client.HTTPResponse(Prefixed(half, got))
+        reply = http.client.HTTPResponse(Prefixed(half, received))
         reply.begin()
         text = reply.read().decode()
     assert reply.status == 200
+    # Two events from the end: before [DONE], and the empty text after its blank line.
     last = text if not streams else text.split("\n\n")[-3].removeprefix("data: ")
     assert json.loads(last)["tokens_generated"] == 40
 
@@ -143,12 +146,12 @@ def test_a_half_closed_stream_of_lines_has_lines_of_json_only(serving, slow, mon
         )
         until(lambda: worker.slot.open_jobs == 1)
         slow(3)
-        got = half.recv(65536)
+        received = half.recv(65536)
         half.shutdown(socket.SHUT_WR)
-        while b"1\r\n \r\n" not in got:  # a probe, as a chunk
-            got += half.recv(65536)
+        while b"1\r\n \r\n" not in received:  # a probe, as a chunk
+            received += half.recv(65536)
         slow()
-        reply = http.client.HTTPResponse(Prefixed(half, got))
+        reply = http.client.HTTPResponse(Prefixed(half, received))
         reply.begin()
         lines = reply.read().decode().split("\n")
     assert lines.pop() == ""
@@ -156,7 +159,7 @@ def test_a_half_closed_stream_of_lines_has_lines_of_json_only(serving, slow, mon
 
 
 class Prefixed:
-    """A socket some of whose bytes have been read."""
+    """A socket for HTTPResponse, whose first bytes *got* were already received."""
 
     def __init__(self, inner, got):
         self.file = io.BufferedReader(Chained(got, inner.makefile("rb", buffering=0)))
@@ -166,6 +169,8 @@ class Prefixed:
 
 
 class Chained(io.RawIOBase):
+    """The bytes *got*, and then those of *rest*."""
+
     def __init__(self, got, rest):
         super().__init__()
         self.got = got
@@ -235,7 +240,7 @@ def test_an_answer_beyond_its_deadline_is_a_504(late):
 def test_a_stream_beyond_its_deadline_ends_with_an_error_event(late):
     text = late.post("/v1/inference", LONG | {"stream": True}).text
     *parts, last = [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line]
-    assert len(parts) == 4
+    assert len(parts) == 4  # tokens of the passes before the clock jumps
     assert last["error"]["code"] == "deadline"
     assert "[DONE]" not in text
 
@@ -310,7 +315,7 @@ def test_what_has_written_nothing_at_a_drain_is_refused_and_not_empty(serving, s
         assert reply.result() in refused or re.search('"tokens_generated":[1-9]', text), text
 
 
-def test_metrics_stand_under_the_names_of_other_servers_too(serving, slow):
+def test_metrics_also_have_the_names_of_vllm_and_llama_server(serving, slow):
     worker = serving(max_batch=1, kv_budget_bytes=10**8)
     body = {"prompt": "abcdef", "max_tokens": 5}
     with ThreadPoolExecutor() as pool:
@@ -326,16 +331,17 @@ def test_metrics_stand_under_the_names_of_other_servers_too(serving, slow):
         assert all(reply.result().status_code == 200 for reply in replies)
     until(lambda: 'vllm:num_requests_running{model_name="tiny"} 0.0' in metrics_of(worker))
     text = metrics_of(worker)
-    found = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
     label = '{model_name="tiny"}'
-    prompt = float(found[f"vllm:prompt_tokens_total{label}"])
-    assert found[f"vllm:generation_tokens_total{label}"] == "10.0"
-    assert found[f"llamacpp:tokens_predicted_total{label}"] == "10.0"
-    assert float(found[f"vllm:prefix_cache_queries_total{label}"]) == prompt > 0
-    hits = float(found[f"vllm:prefix_cache_hits_total{label}"])
-    assert float(found[f"llamacpp:prompt_tokens_total{label}"]) == prompt - hits
+    prompt = float(values[f"vllm:prompt_tokens_total{label}"])
+    assert values[f"vllm:generation_tokens_total{label}"] == "10.0"
+    assert values[f"llamacpp:tokens_predicted_total{label}"] == "10.0"
+    assert float(values[f"vllm:prefix_cache_queries_total{label}"]) == prompt > 0
+    hits = float(values[f"vllm:prefix_cache_hits_total{label}"])
+    assert float(values[f"llamacpp:prompt_tokens_total{label}"]) == prompt - hits
     assert hits > 0
-    assert found[f"vllm:time_to_first_token_seconds_count{label}"] == "2.0"
-    assert found[f"vllm:inter_token_latency_seconds_count{label}"] == "8.0"
-    assert found[f"vllm:e2e_request_latency_seconds_count{label}"] == "2.0"
-    assert 0 <= float(found[f"vllm:kv_cache_usage_perc{label}"]) <= 1
+    assert values[f"vllm:time_to_first_token_seconds_count{label}"] == "2.0"
+    # Two answers of five tokens have four gaps each.
+    assert values[f"vllm:inter_token_latency_seconds_count{label}"] == "8.0"
+    assert values[f"vllm:e2e_request_latency_seconds_count{label}"] == "2.0"
+    assert 0 <= float(values[f"vllm:kv_cache_usage_perc{label}"]) <= 1

@@ -43,7 +43,7 @@ class Person:
         self.expect = expect
         self.problems = []
         self.urls = []
-        self.sent = []  # bodies of chats
+        self.sent = []  # bodies of requests to /v1/chat/completions
         page.context.set_default_timeout(PATIENCE_S * 1000)
         page.on("pageerror", lambda error: self.problems.append(str(error)))
         page.on("console", self._noted)
@@ -126,14 +126,15 @@ def person(browser):
     assert elsewhere == []
 
 
+#: Characters for which the model of `writer` has a token.
 WRITABLE = " \n" + string.ascii_lowercase + "*_`|-<>/=()[]:.!#0123ABC~$,'"
-
-
+#: A context with room for a conversation.
 ROOM = {"llama.context_length": 1024}
 
 
 @pytest.fixture
 def worker(serving):
+    """A worker whose model writes random letters."""
     return serving(keys=ROOM)
 
 
@@ -149,7 +150,7 @@ def writer(serving):
 
 @pytest.fixture
 def dictated(person):
-    """Have the model write exactly this text, by a grammar in the page's own requests."""
+    """Have the model write exactly a text from now on, by a grammar in the page's own requests."""
 
     def dictate(text):
         def handle(route):

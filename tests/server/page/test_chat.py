@@ -13,6 +13,7 @@ from bitnet.runtime.scheduler import Scheduler
 
 
 def note(person):
+    """The visible note below an answer that says how it ended."""
     return person.page.locator("article.assistant .cut:visible")
 
 
@@ -40,7 +41,7 @@ def test_a_person_can_chat_with_the_keyboard_alone(worker, person):
 def test_stop_ends_the_answer_keeps_what_there_is_and_says_so(serving, person, slow, cancelled):
     worker = serving()
     person.goes_to(worker.address)
-    slow(6)  # passes, and the model waits
+    slow(6)  # run six passes, and hold the model
     person.writes("abc")
     person.expect(person.answers).not_to_be_empty()
     person.button("Stop").click()
@@ -59,7 +60,7 @@ def test_escape_stops_an_answer_and_what_was_typed_meanwhile_stays(worker, perso
     person.writes("abc")
     person.expect(person.answers).not_to_be_empty()
     person.text.fill("next")
-    person.text.press("Enter")  # not yet
+    person.text.press("Enter")  # does not send while an answer is written
     person.page.keyboard.press("Escape")
     person.waits()
     person.expect(person.text).to_have_value("next")
@@ -97,6 +98,7 @@ def test_an_answer_that_was_cut_off_can_be_continued(writer, person, dictated):
     assert "a long answer".startswith(begun)
     person.page.unroute("**/v1/chat/completions")
     person.button("Continue").click()
+    # Four tokens of each part.
     person.expect(person.page.locator(".metrics")).to_contain_text("8 tokens")
     person.waits()
     sent = person.sent[-1]
@@ -105,13 +107,13 @@ def test_an_answer_that_was_cut_off_can_be_continued(writer, person, dictated):
     assert sent["messages"][1]["content"].strip() == begun
     person.expect(person.answers).to_have_count(1)
     assert person.answers.text_content().startswith(begun)
-    content = "(await (await import('/page/store.js')).open()).all()"
-    (kept,) = person.page.evaluate(f"async () => await {content}")
-    assert kept["nodes"][1]["content"].startswith(sent["messages"][1]["content"])
-    assert len(kept["nodes"]) == 2
+    conversations = "(await (await import('/page/store.js')).open()).all()"
+    (stored,) = person.page.evaluate(f"async () => await {conversations}")
+    assert stored["nodes"][1]["content"].startswith(sent["messages"][1]["content"])
+    assert len(stored["nodes"]) == 2
 
 
-def test_a_whole_answer_has_no_such_note(writer, person, dictated):
+def test_a_whole_answer_has_neither_a_note_nor_a_button_to_continue(writer, person, dictated):
     person.goes_to(writer.address)
     dictated("a whole answer.")
     person.says("abc")
@@ -120,6 +122,7 @@ def test_a_whole_answer_has_no_such_note(writer, person, dictated):
     person.expect(person.button("Continue")).to_have_count(0)
 
 
+#: A file with a fence of three backticks, so that the page needs a longer one around it.
 FILE = {"name": "notes.md", "mimeType": "", "buffer": "é\n```js\na\n```\n".encode()}
 
 
@@ -157,6 +160,7 @@ def test_a_refused_message_gives_its_files_back(worker, person):
     person.expect(person.page.locator("#attached li")).to_have_text("notes.md×")
 
 
+# Not UTF-8, a NUL, and more than the 512 kB that files may have.
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"a\0b", b"a" * 600_000], ids=str)
 def test_a_file_that_is_not_text_or_too_large_is_refused(worker, person, content):
     person.goes_to(worker.address)
@@ -178,10 +182,10 @@ def test_an_answer_of_a_worker_that_had_to_stop_says_so(serving, person, slow):
 
 
 def test_an_answer_beyond_the_deadline_says_so(serving, person, slow, monkeypatch):
-    late = []
+    is_late = []
 
     def monotonic():
-        return time.monotonic() + (1000 if late else 0)
+        return time.monotonic() + (1000 if is_late else 0)
 
     clock = SimpleNamespace(monotonic=monotonic, perf_counter=time.perf_counter)
     monkeypatch.setattr(scheduler, "time", clock)
@@ -190,7 +194,7 @@ def test_an_answer_beyond_the_deadline_says_so(serving, person, slow, monkeypatc
     slow(4)
     person.writes("abc")
     person.expect(person.answers).not_to_be_empty()
-    late.append(True)
+    is_late.append(True)
     slow()
     person.expect(note(person)).to_have_text(
         "Cut off by the worker's deadline: the answer was not ready after 900 s."
@@ -302,6 +306,7 @@ def test_settings_reach_the_worker_and_numbers_outlive_the_page(worker, person):
     assert sent["messages"][0] == {"role": "system", "content": "be"}
     expected = {"max_tokens": 3, "temperature": 0, "top_k": 5, "min_p": 0.1, "stop": ["x", "y"]}
     assert expected.items() <= sent.items()
+    # Fields that are empty are not sent.
     assert not {"top_p", "seed", "repetition_penalty"} & sent.keys()
     person.reloads()
     person.says("d")
@@ -318,7 +323,7 @@ def test_settings_reach_the_worker_and_numbers_outlive_the_page(worker, person):
         "stream",
         "stream_options",
     }
-    assert person.sent[-1]["temperature"] == 0.7
+    assert person.sent[-1]["temperature"] == 0.7  # the default of the page
 
 
 def test_the_model_that_is_picked_is_asked(serving, person):
@@ -349,8 +354,8 @@ def test_of_several_models_the_one_that_is_picked_answers_also_after_a_reload(mo
 
 def test_a_worker_that_was_started_with_another_model_is_asked_for_its_models(serving, person):
     worker = serving(keys={"llama.context_length": 1024}, strict_names=True)
-    old = {"data": [{"id": "gone"}]}
-    person.page.route("**/v1/models", lambda route: route.fulfill(json=old))
+    outdated = {"data": [{"id": "gone"}]}
+    person.page.route("**/v1/models", lambda route: route.fulfill(json=outdated))
     person.goes_to(worker.address)
     person.page.unroute("**/v1/models")
     person.says("abc")
@@ -362,8 +367,8 @@ def test_a_worker_that_was_started_with_another_model_is_asked_for_its_models(se
 
 
 def test_an_answer_names_the_model_that_wrote_it(worker, person):
-    old = {"data": [{"id": "gone"}]}
-    person.page.route("**/v1/models", lambda route: route.fulfill(json=old))
+    outdated = {"data": [{"id": "gone"}]}
+    person.page.route("**/v1/models", lambda route: route.fulfill(json=outdated))
     person.goes_to(worker.address)
     person.page.unroute("**/v1/models")
     person.says("abc")
@@ -390,7 +395,7 @@ def test_a_worker_with_a_key_wants_it_on_the_page_too(serving, person):
     person.expect(person.answers).to_have_count(2)
 
 
-def test_what_a_model_thinks_is_folded_away(writer, person, dictated):
+def test_reasoning_within_the_text_is_folded_away(writer, person, dictated):
     person.goes_to(writer.address)
     dictated("<think>so</think>yes")
     person.says("abc")
@@ -400,7 +405,7 @@ def test_what_a_model_thinks_is_folded_away(writer, person, dictated):
     person.expect(person.answers.nth(0)).to_have_text("so")
 
 
-def test_reasoning_that_is_separate_is_folded_away_and_not_sent_again(writer, person):
+def test_reasoning_in_a_field_of_its_own_is_folded_away_and_not_sent_again(writer, person):
     deltas = [{"reasoning_content": "so "}, {"reasoning_content": "on"}, {"content": "yes"}]
     chunks = [{"choices": [{"delta": delta}]} for delta in deltas]
     chunks.append({"choices": [{"delta": {}, "finish_reason": "stop"}]})
@@ -428,7 +433,7 @@ def test_the_description_page_lists_the_routes(worker, person):
 
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
-def test_no_script_of_another_place_runs_and_no_text_becomes_markup(worker, person, path):
+def test_the_browser_refuses_to_make_markup_from_text(worker, person, path):
     person.page.goto(worker.address + path)
     refused = person.page.evaluate(
         """() => {

@@ -28,7 +28,7 @@ def test_a_page_that_was_closed_in_the_middle_says_so(worker, person, slow):
     slow()
 
 
-def test_conversations_stand_beside_each_other(writer, person, dictated):
+def test_conversations_are_kept_apart(writer, person, dictated):
     person.goes_to(writer.address)
     dictated("one")
     person.says("first")
@@ -113,7 +113,7 @@ def test_search_looks_at_names_and_messages(writer, person, dictated):
     person.expect(person.conversations).to_have_count(2)
 
 
-#: Ends after the page's own work with the store, which began before.
+#: Waits for the page's own transactions: those that begin later end later.
 SETTLED = """async () => {
   const opened = indexedDB.open("bitnet", 1);
   await new Promise((resolve) => { opened.onsuccess = resolve; });
@@ -130,8 +130,8 @@ def test_a_person_who_goes_to_another_field_stays_there(worker, person):
     person.goes_to(worker.address)
     person.says("abc")
     search = person.page.get_by_role("searchbox")
-    go_on = "(button) => { button.click(); document.getElementById('search').focus(); }"
-    person.button("New chat").evaluate(go_on)
+    click_and_leave = "(button) => { button.click(); document.getElementById('search').focus(); }"
+    person.button("New chat").evaluate(click_and_leave)
     person.page.evaluate(SETTLED)
     person.expect(person.questions).to_have_count(0)
     person.expect(search).to_be_focused()
@@ -144,15 +144,13 @@ def test_a_person_who_goes_to_another_field_stays_there(worker, person):
     person.expect(search).to_be_focused()
 
     person.button("Actions: letters").click()
-    person.button("Delete: letters").evaluate(go_on)
+    person.button("Delete: letters").evaluate(click_and_leave)
     person.page.evaluate(SETTLED)
     person.expect(person.button("Undo")).to_be_visible()
     person.expect(search).to_be_focused()
 
 
-def test_the_search_shows_its_messages_in_every_version_one_after_the_other(
-    writer, person, dictated
-):
+def test_the_search_steps_through_the_messages_it_found_in_every_version(writer, person, dictated):
     person.goes_to(writer.address)
     dictated("the sea is **blue**")
     person.says("first")
@@ -181,6 +179,7 @@ def test_the_search_shows_its_messages_in_every_version_one_after_the_other(
 
 
 def saved(person, name):
+    """Name and text of the file that the menu item *name* of the only conversation saves."""
     with person.page.expect_download() as waiting:
         person.page.get_by_role("button", name="Actions:").click()
         person.page.get_by_role("button", name=f"{name}:").click()

@@ -5,12 +5,14 @@ from waiting import until
 
 PHONE = {"width": 390, "height": 844}
 LONG = "supercalifragilistic" * 12
+#: Elements that are visible and reach beyond the width of the page, except what scrolls by itself.
 OUTSIDE = """(width) => [...document.querySelectorAll("body *")]
     .filter((one) => one.checkVisibility({visibilityProperty: true}) && !one.closest(".unseen"))
     .filter((one) => !one.parentElement.closest("pre, .table"))
     .map((one) => [one.tagName + "#" + one.id + "." + one.className, one.getBoundingClientRect()])
     .filter(([, box]) => box.width && (box.left < -0.5 || box.right > width + 0.5))
     .map(([name]) => name)"""
+#: Pixels from the visible part of the conversation to its end.
 SCROLLED = """() => {
     const talk = document.getElementById("talk");
     return talk.scrollHeight - talk.scrollTop - talk.clientHeight;
@@ -18,12 +20,13 @@ SCROLLED = """() => {
 
 
 def outside(person):
+    """Elements that do not fit a phone; the page itself must not scroll sideways."""
     assert person.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     return person.page.evaluate(OUTSIDE, PHONE["width"])
 
 
 def imported(person, *texts):
-    """Have a conversation with answers of these texts."""
+    """Store and open a conversation with answers of these texts, without a model."""
     person.page.evaluate(
         """async (texts) => {
             const tree = await import("/page/tree.js");
@@ -51,7 +54,7 @@ def test_nothing_overflows_or_is_hidden_on_a_phone(worker, person):
     boxes["text"] = person.text.bounding_box()
     assert boxes["text"]["width"] > 250
     assert all(box["x"] + box["width"] <= PHONE["width"] for box in boxes.values())
-    assert all(box["height"] >= 38 for box in boxes.values())  # for a finger
+    assert all(box["height"] >= 38 for box in boxes.values())  # pixels, for a finger
     person.button("Settings").click()
     person.expect(person.page.get_by_label("System prompt")).to_be_visible()
     assert outside(person) == []
@@ -84,16 +87,18 @@ def test_the_list_of_conversations_opens_over_the_page_on_a_phone(worker, person
 def test_the_box_grows_with_its_text_and_shrinks_again(worker, person, size):
     person.page.set_viewport_size(size)
     person.goes_to(worker.address)
-    one = person.text.bounding_box()["height"]
+    one_line = person.text.bounding_box()["height"]
     person.text.fill("a\nb\nc\nd")
-    four = person.text.bounding_box()["height"]
-    assert 2.5 * one < four < 4 * one
+    four_lines = person.text.bounding_box()["height"]
+    # Four lines, whose space above and below is that of one.
+    assert 2.5 * one_line < four_lines < 4 * one_line
     assert person.text.evaluate("(box) => box.scrollHeight <= box.clientHeight")
     person.text.fill("a\n" * 200)
+    # At most 40 % of the page, as in its style, and a pixel for rounding.
     assert person.text.bounding_box()["height"] <= 0.4 * size["height"] + 1
     person.expect(person.button("Send")).to_be_in_viewport(ratio=1)
     person.text.fill("")
-    assert person.text.bounding_box()["height"] == one
+    assert person.text.bounding_box()["height"] == one_line
 
 
 def test_scrolling_up_is_respected_while_an_answer_comes(writer, person, dictated, slow):
@@ -116,7 +121,7 @@ def test_scrolling_up_is_respected_while_an_answer_comes(writer, person, dictate
     person.expect(person.button("↓ Latest")).to_be_hidden()
     dictated("c\n" * 12 + "end")
     person.says("d")
-    assert person.page.evaluate(SCROLLED) < 2  # and is followed again
+    assert person.page.evaluate(SCROLLED) < 2  # a new answer is followed again
 
 
 def test_a_screen_reader_hears_sentences(writer, person, dictated, slow):
@@ -134,7 +139,7 @@ def test_a_screen_reader_hears_sentences(writer, person, dictated, slow):
     person.expect(speech).to_have_attribute("aria-live", "polite")
     person.expect(person.page.get_by_role("log")).to_have_attribute("aria-live", "off")
     dictated("**one** two. three\n```py\nx = 1\n```\n| a | b |\nend")
-    slow(13)
+    slow(13)  # passes, a character each: up to the end of the first sentence
     person.writes("abc")
     person.expect(person.answers).to_contain_text("one two")
     assert person.page.evaluate("window.heard") in ([], ["one two."])
@@ -159,17 +164,20 @@ def test_a_cut_answer_is_heard_to_be_cut(worker, person):
 
 
 def contrast(one, other):
-    def light(colour):
+    """Contrast of two colours like ``rgb(0, 0, 0)``, as WCAG defines it: 1 to 21."""
+
+    def luminance(colour):
         parts = [int(part) / 255 for part in colour[4:-1].split(",")]
-        lines = [
+        linear = [
             part / 12.92 if part <= 0.04 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
         ]
-        return 0.2126 * lines[0] + 0.7152 * lines[1] + 0.0722 * lines[2] + 0.05
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05
 
-    pair = sorted((light(one), light(other)))
+    pair = sorted((luminance(one), luminance(other)))
     return pair[1] / pair[0]
 
 
+#: Text on the page with its colour and the colour behind it.
 COLOURS = """() => [...document.querySelectorAll(
     "h1, h2, p, button, .said, .markdown *, .quiet, a, .open, textarea, select, figcaption span"
 )].filter((one) => one.checkVisibility() && one.textContent.trim()).map((one) => {
@@ -188,12 +196,14 @@ def test_text_can_be_read_in_light_and_dark(worker, person, scheme):
     imported(
         person, "a [b](https://e.org) `c`\n\n> d\n\n```py\ndef a(): # b\n  '1' + 2\n```\n|a|\n|-|"
     )
-    found = person.page.evaluate(COLOURS)
-    assert len(found) > 20
-    faint = [row for row in found if contrast(row[1], row[2]) < 4.5]  # WCAG 2.2, AA
+    colours = person.page.evaluate(COLOURS)
+    assert len(colours) > 20
+    faint = [
+        row for row in colours if contrast(row[1], row[2]) < 4.5
+    ]  # the least of WCAG 2.2 for level AA
     assert faint == []
-    page = person.page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (contrast(page, "rgb(0, 0, 0)") > 10) == (scheme == "light")
+    background = person.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (contrast(background, "rgb(0, 0, 0)") > 10) == (scheme == "light")
 
 
 PLACEHOLDERS = """() => [...document.querySelectorAll("[placeholder]")].map((one) => {
@@ -207,9 +217,9 @@ def test_placeholders_can_be_read_in_light_and_dark(worker, person, scheme):
     person.page.emulate_media(color_scheme=scheme)
     person.goes_to(worker.address)
     person.button("Settings").click()
-    found = person.page.evaluate(PLACEHOLDERS)
-    assert {name for name, *_ in found} == {"search", "text", "max_tokens", "seed"}
-    for name, colour, behind, opacity in found:
+    placeholders = person.page.evaluate(PLACEHOLDERS)
+    assert {name for name, *_ in placeholders} == {"search", "text", "max_tokens", "seed"}
+    for name, colour, behind, opacity in placeholders:
         assert (contrast(colour, behind) >= 4.5, opacity) == (True, "1"), name
 
 
@@ -221,6 +231,7 @@ def test_nothing_moves_for_people_who_do_not_want_it(worker, person, slow, wish)
     person.writes("abc")
     person.expect(person.page.locator("article[aria-busy=true] .markdown p")).not_to_be_empty()
     moving = person.page.evaluate("document.getAnimations().length")
+    # Without the wish, a sign moves while the answer is written.
     assert (moving == 0) == (wish == "reduce")
     slow()
     person.waits()
@@ -230,9 +241,9 @@ def test_nothing_moves_for_people_who_do_not_want_it(worker, person, slow, wish)
 def test_everything_can_be_reached_with_the_keyboard(worker, person):
     person.goes_to(worker.address)
     imported(person, "```py\na\n```")
-    seen = []
+    reached = []
     person.page.evaluate("document.activeElement.blur()")
-    for _ in range(40):
+    for _ in range(40):  # more than the page has elements with a focus
         person.page.keyboard.press("Tab")
         name = person.page.evaluate(
             "document.activeElement.getAttribute('aria-label') ?? document.activeElement.innerText"
@@ -243,13 +254,13 @@ def test_everything_can_be_reached_with_the_keyboard(worker, person):
         )
         if name and person.page.evaluate("document.activeElement !== document.body"):
             assert outline == "solid", name
-            seen.append(name)
+            reached.append(name)
     for name in (
         "New chat", "Search conversations", "q py", "Actions: q py", "Model", "Settings",
         "Copy message", "Edit", "Copy code", "Code, py",
         "Copy answer", "Regenerate", "Message", "Send",
     ):  # fmt: skip
-        assert name in seen, (name, seen)
+        assert name in reached, (name, reached)
 
 
 def test_the_menu_of_a_conversation_works_from_the_keyboard(worker, person):
@@ -292,7 +303,7 @@ def test_the_drawer_keeps_the_focus_and_gives_it_back(worker, person):
     person.goes_to(worker.address)
     person.button("Settings").focus()
     person.page.keyboard.press("Enter")
-    for _ in range(30):
+    for _ in range(30):  # more than the drawer has elements with a focus
         person.page.keyboard.press("Tab")
         assert person.page.evaluate(
             "document.activeElement === document.body"

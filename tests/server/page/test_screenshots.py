@@ -39,7 +39,7 @@ def test_write_the_pictures_of_the_documentation(test_models, person):
                 person.page.screenshot(path=Path(FOLDER) / f"chat-{device}-{scheme}.png")
 
 
-def test_the_pictures_are_there_small_and_shown():
+def test_the_pictures_exist_are_small_and_stand_on_the_page_about_serving():
     shown = (IMAGES.parent / "how-to" / "serve.md").read_text("utf-8")
     for device in SIZES:
         for scheme in ("light", "dark"):
