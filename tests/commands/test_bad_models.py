@@ -1,4 +1,7 @@
-"""The same thing that is not a model gets the same answer from every command that takes one."""
+"""Files and folders that are not models get the same error from every command that takes a model.
+
+Exit codes: 13 damaged or malformed data, 15 a check failed, 19 not found.
+"""
 
 import json
 
@@ -6,7 +9,8 @@ import pytest
 
 from bitnet.commands import load
 
-MODEL = {
+#: Words of a command line that ends with the model, by command.
+WORDS = {
     "attest": ("attest", "--model"),
     "batch": ("batch", "--input", "rows.jsonl", "--output", "answers.jsonl", "--model"),
     "bench": ("bench", "--tests", "pp1", "--model"),
@@ -32,7 +36,8 @@ MODEL = {
     "verify": ("verify", "--model"),
     "verify-tokenizer": ("verify-tokenizer", "--against", "bad.gguf"),
 }
-# A finding among others, below; names of what is in the cache; what is removed is not read.
+# Commands not in WORDS: doctor has a test of its own below; the others take names of models in the
+# cache or on the hub.
 OTHERWISE = {"doctor", "bundle.export", "cache.verify", "download", "download-model", "rm"}
 TAKES_A_MODEL = {"model", "path", "tokenizer"}  # options, and the words without one
 TAKE_A_TOKENIZER = ("export-tokenizer", "render", "tokenize", "verify-tokenizer")
@@ -40,6 +45,8 @@ TAKE_A_TOKENIZER = ("export-tokenizer", "render", "tokenize", "verify-tokenizer"
 CHECK = "check the path, or fetch a model: bitnet download-model smollm2-135m"
 PASS = "fetch it again, or pass a .gguf file or a folder with config.json and *.safetensors"
 NEITHER = "bad.gguf is neither a GGUF file nor safetensors"
+# By kind: content of bad.gguf (None: there is none; "folder": it is an empty folder), exit code,
+# message and hint.
 BAD = {
     "missing": (None, 19, "no such file or folder: bad.gguf", CHECK),
     "folder": (
@@ -79,19 +86,19 @@ def bad(request, tmp_path, monkeypatch):
     return request.param, *expected
 
 
-def test_every_command_says_the_same_about_what_is_not_a_model(bitnet, bad):
+def test_every_command_reports_what_is_not_a_model_in_the_same_words(bitnet, bad):
     kind, code, text, hint = bad
-    commands = dict(MODEL)
-    if kind == "folder":  # these also take a folder with a tokenizer, and say what that holds
+    commands = dict(WORDS)
+    if kind == "folder":  # these also accept a folder with a tokenizer, and have another message
         for name in TAKE_A_TOKENIZER:
             assert bitnet(*commands.pop(name), "bad.gguf").code == code
     answers = {name: bitnet(*words, "bad.gguf") for name, words in commands.items()}
     assert {name: done.code for name, done in answers.items()} == dict.fromkeys(commands, code)
-    said = {name: done.err[done.err.index("Error: ") :] for name, done in answers.items()}
-    assert said == dict.fromkeys(commands, f"Error: {text}\nhint: {hint}\n")
+    errors = {name: done.err[done.err.index("Error: ") :] for name, done in answers.items()}
+    assert errors == dict.fromkeys(commands, f"Error: {text}\nhint: {hint}\n")
 
 
-def test_a_report_says_it_too(bitnet, bad):
+def test_the_report_of_doctor_has_the_same_message_and_hint(bitnet, bad):
     _, code, text, hint = bad
     done = bitnet("doctor", "--model", "bad.gguf")
     assert done.code == code
@@ -99,10 +106,10 @@ def test_a_report_says_it_too(bitnet, bad):
     assert f"{text}: {hint}." in done.out
 
 
-def test_among_other_models_it_is_one_that_failed(bitnet, bad, tmp_path):
+def test_health_reports_a_file_that_is_not_a_model_as_failed(bitnet, bad, tmp_path):
     kind, _, text, _ = bad
     done = bitnet("health", "--model-dir", ".")
-    if kind in ("missing", "folder"):
+    if kind in ("missing", "folder"):  # then there is no file to check
         assert done.code == 19
         assert "no model in .: neither *.gguf nor" in done.err
     else:
@@ -110,18 +117,18 @@ def test_among_other_models_it_is_one_that_failed(bitnet, bad, tmp_path):
         assert f"Validating: bad.gguf: failed: file: {text}" in done.out
 
 
-def test_a_damaged_model_gets_a_verdict(bitnet, tmp_path):
+def test_verify_gives_a_verdict_on_a_damaged_model_instead_of_an_error(bitnet, tmp_path):
     (tmp_path / "bad.gguf").write_bytes(b"GGUF\x03\0\0\0 and no more")
     done = bitnet("verify", "--model", tmp_path / "bad.gguf", "--json")
     assert done.code == 15
     assert json.loads(done.out)["findings"][0]["severity"] == "failed"
 
 
-def test_every_command_that_takes_a_model_is_here():
+def test_every_command_that_takes_a_model_is_in_a_table_of_this_file():
     namespace = load()
     taking = {
         name
         for name in namespace.task_names
         if TAKES_A_MODEL & {arg.name for arg in namespace[name].options}
     }
-    assert taking == {*MODEL, *OTHERWISE}
+    assert taking == {*WORDS, *OTHERWISE}

@@ -1,4 +1,7 @@
-"""bench, as a user types it, with a tiny random model."""
+"""bench, as a user types it, with a tiny random model.
+
+Exit codes: 2 wrong usage, 17 the benchmark could not be run, 19 not found.
+"""
 
 import json
 
@@ -22,19 +25,19 @@ def test_the_table_goes_to_stdout_and_steps_to_stderr(bitnet, words):
     assert bitnet(*words, "--no-progress").err == ""
 
 
-def test_json_can_be_compared_with_later(bitnet, words, tmp_path):
+def test_a_later_run_is_compared_with_the_json_of_an_earlier_one(bitnet, words, tmp_path):
     first = bitnet(*words, "--json")
     report = json.loads(first.out)
-    assert {one["test"] for one in report["results"]} == {"pp8", "tg4"}
-    for one in report["results"]:  # as if it had been measured on a machine far faster
-        one["tokens_per_s"]["median"] = 1e12
+    assert {result["test"] for result in report["results"]} == {"pp8", "tg4"}
+    for result in report["results"]:  # as if it had been measured on a far faster machine
+        result["tokens_per_s"]["median"] = 1e12
     report["machine"]["cpu"] = "Tomorrow's"
     earlier = tmp_path / "earlier.json"
     earlier.write_text(json.dumps(report))
-    told = bitnet(*words, "--compare", earlier)
-    assert told.code == 0
-    assert "x0.00" in told.out
-    assert "another model or machine: tiny.gguf, Tomorrow's" in told.err
+    as_text = bitnet(*words, "--compare", earlier)
+    assert as_text.code == 0
+    assert "x0.00" in as_text.out
+    assert "another model or machine: tiny.gguf, Tomorrow's" in as_text.err
     as_json = bitnet(*words, "--compare", earlier, "--json")
     assert as_json.code == 0
     assert json.loads(as_json.out)["changes"][0]["ratio"] < 0.5
@@ -48,7 +51,7 @@ def test_json_can_be_compared_with_later(bitnet, words, tmp_path):
         (("--context", 4), 17, "pp8 needs 8 positions, the context holds 4"),
     ],
 )
-def test_what_cannot_be_measured_is_one_error(bitnet, words, more, code, said):
+def test_wrong_options_are_one_error_with_its_exit_code(bitnet, words, more, code, said):
     done = bitnet(*words, *more)
     assert done.code == code
     assert said in done.err

@@ -1,4 +1,7 @@
-"""``bundle.export`` and ``bundle.import``: one file that carries models to another machine."""
+"""``bundle.export`` and ``bundle.import``: one file that carries models to another machine.
+
+Exit codes: 2 wrong usage, 10 no space, 13 damaged or malformed data, 19 not found, 20 unsupported.
+"""
 
 import hashlib
 import io
@@ -20,18 +23,20 @@ from bitnet.store import Store
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
 MIRROR = "baseten/Meta-Llama-3-tokenizer"
+#: Words after a model: answer one token without the network.
 ASK = ("a", "--max-tokens", 1, "--offline")
 
 
 @cache
 def llama3():
+    """A tokenizer.json with the number of tokens that Llama 3 has."""
     vocab = {f"t{number}": number for number in range(128_256)}
     return json.dumps({"model": {"vocab": vocab}}).encode()
 
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """Moves to a machine: a working folder and a cache of that name."""
+    """A function that changes to the working folder and the cache of the machine *name*."""
 
     def go(name):
         folder = tmp_path / name / "work"
@@ -76,10 +81,12 @@ def no_network(monkeypatch):
 
 
 def digests_in(cache):
+    """SHA-256 of all files in the store of *cache*."""
     return {blob.sha256 for blob in Store(cache).blobs()}
 
 
 def everything(folder):
+    """All files below *folder*."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
@@ -110,26 +117,28 @@ def test_a_project_gets_its_lock_file_and_its_files(bundle, model, machine, bitn
     facts = json.loads(done.out)
     assert (folder / "models/org-one/tiny.gguf").read_bytes() == model.read_bytes()
     assert (folder / "models/org-one/tiny.gguf.attestation.json").is_file()
-    locked = "bitnet.lock.json"
-    assert json.loads((folder / locked).read_text()) == json.loads((here / locked).read_text())
-    assert {one["fresh"] for one in facts["files"]} == {True}
+    lock_name = "bitnet.lock.json"
+    assert json.loads((folder / lock_name).read_text()) == json.loads(
+        (here / lock_name).read_text()
+    )
+    assert {entry["fresh"] for entry in facts["files"]} == {True}
     assert bitnet("sync", "--offline").code == 0
     assert bitnet("sync", "--check").code == 0
     again = json.loads(bitnet("bundle.import", bundle, "--into", ".", "--json").out)
-    assert {one["fresh"] for one in again["files"]} == {False}
+    assert {entry["fresh"] for entry in again["files"]} == {False}
 
 
 def test_the_same_files_make_the_same_bundle_bit_by_bit(bundle, machine, bitnet, tmp_path):
     machine("there")
     assert bitnet("bundle.import", bundle, "--into", ".").code == 0
     again = tmp_path / "again.tar"
-    made = json.loads(bitnet("bundle.export", "--output", again, "--json").out)
+    facts = json.loads(bitnet("bundle.export", "--output", again, "--json").out)
     assert again.read_bytes() == bundle.read_bytes()
-    assert made["sha256"] == hashlib.sha256(bundle.read_bytes()).hexdigest()
-    assert made["size"] == bundle.stat().st_size
+    assert facts["sha256"] == hashlib.sha256(bundle.read_bytes()).hexdigest()
+    assert facts["size"] == bundle.stat().st_size
 
 
-def test_any_tar_lists_it_and_nothing_of_the_machine_is_in_it(bundle, tmp_path):
+def test_a_bundle_is_a_plain_tar_without_times_users_or_paths_of_the_machine(bundle, tmp_path):
     with tarfile.open(bundle) as archive:
         members = archive.getmembers()
     assert members[0].name == MANIFEST
@@ -140,10 +149,10 @@ def test_any_tar_lists_it_and_nothing_of_the_machine_is_in_it(bundle, tmp_path):
 
 
 def test_models_and_tokenizers_are_chosen_by_name(hub, model, machine, bitnet, tmp_path):
-    made = tmp_path / "made"
-    tiny_folder(made, "llama")
-    tokenizer_folder(made, TOKENS)
-    for path in made.iterdir():
+    source = tmp_path / "made"
+    tiny_folder(source, "llama")
+    tokenizer_folder(source, TOKENS)
+    for path in source.iterdir():
         hub.add("org/whole", path.name, path.read_bytes())
     machine("here")
     assert bitnet("run", "hf:org/whole", "a", "--max-tokens", 1).code == 0
@@ -164,18 +173,20 @@ def test_models_and_tokenizers_are_chosen_by_name(hub, model, machine, bitnet, t
     assert cached.is_file()
 
 
-def test_a_tokenizer_that_a_model_needs_goes_along(hub, model, machine, bitnet, tmp_path):
+def test_a_model_whose_tokenizer_is_not_here_is_not_exported(hub, model, machine, bitnet, tmp_path):
     bare = tiny_gguf(tmp_path / "bare.gguf", tokenizer=False)
     hub.add("org/bare", "bare.gguf", bare.read_bytes())
     machine("here")
     assert bitnet("download-model", "--id", "org/bare", "--file", "bare.gguf").code == 0
     done = bitnet("bundle.export", "--output", tmp_path / "bare.tar")
-    assert done.code == 19  # it could not be run there either
+    assert done.code == 19  # it could not be run on the other machine either
     assert "No compatible tokenizer" in done.err
     assert not (tmp_path / "bare.tar").exists()
 
 
-def test_what_is_not_here_is_refused_with_what_fetches_it(hub, model, machine, bitnet, tmp_path):
+def test_what_is_not_here_is_refused_with_the_command_that_downloads_it(
+    hub, model, machine, bitnet, tmp_path
+):
     machine("here")
     hub.forget()
     path = tmp_path / "none.tar"
@@ -194,7 +205,7 @@ def test_what_is_not_here_is_refused_with_what_fetches_it(hub, model, machine, b
     assert hub.requests() == []
 
 
-def test_a_bundle_that_is_there_is_replaced_only_when_forced(bundle, machine, bitnet):
+def test_an_existing_file_is_replaced_by_a_bundle_only_with_force(bundle, machine, bitnet):
     machine("here")
     before = bundle.read_bytes()
     assert bitnet("bundle.export", "--output", bundle).code == 2
@@ -214,7 +225,9 @@ def test_a_bundle_never_replaces_a_file_that_it_is_made_of(bundle, machine, bitn
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_an_export_leaves_what_another_one_writes_to_the_same_file(bundle, machine, bitnet):
+def test_an_export_removes_an_abandoned_draft_and_none_that_is_being_written(
+    bundle, machine, bitnet
+):
     machine("here")
     draft = bundle.with_name(f".{bundle.name}.4711.partial")
     draft.write_bytes(b"half of it")
@@ -222,12 +235,12 @@ def test_an_export_leaves_what_another_one_writes_to_the_same_file(bundle, machi
         assert bitnet("bundle.export", "--output", bundle, "--force").code == 0
     assert draft.read_bytes() == b"half of it"
 
-    # The process that wrote it is gone.
+    # Its lock is free: the process that wrote it has ended.
     assert bitnet("bundle.export", "--output", bundle, "--force").code == 0
     assert not draft.exists()
 
 
-def test_a_file_that_was_changed_does_not_get_into_a_bundle(bundle, machine, bitnet, tmp_path):
+def test_a_stored_file_that_was_changed_is_not_exported(bundle, machine, bitnet, tmp_path):
     machine("here")
     (blob,) = Store(settings.cache_dir()).blobs()
     blob.path.chmod(0o644)
@@ -238,29 +251,31 @@ def test_a_file_that_was_changed_does_not_get_into_a_bundle(bundle, machine, bit
     assert not (tmp_path / "second.tar").exists()
 
 
-def test_a_name_that_is_another_file_here_stays_it(hub, bundle, machine, bitnet, tmp_path):
+def test_an_import_changes_the_file_of_a_name_only_with_force(
+    hub, bundle, machine, bitnet, tmp_path
+):
     other = tiny_gguf(tmp_path / "other.gguf", seed=7)
     hub.add("org/one", "tiny.gguf", other.read_bytes())
     machine("there")
     assert bitnet("run", "tiny", "a", "--max-tokens", 1).code == 0
-    url = Store(settings.cache_dir()).index.find("org/one", "main", "tiny.gguf")
+    entry = Store(settings.cache_dir()).index.find("org/one", "main", "tiny.gguf")
     done = bitnet("bundle.import", bundle)
     assert (done.code, "stays it without --force" in done.err) == (0, True)
     names = Store(settings.cache_dir()).index
-    assert names.find("org/one", "main", "tiny.gguf") == url
+    assert names.find("org/one", "main", "tiny.gguf") == entry
     assert bitnet("bundle.import", bundle, "--force").code == 0
-    assert names.find("org/one", "main", "tiny.gguf").sha256 != url.sha256
+    assert names.find("org/one", "main", "tiny.gguf").sha256 != entry.sha256
 
 
-def test_another_lock_file_stays(bundle, machine, bitnet):
+def test_an_import_refuses_to_replace_a_lock_file_with_other_pins(bundle, machine, bitnet):
     folder = machine("there")
-    locked = folder / "bitnet.lock.json"
+    lock_file = folder / "bitnet.lock.json"
     entry = {"kind": "model", "repo": "org/x", "revision": "main", "file": "x.gguf"}
     entry |= {"commit": None, "sha256": "0" * 64, "size": 1}
-    locked.write_text(json.dumps({"version": 1, "files": [entry]}))
-    before = locked.read_bytes()
+    lock_file.write_text(json.dumps({"version": 1, "files": [entry]}))
+    before = lock_file.read_bytes()
     done = bitnet("bundle.import", bundle, "--into", ".")
-    assert (done.code, locked.read_bytes()) == (2, before)
+    assert (done.code, lock_file.read_bytes()) == (2, before)
     assert digests_in(settings.cache_dir()) == set()
 
 
@@ -268,12 +283,13 @@ def test_another_lock_file_stays(bundle, machine, bitnet):
 
 
 def _parts(bundle):
-    """Members of a bundle: name and content."""
+    """Name and content of each member of a bundle, in order; the first is its list."""
     with tarfile.open(bundle) as archive:
         return [(one.name, archive.extractfile(one).read()) for one in archive.getmembers()]
 
 
 def _packed(parts, change=lambda entry: None):
+    """Bytes of a tar with the members *parts*; *change* alters each entry."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for name, content in parts:
@@ -285,19 +301,22 @@ def _packed(parts, change=lambda entry: None):
 
 
 def _rewritten(bundle, change):
-    """*bundle* with another list: *change* alters it."""
-    (name, text), *rest = _parts(bundle)
+    """Bytes of *bundle* after *change* has altered its list."""
+    (name, text), *others = _parts(bundle)
     document = json.loads(text)
     change(document)
     text = (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
-    return _packed([(name, text), *rest])
+    return _packed([(name, text), *others])
 
 
 def _named(**facts):
+    """A change of the list that sets these fields of its first file."""
     return lambda document: document["files"][0].update(facts)
 
 
 def _linked(kind):
+    """A change of an entry that makes a file of models a link or device of *kind*."""
+
     def change(entry):
         if entry.name.startswith("sha256/"):
             entry.type = kind
@@ -306,6 +325,7 @@ def _linked(kind):
     return change
 
 
+#: By kind: a function for the bytes of a hostile file, from the path of a good bundle.
 HOSTILE = {
     "empty": lambda path: b"",
     "no tar": lambda path: b"GGUF" * 1000,
@@ -367,7 +387,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_nothing_is_kept_of_a_bundle_that_is_not_what_it_says(
+def test_a_hostile_bundle_is_refused_and_nothing_of_it_is_kept(
     bundle, machine, bitnet, tmp_path, kind
 ):
     content = HOSTILE[kind](bundle)
@@ -381,14 +401,16 @@ def test_nothing_is_kept_of_a_bundle_that_is_not_what_it_says(
     assert "\x1b" not in done.err
     assert list(folder.iterdir()) == []
     cache = settings.cache_dir()
-    left = {item for item in everything(tmp_path) if item not in before}
-    assert all(item.name == "CACHEDIR.TAG" or item.suffix == ".lock" for item in left), left
+    new_files = {item for item in everything(tmp_path) if item not in before}
+    assert all(item.name == "CACHEDIR.TAG" or item.suffix == ".lock" for item in new_files), (
+        new_files
+    )
     assert digests_in(cache) == set()
     assert bitnet("bundle.import", bundle).code == 0
 
 
 def test_a_sound_file_under_a_wrong_digest_is_refused(bundle, machine, bitnet, tmp_path):
-    """The list and the name agree; only the bytes do not."""
+    """The digest in the list and in the member's name is the same, but not that of the bytes."""
     parts = _parts(bundle)
     name, content = parts[-1]
     parts[-1] = (name, content[:-1] + bytes([content[-1] ^ 1]))
@@ -396,11 +418,13 @@ def test_a_sound_file_under_a_wrong_digest_is_refused(bundle, machine, bitnet, t
     path.write_bytes(_packed(parts))
     machine("there")
     done = bitnet("bundle.import", path)
-    assert (done.code, name[7:] in done.err) == (13, True)
+    assert (done.code, name[7:] in done.err) == (13, True)  # the name without sha256/
     assert digests_in(settings.cache_dir()) == set()
 
 
-def test_a_version_that_is_not_known_is_said(bundle, machine, bitnet, tmp_path):
+def test_a_bundle_of_an_unknown_version_is_unsupported_and_a_missing_one_not_found(
+    bundle, machine, bitnet, tmp_path
+):
     path = tmp_path / "next.tar"
     path.write_bytes(_rewritten(bundle, lambda document: document.update(version=2)))
     machine("there")
@@ -408,7 +432,7 @@ def test_a_version_that_is_not_known_is_said(bundle, machine, bitnet, tmp_path):
     assert bitnet("bundle.import", tmp_path / "none.tar").code == 19
 
 
-def test_a_disk_that_is_too_small_is_said_before_anything_is_written(
+def test_a_disk_without_space_is_reported_before_anything_is_written(
     bundle, machine, bitnet, monkeypatch
 ):
     machine("there")
@@ -422,7 +446,7 @@ def test_a_disk_that_is_too_small_is_said_before_anything_is_written(
 def test_a_wrong_attestation_is_refused(bundle, machine, bitnet, tmp_path):
     def empty(document):
         document["attestations"] = dict.fromkeys(document["attestations"], "{}")
-        assert document["attestations"]
+        assert document["attestations"]  # there was one to change
 
     path = tmp_path / "hostile.tar"
     path.write_bytes(_rewritten(bundle, empty))

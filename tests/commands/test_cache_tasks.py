@@ -1,4 +1,7 @@
-"""``cache.list``, ``cache.verify`` and ``clean-cache`` as a user meets them."""
+"""``cache.list``, ``cache.verify`` and ``clean-cache`` as a user meets them.
+
+Exit codes: 2 wrong usage, 13 damaged or malformed data.
+"""
 
 import io
 import json
@@ -17,12 +20,16 @@ SCRIPTS = Path(__file__).parents[2] / "ci/scripts"
 
 
 class Terminal(io.StringIO):
+    """Standard input that claims to be a terminal."""
+
     def isatty(self):
         return True
 
 
 @pytest.fixture
 def run(capsys, monkeypatch):
+    """A function that runs a command, and returns its exit code, stdout and stderr."""
+
     def run(*words, stdin=None):
         monkeypatch.setattr(sys, "stdin", stdin or io.StringIO())
         with pytest.raises(SystemExit) as stop:
@@ -35,10 +42,11 @@ def run(capsys, monkeypatch):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
+    """A cache with one tokenizer."""
     cache = tmp_path / "cache"
     folder = cache / "tokenizers/gpt2-50k"
     folder.mkdir(parents=True)
-    (folder / "tokenizer.json").write_text('{"model": {}}')
+    (folder / "tokenizer.json").write_text('{"model": {}}')  # 13 bytes
     (cache / "CACHEDIR.TAG").write_text("Signature: 8a477f597d28d172789f06886806bc55\n# bitnet\n")
     monkeypatch.setenv("BITNET_CACHE_DIR", str(cache))
     return cache
@@ -57,12 +65,12 @@ def test_list_as_json(run, cache):
     assert [entry["key"] for entry in facts["entries"]] == ["gpt2-50k"]
 
 
-def test_verify_says_valid_and_ends_with_0(run, cache):
+def test_verify_reports_valid_json_and_ends_with_0(run, cache):
     code, out, _ = run("cache.verify")
     assert (code, out.startswith("✓ Valid JSON: ")) == (0, True)
 
 
-def test_verify_ends_with_13_and_a_way_out_when_something_is_damaged(run, cache):
+def test_verify_ends_with_13_and_the_command_that_removes_a_damaged_file(run, cache):
     (cache / "tokenizers/gpt2-50k/tokenizer.json").write_text("{")
     code, out, err = run("cache.verify")
     assert (code, out.startswith("✗ Invalid JSON: ")) == (13, True)
@@ -81,6 +89,7 @@ def test_verify_names_the_tensor_a_truncated_model_lacks(run, cache):
     code, out, err = run("cache.verify")
     assert code == 13
     assert "tensor output_norm.weight needs bytes" in out
+    # The command of the hint removes the file.
     remedy = err.partition("hint: bitnet ")[2].partition(",")[0]
     assert run(*remedy.split())[0] == 0
     assert not (folder / "tiny.gguf").exists()
@@ -141,6 +150,7 @@ def test_the_cleanup_script_removes_what_is_old(cache):
     bin_folder = str(Path(sys.executable).parent)
     environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "KEEP": "0"}
     command = [str(SCRIPTS / "cleanup-tokenizer-cache.sh")]
+    # Last used in 1970. KEEP is the number of files that stay however old they are.
     os.utime(path, (0, 0))
     subprocess.run(command, env={**environment, "KEEP": "1"}, check=True, capture_output=True)
     assert path.exists()

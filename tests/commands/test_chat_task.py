@@ -1,4 +1,8 @@
-"""chat from a pipe and on a terminal, with a tiny random model."""
+"""chat from a pipe and on a terminal, with a tiny random model.
+
+Exit codes: 2 wrong usage, 10 no space, 13 damaged or malformed data, 16 the model could not be run,
+19 not found, 20 unsupported.
+"""
 
 import errno
 import io
@@ -10,6 +14,7 @@ from tiny_models import tiny_gguf
 
 from bitnet.commands.context import recall_lines
 
+#: A short template: the tiny model has a context of 64 tokens, one for a character.
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}.{% endfor %}a"
 
 
@@ -31,7 +36,7 @@ def talk(bitnet, model, monkeypatch):
 
 @pytest.fixture
 def typed(bitnet, model, monkeypatch):
-    """Run ``chat`` on a terminal where these lines are typed; an exception is a key."""
+    """Run ``chat`` on a terminal where these lines are typed; an exception stands for a key."""
 
     def run(*lines, max_tokens=3):
         waiting = iter(lines)
@@ -49,7 +54,7 @@ def typed(bitnet, model, monkeypatch):
     return run
 
 
-def test_every_line_of_a_pipe_is_a_message(talk, tmp_path):
+def test_every_line_of_a_pipe_is_a_message_or_a_command(talk, tmp_path):
     saved = tmp_path / "talk.json"
     done = talk(f"b\n\nc\n/save {saved}\n/stats\n/exit\nnever\n".encode(), "--system", "s")
     assert done.code == 0
@@ -92,7 +97,7 @@ def test_the_first_error_ends_a_pipe(talk, raw, code, said):
     assert not done.out.startswith("\n")
 
 
-def test_a_saved_conversation_is_whole_or_the_one_before(talk, tmp_path, monkeypatch):
+def test_a_save_that_fails_leaves_the_file_of_the_save_before(talk, tmp_path, monkeypatch):
     saved = tmp_path / "talk.json"
     assert talk(f"b\n/save {saved}\n".encode()).code == 0
     before = saved.read_text()
@@ -112,7 +117,7 @@ def test_a_system_message_or_line_that_is_not_utf8_is_refused(talk, typed):
     assert "the line is not UTF-8" in typed("\udcff").err
 
 
-def test_on_a_terminal_errors_and_ctrl_c_do_not_end_the_talk(typed):
+def test_on_a_terminal_errors_and_ctrl_c_do_not_end_the_conversation(typed):
     done = typed("/nonsense", "b" * 99, KeyboardInterrupt(), "/system s", "/help", "b", "/stats")
     assert done.code == 0
     assert "no command '/nonsense'" in done.err
@@ -124,14 +129,14 @@ def test_on_a_terminal_errors_and_ctrl_c_do_not_end_the_talk(typed):
     assert typed("/exit", AssertionError("read on after /exit")).code == 0
 
 
-def test_a_message_of_several_lines_stands_between_marks(typed, tmp_path):
+def test_a_message_of_several_lines_is_typed_between_triple_quotes(typed, tmp_path):
     saved = tmp_path / "talk.json"
     assert typed('"""a', "b", 'c"""', '"""d"""', f"/save {saved}").code == 0
     messages = json.loads(saved.read_text())
     assert [one["content"] for one in messages if one["role"] == "user"] == ["a\nb\nc", "d"]
 
 
-def test_a_message_may_begin_like_a_command(typed, tmp_path):
+def test_a_message_that_begins_like_a_command_is_quoted_or_has_two_slashes(typed, tmp_path):
     saved = tmp_path / "talk.json"
     lines = ('"""/exit"""', '"""', "/set x", '"""', "//help", f"/save {saved}")
     assert typed(*lines).code == 0
@@ -140,7 +145,7 @@ def test_a_message_may_begin_like_a_command(typed, tmp_path):
     assert said == ["/exit", "/set x", "/help"]
 
 
-def test_a_near_name_is_proposed(typed):
+def test_a_command_or_option_of_a_similar_name_is_suggested(typed):
     done = typed("/set temprature 1", "/sett temperature 1", "/usr/bin is a folder")
     assert "did you mean /set temperature 1?" in done.err
     assert "did you mean /set? /help lists them" in done.err
@@ -158,7 +163,7 @@ def test_options_are_set_and_shown(typed):
     assert "/set needs a name and a value" in done.err
 
 
-def test_a_saved_conversation_goes_on(typed, tmp_path):
+def test_a_saved_conversation_is_loaded_and_a_wrong_file_refused(typed, tmp_path):
     saved = tmp_path / "talk.json"
     again = tmp_path / "again.json"
     assert typed("/system s", "b", f"/save {saved}").code == 0
@@ -188,7 +193,7 @@ def test_ctrl_c_stops_an_answer_and_keeps_it(typed, tmp_path, monkeypatch):
     assert typed("b", f"/save {saved}").code == 0
     question, answer = json.loads(saved.read_text())
     assert question["content"] == "b"
-    assert len(answer["content"]) == 1
+    assert len(answer["content"]) == 1  # the piece at which the key was pressed
 
 
 def test_a_model_without_a_template_can_be_given_one(bitnet, tmp_path, monkeypatch):
@@ -214,6 +219,7 @@ def test_lines_are_recalled_in_the_next_session(model, tmp_path):
     history = tmp_path / "state" / "history"
     saved = tmp_path / "talk.json"
     words = [sys.executable, "-m", "bitnet", "chat", "--model", model, "--max-tokens", 2]
+    # In the second session, "up" twice recalls the line before /exit.
     for first in ("b\n", f"\x1b[A\x1b[A\n/save {saved}\n"):
         terminal = OnTerminal(words, BITNET_HISTORY=str(history))
         terminal.until("/help lists commands")
@@ -223,11 +229,13 @@ def test_lines_are_recalled_in_the_next_session(model, tmp_path):
     question, _ = json.loads(saved.read_text())
     assert question["content"] == "b"
     assert history.read_text().split()[:2] == ["b", "/exit"]
-    assert history.stat().st_mode & 0o077 == 0
+    assert history.stat().st_mode & 0o077 == 0  # only its owner may read it
 
 
 @pytest.mark.parametrize("lacking", ["append_history_file", "clear_history", "neither"])
-def test_a_library_with_fewer_functions_keeps_the_history(lacking, tmp_path, monkeypatch):
+def test_a_readline_library_with_fewer_functions_keeps_the_history_file(
+    lacking, tmp_path, monkeypatch
+):
     readline = pytest.importorskip("readline")
     monkeypatch.delattr(readline, lacking, raising=False)  # as with libedit
     path = tmp_path / "history"
@@ -239,6 +247,7 @@ def test_a_library_with_fewer_functions_keeps_the_history(lacking, tmp_path, mon
         path.write_text("first\nof another session\n")
     lines = path.read_text().splitlines()
     expected = ["first", "of another session", "last"]
+    # Without clear_history nothing is recalled or added.
     assert lines == (expected[:2] if lacking == "clear_history" else expected)
 
 

@@ -1,4 +1,7 @@
-"""``ci-init`` and ``ci-lint`` as a user meets them."""
+"""``ci-init`` and ``ci-lint`` as a user meets them.
+
+Exit codes: 2 wrong usage, 15 a check failed, 19 not found.
+"""
 
 import json
 import shutil
@@ -46,9 +49,9 @@ def test_linters_that_pip_installed_for_the_user_are_found(bitnet, tmp_path, mon
     assert bitnet("ci-lint").code == 0
 
 
-def test_it_says_what_it_wrote_and_what_was_there(bitnet):
-    shown = bitnet("ci-init", "--with", "parity-smoke", "--dry-run", *SOURCE)
-    assert shown.code == 0
+def test_ci_init_lists_the_files_it_wrote_and_those_that_are_unchanged(bitnet):
+    dry_run = bitnet("ci-init", "--with", "parity-smoke", "--dry-run", *SOURCE)
+    assert dry_run.code == 0
     assert not Path(".github").exists()
     done = bitnet("ci-init", "--with", "parity-smoke", *SOURCE)
     first = done.out.splitlines()[0]
@@ -57,7 +60,7 @@ def test_it_says_what_it_wrote_and_what_was_there(bitnet):
     assert {entry["state"] for entry in again} == {"unchanged"}
 
 
-def test_a_project_says_where_ci_has_the_program_from(bitnet):
+def test_ci_init_needs_the_source_from_which_ci_installs_the_program(bitnet):
     done = bitnet("ci-init")
     assert (done.code, Path(".github").exists()) == (2, False)
     assert "hint: bitnet ci-init --from git+https://" in done.err
@@ -74,7 +77,7 @@ def test_a_changed_file_is_named_and_kept(bitnet):
     assert "overwrote .github/workflows/cache-warm.yml" in bitnet("ci-init", "--force").out
 
 
-def test_what_it_wrote_passes_every_linter(bitnet, linters):
+def test_the_workflows_that_ci_init_writes_pass_every_linter(bitnet, linters):
     words = [w for name in ("wheels", "release", "docker") for w in ("--with", name)]
     words += ["--image", IMAGE]
     assert bitnet("ci-init", *SOURCE).code == bitnet("ci-init", *words).code == 0
@@ -87,7 +90,7 @@ def test_this_projects_workflows_pass_every_linter(bitnet, linters):
 
 
 @pytest.mark.parametrize(
-    ("linter", "old", "new"),
+    ("linter", "old", "new"),  # a text of the workflow, and the mistake in its place
     [
         ("zizmor", "@3d3c42e5aac5ba805825da76410c181273ba90b1", "@v7"),
         ("check-jsonschema", "runs-on: ubuntu-24.04", "runs-on: 24"),
@@ -96,7 +99,7 @@ def test_this_projects_workflows_pass_every_linter(bitnet, linters):
         ("actionlint", '2> "$drill/said.txt"', "2> $drill/said.txt"),
     ],
 )
-def test_each_linter_stops_what_it_is_for(bitnet, linters, linter, old, new):
+def test_each_linter_finds_the_mistake_that_it_is_for(bitnet, linters, linter, old, new):
     bitnet("ci-init", *SOURCE)
     path = Path(".github/workflows/parity-smoke.yml")
     assert old in path.read_text()
@@ -124,6 +127,7 @@ def test_a_linter_that_is_missing_is_not_a_success(bitnet, monkeypatch):
     assert "- zizmor: not installed" in done.out
     assert extra_command("ci") in " ".join(done.err.split())
     facts = json.loads(bitnet("ci-lint", "--json").out)
+    # One for each linter.
     assert [entry["severity"] for entry in facts] == ["skipped"] * 4
 
 

@@ -13,7 +13,7 @@ from bitnet.commands.program import candidates
 pytest.importorskip("pty")
 from terminals import OnTerminal
 
-# What is typed, and what stands there after the tab key.
+# What is typed before the tab key, and the only candidate that begins with the last word.
 TYPED = {
     "a command": ("bitnet inspe", "inspect-gguf"),
     "a command of two words": ("bitnet cache ver", "verify"),
@@ -27,10 +27,12 @@ TYPED = {
     "an engine": ("bitnet crossval --against ik", "ik_llama.cpp"),
     "an area": ("bitnet doctor net", "network"),
 }
+#: Command lines of shells without files of the user.
 STARTS = {
     "bash": ["bash", "--norc", "--noprofile", "-i"],
     "zsh": ["zsh", "-f", "-i"],
 }
+#: First lines typed; the quotes keep the echo of the line from looking like its output, "ready".
 BEGINS = {
     "bash": "bind 'set bell-style none'; PS1='$ '; source {script}; echo rea''dy\n",
     "zsh": "PS1='$ '; autoload -Uz compinit; compinit -D; source {script}; echo rea''dy\n",
@@ -49,6 +51,7 @@ def place(tmp_path, monkeypatch):
 
 
 def script_of(shell, bitnet, place):
+    """Path of a file with the completion script for *shell*."""
     done = bitnet("completion", shell)
     assert (done.code, done.err) == (0, "")
     path = place.parent / f"script.{shell}"
@@ -60,7 +63,7 @@ def script_of(shell, bitnet, place):
 def test_the_word_is_among_those_that_are_offered(place, what):
     typed, word = TYPED[what]
     offered = candidates(typed.split()[1:], load())
-    assert [one for one in offered if one.startswith(typed.split()[-1])] == [word]
+    assert [each for each in offered if each.startswith(typed.split()[-1])] == [word]
 
 
 @pytest.mark.parametrize("name", load().task_names)
@@ -84,7 +87,8 @@ def test_the_tab_key_completes(bitnet, place, shell, typed, line):
     terminal.type(BEGINS[shell].format(script=script_of(shell, bitnet, place)))
     terminal.until("ready")
     terminal.shown = ""
-    # The line is shown again as an argument of `echo`, so that only what is complete counts.
+    # Tab, Ctrl-A, echo and a quote in front, Ctrl-E and a quote behind: the shell then prints the
+    # completed line, so that no candidate that is only displayed counts.
     terminal.type(f"{typed}\t\x01echo '<\x05>'; exit\n")
     terminal.until("\n<")
     terminal.end()
@@ -95,8 +99,8 @@ def test_the_tab_key_completes(bitnet, place, shell, typed, line):
 @pytest.mark.needs("fish")
 def test_fish_completes_the_names_of_models(bitnet, place):
     script = script_of("fish", bitnet, place)
-    asked = ["fish", "--no-config", "-c", f"source {script}; complete -C 'bitnet serve gem'"]
-    done = subprocess.run(asked, cwd=place, capture_output=True, text=True, check=True)
+    command = ["fish", "--no-config", "-c", f"source {script}; complete -C 'bitnet serve gem'"]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=True)
     assert "gemma3-270m" in done.stdout.split(), done.stderr
 
 

@@ -9,7 +9,7 @@ import pytest
 from bitnet.base import errors
 
 
-def test_the_parser_of_configuration_files_is_run_where_there_is_one(tmp_path):
+def test_invokes_yaml_parser_is_loaded_only_for_a_configuration_file(tmp_path):
     code = (
         "import sys\n"
         "from bitnet.__main__ import main\n"
@@ -18,9 +18,10 @@ def test_the_parser_of_configuration_files_is_run_where_there_is_one(tmp_path):
         "except SystemExit as stop:\n"
         "    print(stop.code, 'invoke.vendor.yaml.parser' in sys.modules)\n"
     )
-    own = tmp_path / "invoke.yaml"
-    own.write_text("run:\n  echo: true\n")
-    for words, expected in (([], "0 False"), ([f"--config={own}"], "0 True")):
+    configuration = tmp_path / "invoke.yaml"
+    configuration.write_text("run:\n  echo: true\n")
+    # The exit code, and whether the parser was loaded.
+    for words, expected in (([], "0 False"), ([f"--config={configuration}"], "0 True")):
         command = [sys.executable, "-c", code, *words, "exit-codes"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
         assert done.stdout.splitlines()[-1] == expected

@@ -1,4 +1,7 @@
-"""convert, as a user types it."""
+"""convert, as a user types it.
+
+Exit codes: 2 wrong usage, 13 damaged or malformed data, 19 not found, 20 unsupported.
+"""
 
 import json
 
@@ -29,20 +32,22 @@ def test_a_folder_becomes_a_file_that_answers(bitnet, folder, tmp_path):
 def test_json_lists_every_tensor(bitnet, tmp_path):
     model = tiny_gguf(tmp_path / "in.gguf")
     words = ("--model", model, "--output", tmp_path / "out.gguf", "--type", "F32", "--json")
-    found = json.loads(bitnet("convert", *words, "--no-progress").out)
-    assert found["exact"] is True
-    assert found["warnings"] == []
-    assert found["size_bytes"] == (tmp_path / "out.gguf").stat().st_size
-    assert {tensor["after"] for tensor in found["tensors"]} == {"F32"}
+    report = json.loads(bitnet("convert", *words, "--no-progress").out)
+    assert report["exact"] is True
+    assert report["warnings"] == []
+    assert report["size_bytes"] == (tmp_path / "out.gguf").stat().st_size
+    assert {tensor["after"] for tensor in report["tensors"]} == {"F32"}
 
 
-def test_engines_that_compute_it_differently_are_named_before_it_is_written(bitnet, tmp_path):
+def test_engines_that_compute_a_model_differently_are_named_before_it_is_written(bitnet, tmp_path):
     model = tiny_folder(tmp_path / "model", "mistral", sliding_window=9)
     words = ("--model", model, "--output", tmp_path / "out.gguf", "--no-tokenizer")
     done = bitnet("convert", *words)
     lines = done.err.splitlines()
-    said = "Warning: every engine: ignores the sliding window of llama models: beyond 9 positions"
-    (warned,) = [number for number, line in enumerate(lines) if said in line]
+    warning = (
+        "Warning: every engine: ignores the sliding window of llama models: beyond 9 positions"
+    )
+    (warned,) = [number for number, line in enumerate(lines) if warning in line]
     assert any("exactly" in line or "rounded" in line for line in lines[warned:])
     assert done.code == 0
 
@@ -59,8 +64,10 @@ def test_engines_that_compute_it_differently_are_named_before_it_is_written(bitn
     ],
 )
 def test_what_cannot_be_converted_is_one_error(bitnet, folder, tmp_path, words, code, said):
-    given = {"--model": folder, "--output": tmp_path / "out.gguf"}
-    pairs = [part for name, value in given.items() if name not in words for part in (name, value)]
+    defaults = {"--model": folder, "--output": tmp_path / "out.gguf"}
+    pairs = [
+        part for name, value in defaults.items() if name not in words for part in (name, value)
+    ]
     done = bitnet("convert", *pairs, *words)
     assert done.code == code
     assert said in done.err
@@ -69,7 +76,7 @@ def test_what_cannot_be_converted_is_one_error(bitnet, folder, tmp_path, words, 
     assert not (tmp_path / "out.gguf").exists()
 
 
-@pytest.mark.parametrize("cut", [1, 100, 5000, -1])
+@pytest.mark.parametrize("cut", [1, 100, 5000, -1])  # bytes that are left
 def test_a_damaged_source_leaves_nothing_behind(bitnet, tmp_path, cut):
     model = tiny_gguf(tmp_path / "in.gguf")
     model.write_bytes(model.read_bytes()[:cut])

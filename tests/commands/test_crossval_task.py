@@ -1,4 +1,8 @@
-"""crossval, as a user types it, with a tiny random model."""
+"""crossval, as a user types it, with a tiny random model.
+
+Exit codes: 2 wrong usage, 13 damaged or malformed data, 15 a check failed, 19 not found, 22 no
+reference engine.
+"""
 
 import importlib.util
 import json
@@ -42,7 +46,7 @@ def run(bitnet, model, tmp_path):
 
 @pytest.fixture
 def none_installed(monkeypatch):
-    """A Python without any engine to compare with."""
+    """A Python that finds no engine to compare with; a test that starts one fails."""
     find = importlib.util.find_spec
     packages = {kind().package for kind in bitnet.crossval.references.CHAIN}
     monkeypatch.setattr(
@@ -56,6 +60,7 @@ def none_installed(monkeypatch):
 
 
 def report_of(done):
+    """The JSON report on stdout."""
     return json.loads(done.out)
 
 
@@ -64,7 +69,9 @@ def test_the_names_on_the_command_line_are_the_references():
 
 
 @needs_llama_cpp
-def test_it_agrees_with_llama_cpp(run, tmp_path, monkeypatch):
+def test_a_tiny_model_agrees_with_llama_cpp_and_the_report_is_written_in_each_form(
+    run, tmp_path, monkeypatch
+):
     summary = tmp_path / "summary.md"
     summary.write_text("before\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
@@ -76,8 +83,8 @@ def test_it_agrees_with_llama_cpp(run, tmp_path, monkeypatch):
     report = json.loads((folder / "report.json").read_text())
     assert report["summary"]["positions"] == sum(len(p["ids"]) for p in report["prompts"]) > 10
     assert report["reference"]["version"].startswith("xllamacpp ")
-    assert report["tokenizer_parity"]["total"] > 400
-    outcomes = {one["subject"]: one["severity"] for one in report["verdict"]["findings"]}
+    assert report["tokenizer_parity"]["total"] > 400  # probe texts of bitnet, besides three prompts
+    outcomes = {entry["subject"]: entry["severity"] for entry in report["verdict"]["findings"]}
     assert outcomes["operations"] == "ok"
     assert [*report["operations"]] == ["bitnet", "llama.cpp"]
     assert (folder / "report.md").read_text() == done.out
@@ -98,7 +105,7 @@ def test_tokenizers_are_compared_without_a_pass(run):
     assert report["tokenizer_parity"]["equal"] == report["tokenizer_parity"]["total"] > 400
 
 
-def test_tokenizers_alone_load_no_weights(run, tmp_path, monkeypatch):
+def test_comparing_tokenizers_with_a_recording_loads_no_weights(run, tmp_path, monkeypatch):
     import bitnet.runtime.language_model as loader
 
     golden = tmp_path / "golden.json"
@@ -108,7 +115,7 @@ def test_tokenizers_alone_load_no_weights(run, tmp_path, monkeypatch):
     )
     report = report_of(run("--recording", golden, "--tokenizer-only", "--json"))
     assert report["verdict"]["status"] == "passed"
-    assert report["tokenizer_parity"]["total"] == 3
+    assert report["tokenizer_parity"]["total"] == 3  # the prompts of the recording
     assert report["compute_path"] == "none"
 
 
@@ -127,7 +134,9 @@ def test_the_model_of_the_environment_is_the_default(bitnet, model, monkeypatch)
 
 
 @pytest.mark.parametrize("words", [("--report-dir", "file"), ("--record", "file/trace.json")])
-def test_a_place_for_reports_is_tried_before_anything_is_computed(bitnet, model, words):
+def test_a_folder_for_reports_that_cannot_be_made_is_refused_before_the_model_is_opened(
+    bitnet, model, words
+):
     Path("file").write_text("no folder")
     done = bitnet("crossval", "--model", "missing.gguf", *words)
     assert (done.code, done.out) == (2, "")
@@ -152,15 +161,15 @@ def test_a_missing_reference_is_not_run_and_never_passed(run, none_installed, tm
 
 def test_a_recording_is_a_reference(run, tmp_path):
     file = tmp_path / "trace.json"
-    made = run("--reference", "float64", "--record", file, "--max-positions", 9)
-    assert made.code == 0, made.err
+    recorded = run("--reference", "float64", "--record", file, "--max-positions", 9)
+    assert recorded.code == 0, recorded.err
     done = run("--recording", file, "--json")
     assert done.code == 0, done.err
     report = report_of(done)
     assert report["plan"]["against"] == "recorded"
     assert report["summary"]["positions"] == 9
     assert {"tokenizer", "model", "logits"} < {
-        one["subject"] for one in report["verdict"]["findings"]
+        entry["subject"] for entry in report["verdict"]["findings"]
     }
 
 
@@ -186,7 +195,7 @@ def test_a_recording_without_positions_is_a_failure(run, tmp_path):
         (("--prompts", "none.txt"), 19, "none.txt"),
     ],
 )
-def test_wrong_words_are_one_error(bitnet, model, words, code, said):
+def test_wrong_options_are_one_error_with_its_exit_code(bitnet, model, words, code, said):
     done = bitnet("crossval", "--model", model, *words)
     assert done.code == code
     assert said in done.err
@@ -232,7 +241,7 @@ def test_an_empty_file_of_prompts_is_refused(bitnet, model, tmp_path):
 
 @needs_llama_cpp
 @pytest.mark.parametrize("words", those(NEED_AN_ENGINE))
-def test_every_hint_to_compare_does_what_it_says(bitnet, model, words):
+def test_every_command_in_a_hint_that_compares_models_succeeds(bitnet, model, words):
     words = words.replace("models/model.gguf", str(model))
     assert bitnet(*shlex.split(words), "--prompts", model.with_name("prompts.txt")).code == 0
 

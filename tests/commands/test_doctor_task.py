@@ -1,11 +1,14 @@
-"""``doctor`` as a user meets it."""
+"""``doctor`` as a user meets it.
+
+Exit codes: 2 wrong usage, 19 not found.
+"""
 
 import json
 
 import pytest
 
 
-def test_it_ends_in_one_sentence(bitnet):
+def test_a_report_without_problems_ends_with_that_sentence(bitnet):
     done = bitnet("doctor")
     assert (done.code, done.out.splitlines()[-1]) == (0, "Nothing is wrong.")
 
@@ -30,7 +33,7 @@ def test_the_exit_code_is_that_of_the_first_problem(bitnet, monkeypatch):
         ("doctor", "--area=network"),
     ],
 )
-def test_the_network_is_looked_at_when_asked_for(bitnet, monkeypatch, words):
+def test_the_area_network_is_checked_if_it_is_named_in_any_form(bitnet, monkeypatch, words):
     monkeypatch.setenv("BITNET_OFFLINE", "1")
     done = bitnet(*words)
     assert done.code == 0

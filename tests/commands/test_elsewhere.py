@@ -9,6 +9,7 @@ from bitnet.commands.elsewhere import COMMANDS, OPTIONS
 
 
 def hint(done):
+    """Hint of a command line that was refused as wrong usage."""
     assert done.code == 2, done
     return done.err.partition("hint: ")[2].strip()
 
@@ -62,21 +63,21 @@ def test_an_option_of_another_program_is_named_as_it_is_called_here(command, opt
 
 
 @pytest.mark.parametrize("word", sorted({*COMMANDS, "pull", "list", "show"}))
-def test_help_exists_for_the_word(word, bitnet):
+def test_help_for_a_command_of_another_program_is_that_of_ours(word, bitnet):
     for words in ((word, "--help"), ("help", word)):
         done = bitnet(*words)
         assert done.code == 0, done.err
         assert done.out.startswith("Usage: bitnet ")
 
 
-def test_every_word_leads_to_a_command_and_is_not_one():
+def test_every_command_of_another_program_leads_to_one_of_ours_and_is_not_one_itself():
     by_name = load().task_names
     names = {*by_name, *(alias for aliases in by_name.values() for alias in aliases)}
     assert set(COMMANDS.values()) <= {*by_name}
     assert not set(COMMANDS) & names
 
 
-def test_every_option_leads_to_one_of_some_command():
+def test_every_option_of_another_program_leads_to_one_of_ours():
     commands = load()
     flags = {
         flag for name in commands.task_names for o in commands[name].options for flag in o.flags

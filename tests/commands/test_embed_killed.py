@@ -12,7 +12,7 @@ from bitnet.commands.bulk import AT_ONCE
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 
-WAIT_S = 120
+WAIT_S = 120  # for a busy machine
 
 
 @pytest.mark.slow
@@ -44,7 +44,7 @@ def test_a_killed_run_is_continued_by_the_same_command(bitnet, tmp_path):
 
 def wait_for(path, process):
     """Wait until *path* exists, for as long as *process* runs."""
-    for _ in range(WAIT_S * 20):
+    for _ in range(WAIT_S * 20):  # twenty times a second
         if path.exists():
             return
         try:

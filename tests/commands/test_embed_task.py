@@ -23,6 +23,7 @@ def model(tmp_path):
 
 @pytest.fixture
 def expected(model):
+    """Vectors of three texts, of which the second is empty."""
     with load(model) as running:
         return running.embed(["abc", "", "de"])
 
@@ -33,21 +34,24 @@ def run(model, bitnet):
 
 
 def rows(text):
-    found = [json.loads(line) for line in text.splitlines()]
-    assert [one["index"] for one in found] == list(range(len(found)))
-    return np.array([one["embedding"] for one in found], dtype=np.float32)
+    """Vectors in JSON lines, whose indices count from 0."""
+    entries = [json.loads(line) for line in text.splitlines()]
+    assert [entry["index"] for entry in entries] == list(range(len(entries)))
+    return np.array([entry["embedding"] for entry in entries], dtype=np.float32)
 
 
 def test_each_line_of_a_file_becomes_a_row(run, expected, tmp_path):
     (tmp_path / "texts.txt").write_bytes(b"abc\r\n\nde\n")
     done = run("--input", tmp_path / "texts.txt", "--output", tmp_path / "v.npy")
     assert (done.code, done.out) == (0, f"{tmp_path / 'v.npy'}\n")
-    found = np.load(tmp_path / "v.npy")
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    vectors = np.load(tmp_path / "v.npy")
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(vectors, expected, atol=1e-6)
 
 
-def test_stdin_to_json_lines(run, expected, tmp_path, monkeypatch):
+def test_texts_on_stdin_become_json_lines_on_stdout_or_in_a_file(
+    run, expected, tmp_path, monkeypatch
+):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc\n\nde\n")))
     np.testing.assert_allclose(rows(run().out), expected, atol=1e-6)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc\n\nde\n")))
@@ -55,24 +59,24 @@ def test_stdin_to_json_lines(run, expected, tmp_path, monkeypatch):
     np.testing.assert_allclose(rows((tmp_path / "v.jsonl").read_text()), expected, atol=1e-6)
 
 
-def test_texts_of_json_lines_may_have_lines_of_their_own(run, model, tmp_path):
+def test_texts_of_json_lines_may_contain_line_ends(run, model, tmp_path):
     (tmp_path / "texts.jsonl").write_text('"a\\nb"\n{"text": "cd", "id": 7}\n')
     with load(model) as running:
         expected = running.embed(["a\nb", "cd"])
-    found = rows(run("--input", tmp_path / "texts.jsonl").out)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    vectors = rows(run("--input", tmp_path / "texts.jsonl").out)
+    np.testing.assert_allclose(vectors, expected, atol=1e-6)
 
 
-def test_prompt_dimensions_lengths_and_bits(run, model, tmp_path):
+def test_options_set_the_prompt_the_length_the_dimensions_and_the_precision(run, model, tmp_path):
     (tmp_path / "texts.txt").write_text("cd")
-    given = ("--input", tmp_path / "texts.txt", "--prompt-name", "query")
+    words = ("--input", tmp_path / "texts.txt", "--prompt-name", "query")
     with load(model) as running:
-        whole = running.embed("abcd", normalize=False)
-    np.testing.assert_allclose(rows(run(*given, "--no-normalize").out), whole, rtol=1e-4, atol=1e-5)
+        whole = running.embed("abcd", normalize=False)  # the prompt called query is "ab"
+    np.testing.assert_allclose(rows(run(*words, "--no-normalize").out), whole, rtol=1e-4, atol=1e-5)
     short = whole[:, :16] / np.linalg.norm(whole[:, :16])
-    np.testing.assert_allclose(rows(run(*given, "--dimensions", 16).out), short, atol=1e-6)
+    np.testing.assert_allclose(rows(run(*words, "--dimensions", 16).out), short, atol=1e-6)
     file = tmp_path / "v.npy"
-    small = run(*given, "--truncate-dim", 16, "--precision", "ubinary", "--output", file)
+    small = run(*words, "--truncate-dim", 16, "--precision", "ubinary", "--output", file)
     assert small.code == 0
     assert np.array_equal(np.load(file), np.packbits(whole[:, :16] > 0, axis=-1))
 
@@ -93,7 +97,9 @@ def test_prompt_dimensions_lengths_and_bits(run, model, tmp_path):
         (("--input", "long.txt", "--no-truncate"), "65 tokens, the model reads 64"),
     ],
 )
-def test_what_cannot_be_is_said(run, words, said, tmp_path, monkeypatch):
+def test_wrong_inputs_and_options_are_refused_with_the_reason(
+    run, words, said, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     for name, content in {
         "texts.txt": "ab\n",
@@ -110,7 +116,9 @@ def test_what_cannot_be_is_said(run, words, said, tmp_path, monkeypatch):
     assert not list(tmp_path.glob("v.*"))
 
 
-def test_a_model_that_writes_makes_vectors_too_and_the_other_way_not(bitnet, run, model, tmp_path):
+def test_a_generative_model_embeds_but_an_embedding_model_does_not_generate(
+    bitnet, run, model, tmp_path
+):
     (tmp_path / "texts.txt").write_text("ab")
     tiny = tiny_gguf(tmp_path / "tiny.gguf")
     facts = bitnet("embed", "--model", tiny, "--input", tmp_path / "texts.txt", "--json")
@@ -122,15 +130,15 @@ def test_a_model_that_writes_makes_vectors_too_and_the_other_way_not(bitnet, run
 
 
 def interrupt_after(monkeypatch, blocks):
-    """Let models embed so many blocks of two texts and then fail, and list what they embed."""
+    """Interrupt models after *blocks* blocks of two texts; return the list of embedded blocks."""
     embedded = []
-    whole = LanguageModel.embed
+    original = LanguageModel.embed
 
     def embed(self, texts, **options):
         if len(embedded) == blocks:
             raise KeyboardInterrupt
         embedded.append(list(texts))
-        return whole(self, texts, **options)
+        return original(self, texts, **options)
 
     monkeypatch.setattr(bulk, "AT_ONCE", 2)
     monkeypatch.setattr(LanguageModel, "embed", embed)
@@ -155,9 +163,9 @@ def test_an_interrupted_run_is_continued(form, run, tmp_path, monkeypatch):
     rows_left = tmp_path / f".v.{form}.rows"
     rows_left.write_bytes(rows_left.read_bytes() + b"unfinished")  # as a killed process leaves it
     with monkeypatch.context() as patch:
-        embedded = interrupt_after(patch, 9)
+        embedded = interrupt_after(patch, 9)  # more blocks than there are: none is interrupted
         done = run(*words)
-    assert (done.code, embedded) == (0, [TEXTS[4:]])
+    assert (done.code, embedded) == (0, [TEXTS[4:]])  # two blocks were done before
     assert "4 vectors are computed already" in done.err
     assert (tmp_path / f"v.{form}").read_bytes() == expected
     assert set(tmp_path.iterdir()) - before == {tmp_path / f"v.{form}"}
@@ -165,7 +173,7 @@ def test_an_interrupted_run_is_continued(form, run, tmp_path, monkeypatch):
 
 @pytest.fixture
 def interrupted(run, tmp_path, monkeypatch):
-    """The words of a run that was interrupted after four of five texts."""
+    """Words of a command that was interrupted after four of five texts."""
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     words = ("--input", tmp_path / "texts.txt", "--output", tmp_path / "v.npy")
     with monkeypatch.context() as patch:
@@ -208,12 +216,12 @@ def split_model(folder):
 
 
 def touch(path):
-    """Give *path* another time."""
+    """Change the modification time of *path*."""
     os.utime(path, ns=(1, 1))
 
 
 def reformat(path):
-    """Give the JSON file *path* other bytes."""
+    """Write the JSON file *path* again with another indentation."""
     path.write_text(json.dumps(json.loads(path.read_text()), indent=3))
 
 
@@ -238,6 +246,7 @@ def test_rows_of_a_model_with_another_file_are_not_continued(
     else:
         words += [model if kind == "folder" else model / "model.safetensors"]
         words += ["--tokenizer", tmp_path / "tokenizer.json"]
+    # The run continues if nothing has changed, and starts again otherwise.
     for is_changed in (False, True):
         with monkeypatch.context() as patch:
             interrupt_after(patch, 2)
@@ -275,7 +284,7 @@ def test_an_array_has_the_bytes_of_numpy_save(precision, run, tmp_path):
     assert file.read_bytes() == content.getvalue()
 
 
-def test_the_place_of_a_wrong_byte_is_that_in_the_file(run, tmp_path):
+def test_the_position_of_a_wrong_byte_is_counted_from_the_start_of_the_file(run, tmp_path):
     (tmp_path / "texts.txt").write_bytes(b"abc\nd\xff\n")
     done = run("--input", tmp_path / "texts.txt")
     assert done.code == 2

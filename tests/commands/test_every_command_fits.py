@@ -1,4 +1,7 @@
-"""Each command on terminals of 80 and 120 columns: no table is wider, and no digest is whole."""
+"""Each command on terminals of 80 and 120 columns: no table is wider, and no digest is whole.
+
+Exit codes: 15 a check failed, 19 not found, 22 no reference engine.
+"""
 
 import os
 import re
@@ -21,7 +24,7 @@ STYLE = re.compile(r"\x1b\[([0-9;]*)m")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 PRINTED = "--prompt ab --max-tokens 2"
 
-# In this order: some need what those before them wrote.
+# Words of each command, in this order: some need files that earlier ones wrote.
 COMMANDS = {
     "download": "org/a-model-with-a-long-name tiny.gguf",
     "download-model": "org/a-model-with-a-long-name --file tiny.gguf",
@@ -61,6 +64,7 @@ COMMANDS = {
     "ci-init": "--dry-run --from git+https://example.org/me/it@" + "0" * 40,
     "ci-lint": "--project .",
 }
+# Commands that are not run here, and why, or the file that tests them.
 NOT_HERE = {
     "chat": "a conversation: test_chat_task.py and test_run_on_a_terminal.py",
     "launch": "its lines are variables and a command to copy: test_launch.py",
@@ -71,7 +75,7 @@ NOT_HERE = {
     "classify": "as rank",
     "rm": "its lines are those of `cache clean`: tests/hub/test_removal.py",
 }
-# Of these the tiny model, or a folder without workflows, has something to complain about.
+# Allowed exit codes other than 0: the tiny model fails checks, linters or engines may be missing.
 ENDS_WITH = {"ci-lint": (0, 15, 19), "verify": (0, 15), "health": (0, 15), "crossval": (0, 15, 22)}
 
 
@@ -85,7 +89,7 @@ def shown(request, tmp_path_factory):
     (place / "prompts.jsonl").write_text('{"prompt": "ab"}\n')
     (place / "texts.txt").write_text("ab\n")
     (place / "conversation.json").write_text('[{"role": "user", "content": "ab"}]')
-    found = {}
+    outputs = {}
     with HubServer() as hub:
         hub.add("org/a-model-with-a-long-name", "tiny.gguf", (place / "tiny.gguf").read_bytes())
         environment = {"BITNET_CACHE_DIR": str(place / "cache"), "HF_ENDPOINT": hub.url}
@@ -94,24 +98,25 @@ def shown(request, tmp_path_factory):
             words = [*name.split(), *words.format(columns=columns).split()]
             run = OnTerminal([BITNET, *words], folder=place, columns=columns, **environment)
             assert run.end() in ENDS_WITH.get(name, (0,)), run.shown
-            found[name] = run.shown
+            outputs[name] = run.shown
             assert not trapped(place), f"{name} imports from the folder in which it runs"
-    return columns, found
+    return columns, outputs
 
 
-def test_every_command_is_here_or_somewhere_else():
+def test_every_command_is_run_here_or_listed_with_the_reason_why_not():
     commands = load()
     typed = {commands[name].command_words for name in commands.task_names}
     assert typed == {*COMMANDS, *NOT_HERE}
 
 
+#: Commands that print a table.
 TABLES = ["models", "bench", "cache list", "inspect-gguf", "tokenize"]
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_no_table_without_names_is_wider_than_the_terminal(shown, name):
-    columns, found = shown
-    rows = found[name].partition("\x1b[1m")[2].partition("\r\n\r\n")[0]
+def test_no_table_is_wider_than_the_terminal_except_for_a_long_name(shown, name):
+    columns, outputs = shown
+    rows = outputs[name].partition("\x1b[1m")[2].partition("\r\n\r\n")[0]
     for line in re.split(r"\r?\n|\r", ESCAPE.sub("", rows)):
         is_name = name in ("models", "cache list") and "a-model-with-a-long-name" in line
         assert len(line) <= columns or is_name, line
@@ -122,26 +127,28 @@ def test_no_digest_is_shown_whole(shown):
         assert DIGEST.search(ESCAPE.sub("", text)) is None, f"{name}: {text}"
 
 
-def test_no_colour_is_used_that_a_light_or_a_dark_background_swallows(shown):
+def test_output_is_styled_in_bold_and_without_colours(shown):
     styles = {name: set(STYLE.findall(text)) for name, text in shown[1].items()}
+    # Only reset ("" and 0) and bold (1) are used, which have no colour.
     assert {name: used for name, used in styles.items() if used - {"", "0", "1"}} == {}
     assert "1" in styles["models"]
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_table_has_a_heading(shown, name):
+def test_a_table_has_a_bold_heading(shown, name):
     assert "\x1b[1m" in shown[1][name]
 
 
-def test_one_thing_is_singular(shown):
+def test_a_noun_after_the_number_1_is_singular(shown):
     wrong = re.compile(r"(?<![\d,.])1 (?:files|tensors|models|threads|weights|tokens|checks)\b")
     for name, text in shown[1].items():
         assert wrong.search(text) is None, f"{name}: {text}"
 
 
 @pytest.mark.parametrize("words", [["models"], ["models", "--help"]], ids=["models", "help"])
-def test_forty_columns_are_enough(words, tmp_path):
-    by_name = os.pathsep.join([str(BITNET.parent), os.environ["PATH"]])  # a long path is not cut
+def test_models_and_its_help_fit_forty_columns(words, tmp_path):
+    # The program is started by its name: help shows how, and a long path is not cut.
+    by_name = os.pathsep.join([str(BITNET.parent), os.environ["PATH"]])
     environment = {"BITNET_CACHE_DIR": str(tmp_path / "cache"), "PATH": by_name}
     run = OnTerminal(["bitnet", *words], folder=tmp_path, columns=40, **environment)
     assert run.end() == 0
@@ -164,5 +171,6 @@ def test_verify_breaks_its_sentences_at_spaces(tmp_path):
     assert run.end() == 0
     lines = re.split(r"\r?\n", ESCAPE.sub("", run.shown))
     checks = [line for line in lines if re.match(r"[✓!·✗-] |  \S", line) and "bitnet " not in line]
+    # Lines of checks, and their further lines; commands are not broken.
     assert len(checks) > 10
     assert all(len(line) <= 60 for line in checks)

@@ -1,3 +1,8 @@
+"""inspect-gguf and fix-gguf as commands.
+
+Exit codes: 2 wrong usage, 13 damaged or malformed data, 19 not found.
+"""
+
 import json
 
 import pytest
@@ -15,6 +20,7 @@ def model(tmp_path):
 
 
 def _run(*words):
+    """Exit code of a command line."""
     with pytest.raises(SystemExit) as stop:
         Program(load(), "bitnet").run(["bitnet", *map(str, words)])
     return stop.value.code
@@ -50,7 +56,7 @@ def test_inspect_gguf_gives_json(model, capsys):
         (["fix-gguf", "m.gguf", "--set-pre", "qwen2", "--output", "m.gguf"], 2, "not overwritten"),
     ],
 )
-def test_wrong_use_ends_in_one_error_and_its_code(model, monkeypatch, capsys, words, code, text):
+def test_wrong_use_is_one_error_with_its_exit_code(model, monkeypatch, capsys, words, code, text):
     monkeypatch.chdir(model.parent)
     assert _run(*words) == code
     shown = capsys.readouterr()

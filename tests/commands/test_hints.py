@@ -33,8 +33,9 @@ from bitnet.commands import load
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+(?![\w{-])")
 VARIABLE = re.compile(r"\b(?:BITNET|HF|HUGGING)_[A-Z_]*[A-Z]\b")
-# Options of Invoke itself, which have no command, and places for options.
+# Options of Invoke itself, and --options, the placeholder in usage lines.
 GENERAL = {"--help", "--list", "--list-format", "--config", "--options"}
+# Command lines of other programs, and a style sheet: their options are not ours.
 OTHER_PROGRAM = re.compile(
     r"\b(?:pip|uv|ensurepip|llama-gguf-split|model_signing) .*|:root\{.*", re.DOTALL
 )
@@ -46,12 +47,13 @@ SENTENCES = [
 
 
 def test_the_collection_is_not_empty():
+    """Guard against tests below that would pass without any command."""
     assert len(COMMANDS) > 80
     assert len(DISTINCT) > 30
     assert {path.suffix for path in SOURCES} == {".py", ".cpp", ".hpp", ".html"}
 
 
-WAYS_TO_WRITE_ONE = """
+WAYS_TO_WRITE_A_COMMAND = """
 raise Error("failed", hint="bitnet first")
 hint = f"look at {path}: bitnet second {shell_quote(path)}"
 hint = f"{'bitnet third' if it else ''}, or so"
@@ -63,11 +65,13 @@ TABLE = {"key": ["nothing", "bitnet fifth"]}
 
 
 def test_a_command_is_found_however_it_is_written():
-    found = [words.split()[0] for _, _, words in commands(texts(ast.parse(WAYS_TO_WRITE_ONE)))]
+    found = [
+        words.split()[0] for _, _, words in commands(texts(ast.parse(WAYS_TO_WRITE_A_COMMAND)))
+    ]
     assert sorted(found) == ["fifth", "first", "fourth", "second", "third"]
 
 
-def test_no_command_is_put_together_where_it_cannot_be_seen():
+def test_no_command_is_assembled_from_parts_that_the_collection_cannot_read():
     cut_off = re.compile(r"(?<![\w./-])(?:bitnet|inv) (?:$|%[sd]|\{\})")
     assert [place for place, text in TEXTS if cut_off.search(text)] == []
 
@@ -87,20 +91,22 @@ def test_a_path_in_a_command_is_one_word_of_the_shell(place, program, words):
         assert written.startswith("shell_quote(") or is_ours, f"{written} may have blanks in it"
 
 
-def test_every_option_in_a_sentence_is_one_of_a_command():
+def test_every_option_in_a_text_is_an_option_of_some_command():
     arguments = [entry for name in load().task_names for entry in load()[name].options]
-    known = GENERAL | {f"--{name.replace('_', '-')}" for entry in arguments for name in entry.names}
-    known |= {f"--no-{name[2:]}" for name in known}
-    found = {(place, name) for place, text in SENTENCES for name in OPTION.findall(text)}
-    assert len(found) > 100
-    assert {(place, name) for place, name in found if name not in known} == set()
+    options = GENERAL | {
+        f"--{name.replace('_', '-')}" for entry in arguments for name in entry.names
+    }
+    options |= {f"--no-{name[2:]}" for name in options}
+    mentions = {(place, name) for place, text in SENTENCES for name in OPTION.findall(text)}
+    assert len(mentions) > 100
+    assert {(place, name) for place, name in mentions if name not in options} == set()
 
 
-def test_every_variable_in_a_text_is_one_that_is_read():
-    known = {name for setting in settings.ALL for name in setting.names}
-    found = {(place, name) for place, text in SENTENCES for name in VARIABLE.findall(text)}
-    assert len(found) > 20
-    assert {(place, name) for place, name in found if name not in known} == set()
+def test_every_environment_variable_in_a_text_is_a_setting():
+    variables = {name for setting in settings.ALL for name in setting.names}
+    mentions = {(place, name) for place, text in SENTENCES for name in VARIABLE.findall(text)}
+    assert len(mentions) > 20
+    assert {(place, name) for place, name in mentions if name not in variables} == set()
 
 
 def test_every_extra_in_a_text_is_one_of_the_package():
@@ -133,11 +139,12 @@ def hub(tmp_path, monkeypatch):
         yield server
 
 
-def test_every_command_in_a_text_does_what_it_says(bitnet, hub, capsys):
+def test_every_command_in_a_text_that_runs_here_succeeds(bitnet, hub, capsys):
     assert bitnet("export-tokenizer", "models/model.gguf", "--into", ".").code == 0
     assert bitnet("attest", "--model", "models/model.gguf", "--output", "a.json").code == 0
     assert bitnet("download-model", "--id", "org/tiny", "--file", "tiny.gguf").code == 0
     elsewhere = those(NEED_A_REAL_MODEL + NEED_AN_ENGINE + RUN_UNTIL_STOPPED)
+    # Commands that empty the cache run last, and of them those that remove one entry first.
     last = sorted(those(CLEAN), key=lambda words: "--key" not in words)
     here = [words for words in DISTINCT if words not in elsewhere + last]
     here.sort(key=lambda words: "--from" not in words)  # the others keep what it says

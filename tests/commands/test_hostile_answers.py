@@ -1,11 +1,17 @@
-"""Model files with values made to confuse: a clear answer, and nothing that steers a terminal."""
+"""Model files with values made to confuse: a clear answer, and nothing that steers a terminal.
+
+Exit codes: 13 damaged or malformed data, 14 network failure, 15 a check failed, 19 not found, 20
+unsupported.
+"""
 
 import re
 
 import pytest
 from builders import Typed, gguf_bytes, llama_metadata, vocabulary
 
+# Escape sequences that set the title and a colour, a bell, and a right-to-left override.
 STEERS = "\x1b]0;title\x07\x1b[31m\u202e"
+# Characters that must not reach a terminal; of control characters only tab and newline may.
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]")
 ORDINARY = {
     **llama_metadata("llama"),
@@ -40,6 +46,7 @@ STEERING = {
 
 
 def _file(tmp_path, **values):
+    """A GGUF file with ORDINARY metadata, except for *values*."""
     path = tmp_path / "model.gguf"
     path.write_bytes(gguf_bytes(ORDINARY | values))
     return path
@@ -70,7 +77,9 @@ def test_no_value_of_a_file_steers_the_terminal(what, tmp_path, bitnet):
     ],
     ids=["pre", "nan", "inf"],
 )  # fmt: skip
-def test_a_tokenizer_that_cannot_be_is_refused_with_its_reason(values, why, tmp_path, bitnet):
+def test_a_tokenizer_with_impossible_values_is_refused_with_the_reason(
+    values, why, tmp_path, bitnet
+):
     shown = bitnet("explain-tokenizer", _file(tmp_path, **values))
     assert shown.code in (19, 20)
     assert re.search(why, shown.out + shown.err, re.DOTALL)
@@ -99,4 +108,5 @@ def test_a_first_part_of_very_many_says_how_many_are_missing(tmp_path, bitnet):
     shown = bitnet("explain-tokenizer", path)
     assert shown.code == 19
     assert "99998 of them missing: model-00002-of-99999.gguf" in shown.err
+    # Not all missing files are listed.
     assert len(shown.err) < 2000

@@ -8,7 +8,7 @@ from tiny_models import tiny_gguf
 from bitnet.base.errors import Unsupported, VerificationFailed
 from bitnet.formats.containers import open_checkpoint
 
-KEY = "llama.whatever"
+KEY = "llama.whatever"  # unknown, so that a model with it is refused
 IGNORED = ("--ignore-key", KEY)
 ANSWERS = ("--prompt", "ab", "--max-tokens", 1)
 
@@ -21,7 +21,7 @@ def model(tmp_path):
 
 
 def document(text):
-    """The one JSON document in *text*, or its last line."""
+    """The JSON document that *text* is, or its last line."""
     try:
         return json.loads(text)
     except ValueError:
@@ -34,7 +34,7 @@ def test_verify_names_the_key(model, bitnet):
     report = document(done.out)
     assert done.code == 0
     assert report["ignored_keys"] == [KEY]
-    (metadata,) = (one for one in report["findings"] if one["subject"] == "metadata")
+    (metadata,) = (entry for entry in report["findings"] if entry["subject"] == "metadata")
     assert (metadata["severity"], f"ignored: {KEY} = 7" in metadata["text"]) == ("warning", True)
 
 
@@ -82,7 +82,7 @@ def test_bench_names_the_key(model, bitnet):
 
 
 @pytest.mark.parametrize("command", ["infer", "run"])
-def test_what_writes_text_names_the_key(command, model, bitnet):
+def test_infer_and_run_name_the_key(command, model, bitnet):
     words = (command, *ANSWERS, "--model", model) if command == "infer" else (command, model, "ab")
     done = bitnet(*words, *IGNORED, "--json")
     assert done.code == 0, done.err

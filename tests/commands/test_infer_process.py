@@ -1,4 +1,7 @@
-"""infer and chat as processes: memory that runs out, pipes that break, keys that interrupt."""
+"""infer and chat as processes: memory that runs out, pipes that break, keys that interrupt.
+
+Exit codes: 16 the model could not be run, 130 interrupted.
+"""
 
 import json
 import os
@@ -18,6 +21,7 @@ from bitnet.quants import types
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits and signals of Linux")
 
 LONG = 100_000  # positions: far more than any of these tests waits for
+#: Options of an answer that fills the context, without the token that would end it.
 ENDLESS = ("--max-tokens", LONG, "--temperature", 3, "--logit-bias", f"{TOKENS.index('</s>')}=-inf")
 WAIT_S = 120
 WIDE = 1 << 18  # of a feed-forward network whose matrices are 71 MB each
@@ -32,12 +36,13 @@ def endless(tmp_path):
 
 
 def started(*words, **streams):
+    """A process of ``bitnet`` with these words."""
     command = [sys.executable, "-m", "bitnet", *map(str, words)]
     return subprocess.Popen(command, stderr=subprocess.PIPE, **streams)
 
 
 def finished(process):
-    """Exit code and stderr; the process is gone afterwards, however the test ends."""
+    """Exit code and stderr of *process* at its end; it is killed if it does not end in time."""
     try:
         return process.wait(WAIT_S), process.stderr.read().decode()
     finally:
@@ -48,11 +53,13 @@ def finished(process):
 
 
 def answer_of(model, *words):
+    """Words of a command that lets *model* write an endless answer."""
     return ("infer", "--model", model, *ENDLESS, *words)
 
 
-# What an answer from a local model may load besides Invoke, NumPy and what these load, and the
-# rooms of the package: each module is a millisecond before the first token.
+# Modules that an answer of a local model may load, which each cost about a millisecond: STANDARD
+# besides those that Invoke and NumPy load; of bitnet, the packages in ROOMS without the modules in
+# LATER, and the modules in PARTS.
 STANDARD = {
     *(
         "concurrent",
@@ -92,6 +99,7 @@ LATER = {
 
 
 def modules_of(code):
+    """Names of the modules that a Python process with *code* has loaded at its end."""
     code = f"import atexit, sys; atexit.register(lambda: print(*sys.modules))\n{code}"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT_S, check=True
@@ -104,21 +112,21 @@ def test_a_local_model_loads_only_what_an_answer_needs(tmp_path):
     loaded = modules_of(
         f"from bitnet.commands.program import main\nsys.argv = ['bitnet', *{words!r}]\nmain()"
     ) - modules_of("import invoke.program, numpy")
-    own = {name.partition(".")[2] for name in loaded if name.startswith("bitnet.")}
+    ours = {name.partition(".")[2] for name in loaded if name.startswith("bitnet.")}
     others = {name.partition(".")[0] for name in loaded} - {"bitnet"}
     assert {name for name in others if not name.startswith("_")} <= {*STANDARD}
-    rooms = {name for name in own if name.partition(".")[0] not in ROOMS and "." in name}
+    rooms = {name for name in ours if name.partition(".")[0] not in ROOMS and "." in name}
     assert rooms <= {*PARTS}
-    assert not own & {*LATER}
+    assert not ours & {*LATER}
 
 
 def test_a_reader_that_goes_away_ends_the_answer(endless):
     process = started(*answer_of(endless, "--prompt", "ab"), stdout=subprocess.PIPE)
     assert len(process.stdout.read(10)) == 10
     process.stdout.close()
-    code, said = finished(process)
+    code, stderr = finished(process)
     assert code == 0
-    assert said == ""
+    assert stderr == ""
 
 
 def test_ctrl_c_while_writing_keeps_the_text_and_says_interrupted(endless):
@@ -126,11 +134,11 @@ def test_ctrl_c_while_writing_keeps_the_text_and_says_interrupted(endless):
     first = process.stdout.read(10)
     process.send_signal(signal.SIGINT)
     rest = process.stdout.read()
-    code, said = finished(process)
+    code, stderr = finished(process)
     assert code == 130
     assert (first + rest).endswith(b"\n")
-    assert "interrupted" in said
-    assert "Traceback" not in said
+    assert "interrupted" in stderr
+    assert "Traceback" not in stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -139,24 +147,24 @@ def test_a_termination_lets_everything_clean_up_as_ctrl_c_does(endless, number):
     first = process.stdout.read(10)
     process.send_signal(number)
     assert (first + process.stdout.read()).endswith(b"\n")
-    code, said = finished(process)
-    assert (code, said) == (130, "Error: terminated\n")
+    code, stderr = finished(process)
+    assert (code, stderr) == (130, "Error: terminated\n")
 
 
 def test_ctrl_c_while_reading_the_prompt_says_interrupted(endless):
     words = answer_of(endless, "--prompt-file", "-")
     process = started(*words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     process.stdin.write(b"ab" * (LONG // 3))
-    process.stdin.close()  # by now the command runs; the prompt alone takes it long
+    process.stdin.close()  # the command runs: it was reading, and the prompt takes long to compute
     process.send_signal(signal.SIGINT)
     assert process.stdout.read() == b""
-    code, said = finished(process)
+    code, stderr = finished(process)
     assert code == 130
-    assert "interrupted" in said
-    assert "Traceback" not in said
+    assert "interrupted" in stderr
+    assert "Traceback" not in stderr
 
 
-def test_ctrl_c_on_a_terminal_stops_the_answer_and_not_the_talk(endless, tmp_path):
+def test_ctrl_c_on_a_terminal_stops_the_answer_and_not_the_conversation(endless, tmp_path):
     saved = tmp_path / "talk.json"
     keyboard, terminal = pty.openpty()
     words = ("chat", "--model", endless, *ENDLESS)
@@ -167,10 +175,10 @@ def test_ctrl_c_on_a_terminal_stops_the_answer_and_not_the_talk(endless, tmp_pat
     process.send_signal(signal.SIGINT)
     os.write(keyboard, f"/save {saved}\n/exit\n".encode())
     process.stdout.read()
-    code, said = finished(process)
+    code, stderr = finished(process)
     os.close(keyboard)
     assert code == 0
-    assert "(stopped; /exit leaves)" in said
+    assert "(stopped; /exit leaves)" in stderr
     question, answer = json.loads(saved.read_text())
     assert question["content"] == "ab"
     assert answer["content"]
@@ -200,6 +208,8 @@ def large_gguf(path):
     return path
 
 
+#: Runs ``bitnet`` with as many megabytes of memory as the first argument says, beyond what the
+#: modules take.
 LIMITED = """
 import resource, sys
 import numpy
@@ -216,6 +226,7 @@ Program(load(), "bitnet").run(["bitnet", *sys.argv[2:]])
 """
 
 
+# The weights are 430 MB; what fails differs between these sizes.
 @pytest.mark.parametrize("room_mb", [50, 300, 500, 700])
 def test_memory_that_does_not_suffice_is_an_error_of_its_own(tmp_path, room_mb):
     model = large_gguf(tmp_path / "large.gguf")

@@ -1,4 +1,8 @@
-"""infer, as a user types it, with a tiny random model."""
+"""infer, as a user types it, with a tiny random model.
+
+Exit codes: 2 wrong usage, 13 damaged or malformed data, 15 a check failed, 16 the model could not
+be run, 19 not found, 20 unsupported, 23 offline, 130 interrupted.
+"""
 
 import io
 import json
@@ -27,6 +31,8 @@ def model(tmp_path, monkeypatch):
 
 @pytest.fixture
 def stdin(monkeypatch):
+    """A function that replaces standard input by these bytes."""
+
     def pipe(raw):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
 
@@ -44,14 +50,14 @@ def test_text_goes_to_stdout_and_one_line_of_metrics_to_stderr(bitnet, model):
     assert "tok/s" in line
 
 
-def test_json_says_the_same(bitnet, model):
+def test_json_has_the_same_text_and_its_ids(bitnet, model):
     words = ("--model", model, "--prompt", "ab", "--n-predict", 9)
     plain = bitnet("infer", *words)
-    found = json.loads(bitnet("infer", *words, "--json", "--dump-ids").out)
-    assert found["text"] + "\n" == plain.out
-    assert found["finish_reason"] == "length"
-    assert found["prompt_ids"] == [0, TOKENS.index("a"), TOKENS.index("b")]
-    assert len(found["ids"]) == found["tokens"] == 9
+    facts = json.loads(bitnet("infer", *words, "--json", "--dump-ids").out)
+    assert facts["text"] + "\n" == plain.out
+    assert facts["finish_reason"] == "length"
+    assert facts["prompt_ids"] == [0, TOKENS.index("a"), TOKENS.index("b")]
+    assert len(facts["ids"]) == facts["tokens"] == 9
     assert bitnet("infer", *words, "--max-new-tokens=3").code == 2  # the same option twice
 
 
@@ -72,12 +78,12 @@ def test_a_prompt_comes_from_stdin_or_a_file(bitnet, model, stdin, tmp_path, raw
     assert read.out == expected
 
 
-def test_what_is_piped_in_is_the_prompt_where_none_is_given(bitnet, model, stdin):
+def test_standard_input_is_the_prompt_or_precedes_the_one_that_is_given(bitnet, model, stdin):
     words = ("infer", "--model", model, "-n", 5)
     expected = bitnet(*words, "--prompt", "ab").out
     stdin(b"ab\n")
     assert bitnet(*words).out == expected
-    for more in ((), ("--prompt", "ab")):
+    for more in ((), ("--prompt", "ab")):  # it is read in both cases
         stdin(b"c\xff")
         refused = bitnet(*words, *more)
         assert (refused.code, "stdin is not UTF-8" in refused.err) == (2, True)
@@ -85,12 +91,12 @@ def test_what_is_piped_in_is_the_prompt_where_none_is_given(bitnet, model, stdin
     joined = bitnet("infer", "--model", model, "--prompt", "b", "--json", "--dump-ids")
     stdin(b"")
     alone = bitnet("infer", "--model", model, "--prompt", "a\nb", "--json", "--dump-ids")
-    ids = [json.loads(one.out)["prompt_ids"] for one in (joined, alone)]
+    ids = [json.loads(done.out)["prompt_ids"] for done in (joined, alone)]
     assert ids[0] == ids[1]
     assert "needs --prompt or --prompt-file" in bitnet(*words).err
 
 
-def test_no_text_is_waited_for_on_a_terminal(bitnet, model, monkeypatch):
+def test_infer_on_a_terminal_does_not_wait_for_a_prompt(bitnet, model, monkeypatch):
     terminal = io.TextIOWrapper(io.BytesIO(b"ab"))
     monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(sys, "stdin", terminal)
@@ -111,6 +117,7 @@ def test_draws_differ_from_run_to_run_unless_a_seed_or_determinism_is_asked_for(
     assert first["text"] != second["text"]
     repeated = json.loads(bitnet(*words, "--seed", first["seed"]).out)
     assert repeated["text"] == first["text"]
+    # Without --temperature the answer is greedy.
     assert "seed" not in json.loads(bitnet(*words[:-3], "--json").out)  # nothing was drawn
     monkeypatch.setenv("BITNET_DETERMINISTIC", "1")
     fixed = [json.loads(bitnet(*words).out) for _ in range(2)]
@@ -174,7 +181,9 @@ def test_a_model_without_tokenizer_needs_consent_to_fetch_one(bitnet, tmp_path, 
     assert bitnet("infer", "--model", bare, "--prompt", "!", "--allow-mock").code == 19
 
 
-def test_auto_download_fetches_what_discovery_says(bitnet, hub, tmp_path, monkeypatch):
+def test_auto_download_fetches_the_tokenizer_that_discovery_proposes(
+    bitnet, hub, tmp_path, monkeypatch
+):
     monkeypatch.setattr(tiny_models, "VOCAB", 32_000)
     bare = tiny_gguf(tmp_path / "bare.gguf", tokenizer=False)
     vocab = {f"t{number}": number for number in range(31_998)} | {"a": 31_998, "b": 31_999}
@@ -282,16 +291,17 @@ def test_another_kind_of_file_is_not_a_model(bitnet, model):
     assert "neither a GGUF file nor safetensors" in done.err
 
 
-def test_a_model_cut_anywhere_is_refused(bitnet, model):
+def test_a_gguf_file_that_is_cut_anywhere_is_refused(bitnet, model):
     whole = model.read_bytes()
     with GGUF.open(model) as file:
         start = file.data_offset
         vocabulary = whole.index(b"tokenizer.ggml.tokens")
+    # Within the metadata and its vocabulary, around the start of the tensors, and within them.
     cuts = [*range(5, start, 97), vocabulary, start - 1, start, *range(start, len(whole), 150_001)]
     for cut in [*cuts, len(whole) - 999, len(whole) - 1]:
         model.write_bytes(whole[:cut])
         done = bitnet("infer", "--model", model, "--prompt", "a")
-        assert (cut, done.code) == (cut, 13)
+        assert (cut, done.code) == (cut, 13)  # a failure shows where the file was cut
         assert "Traceback" not in done.err
         assert done.out == ""
 
@@ -305,6 +315,7 @@ def test_a_folder_cut_anywhere_is_refused(bitnet, tmp_path):
     for cut in (1, 7, 8, 9, 500, 3000, len(whole) // 2, len(whole) - 1):
         file.write_bytes(whole[:cut])
         done = bitnet(*words)
+        # Damaged, or with a header that is not understood; a failure shows where the file was cut.
         assert (cut, done.code) in ((cut, 13), (cut, 20))
         assert "Traceback" not in done.err
 
@@ -331,9 +342,9 @@ def test_drafts_change_the_metrics_and_not_the_text(bitnet, model):
     assert quick.out == plain.out
     assert "drafted" not in plain.err
     assert re.search(r"\| 40 tokens \(\d+ of \d+ drafted\), ", quick.err)
-    found = json.loads(bitnet(*words, "--json").out)
-    assert found["passes"] == 40 - found["accepted"]
-    assert found["acceptance"] == found["accepted"] / found["drafted"]
+    facts = json.loads(bitnet(*words, "--json").out)
+    assert facts["passes"] == 40 - facts["accepted"]
+    assert facts["acceptance"] == facts["accepted"] / facts["drafted"]
 
 
 def test_a_draft_model_changes_the_metrics_and_not_the_text(bitnet, model):
@@ -342,10 +353,10 @@ def test_a_draft_model_changes_the_metrics_and_not_the_text(bitnet, model):
     quick = bitnet(*words, "--draft-model", model, "--stats")
     assert quick.out == plain.out
     assert re.search(r"drafts: \d+ of \d+ tokens accepted \(\d+%\)", quick.err)
-    found = json.loads(bitnet(*words, "--draft-model", model, "--json").out)
-    assert found["drafted"] > 0
-    assert found["passes"] == 40 - found["accepted"]
-    assert found["draft_gain"] is None or found["draft_gain"] > 0
+    facts = json.loads(bitnet(*words, "--draft-model", model, "--json").out)
+    assert facts["drafted"] > 0
+    assert facts["passes"] == 40 - facts["accepted"]
+    assert facts["draft_gain"] is None or facts["draft_gain"] > 0
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused(bitnet, model):
@@ -356,9 +367,9 @@ def test_a_draft_model_of_another_vocabulary_is_refused(bitnet, model):
 
 def test_log_probabilities_come_with_json(bitnet, model):
     words = ("infer", "--model", model, "--prompt", "ab", "--max-tokens", 4, "--logprobs", 2)
-    found = json.loads(bitnet(*words, "--json", "--dump-ids").out)
-    assert [entry["id"] for entry in found["logprobs"]] == found["ids"]
-    for entry in found["logprobs"]:
+    facts = json.loads(bitnet(*words, "--json", "--dump-ids").out)
+    assert [entry["id"] for entry in facts["logprobs"]] == facts["ids"]
+    for entry in facts["logprobs"]:
         assert bytes(entry["bytes"]).decode("utf-8", "replace") == entry["text"]
         first, second = entry["top_logprobs"]
         assert first == {key: entry[key] for key in ("id", "text", "bytes", "logprob")}
@@ -375,8 +386,8 @@ def test_a_regex_and_a_schema_shape_the_answer(bitnet, model, tmp_path):
     # The tiny vocabulary has letters, and of JSON no more than a few words.
     schema = tmp_path / "schema.json"
     schema.write_text('{"enum": [true, null]}')
-    given = [schema, schema.read_text()]
-    assert {bitnet(*words, "--json-schema", one).out for one in given} <= {"true\n", "null\n"}
+    forms = [schema, schema.read_text()]  # as a file, and as JSON
+    assert {bitnet(*words, "--json-schema", one).out for one in forms} <= {"true\n", "null\n"}
     assert bitnet(*words, "--json-schema", "{").code == 2
     assert bitnet(*words, "--json-schema", tmp_path / "none").code == 19
     assert bitnet(*words, "--json-schema", "true", "--regex", "a").code == 2
@@ -413,9 +424,17 @@ def test_a_wrong_value_is_named(bitnet, model, option, value, text):
     assert text in done.err
 
 
-def test_json_is_json_whatever_stdout_can_show(bitnet, model, monkeypatch):
-    half = TOKENS.index(byte_spelling(b"\xc3"))
-    words = ("infer", "--model", model, "--prompt", "ab", "--json", f"--logit-bias={half}=90")
+def test_json_is_complete_on_a_stdout_that_shows_only_ascii(bitnet, model, monkeypatch):
+    half_of_a_character = TOKENS.index(byte_spelling(b"\xc3"))
+    words = (
+        "infer",
+        "--model",
+        model,
+        "--prompt",
+        "ab",
+        "--json",
+        f"--logit-bias={half_of_a_character}=90",
+    )
     text = json.loads(bitnet(*words).out)["text"]
     assert not text.isascii()
     narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")

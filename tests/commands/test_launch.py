@@ -1,4 +1,4 @@
-"""``launch``: an agent is told about a server, and nothing of it is left behind."""
+"""``launch``: start an agent with settings for a server, and remove them at its end."""
 
 import json
 import os
@@ -15,7 +15,8 @@ from tiny_models import tiny_gguf
 
 from bitnet.commands.agents import AGENTS, Endpoint
 
-#: A program that writes its arguments and variables to a file, asks the server, and ends with 7.
+#: A program that asks the server for its models, writes its arguments, its environment variables
+#: and the files that these name to a file, and ends with 7.
 PROGRAM = """#!{python}
 import json, os, sys, urllib.request
 names = {names}
@@ -37,7 +38,10 @@ posix = pytest.mark.skipif(os.name == "nt", reason="the stand-in is a script wit
 
 
 def stand_in(folder, monkeypatch, agent, address):
-    """A program named as *agent*, first in PATH; the file that it writes. *address* is code."""
+    """Put PROGRAM first in PATH as *agent*: the file that it writes.
+
+    *address* is Python code for the server's address.
+    """
     target = folder / "seen.json"
     program = folder / AGENTS[agent].program
     names = list(AGENTS[agent].set_up(Endpoint("http://x", "none"), "m", folder).environment)
@@ -73,10 +77,11 @@ def test_an_agent_uses_a_running_server_and_its_exit_code_is_ours(
     facts = json.loads(target.read_text())
     assert facts["arguments"][-2:] == ["--extra", "1"]
     assert facts["model"] == "served"
-    told = json.dumps([facts["environment"], facts["arguments"], facts["files"]])
-    assert worker.address in told
-    assert "served" in told
+    settings = json.dumps([facts["environment"], facts["arguments"], facts["files"]])
+    assert worker.address in settings
+    assert "served" in settings
     assert all("bitnet-launch-" in path for path in facts["files"])
+    # Folders and files that were made for the agent are removed.
     for value in [*facts["environment"].values(), *facts["files"]]:
         assert "bitnet-launch-" not in value or not os.path.exists(value)  # noqa: PTH110 - a text
 
@@ -90,8 +95,8 @@ def test_a_server_is_started_for_an_agent_and_stopped_after_it(bitnet, tmp_path,
     facts = json.loads(target.read_text())
     assert facts["model"] == facts["environment"]["ANTHROPIC_MODEL"] == "m"
     address = facts["environment"]["ANTHROPIC_BASE_URL"]
-    refused = bitnet("launch", "claude", "--server", address)
-    assert (refused.code, "no server with a model answers there" in refused.err) == (2, True)
+    afterwards = bitnet("launch", "claude", "--server", address)
+    assert (afterwards.code, "no server with a model answers there" in afterwards.err) == (2, True)
 
 
 def test_a_server_that_cannot_start_is_reported_with_its_reason(bitnet, tmp_path, monkeypatch):
@@ -153,8 +158,8 @@ def test_an_agent_has_the_key_of_a_running_server(agent, bitnet, tmp_path, monke
     assert "served" in shown.out
     assert "secret" not in shown.out
     assert "$BITNET_API_KEY" in shown.out
-    told = json.dumps([setup.environment, setup.arguments, setup.files])
-    assert "secret" in told
+    settings = json.dumps([setup.environment, setup.arguments, setup.files])
+    assert "secret" in settings
 
 
 @pytest.mark.parametrize(
@@ -166,7 +171,9 @@ def test_an_agent_has_the_key_of_a_running_server(agent, bitnet, tmp_path, monke
         ("secret", ""),
     ],
 )
-def test_a_server_with_another_key_is_told_from_none(key, message, bitnet, tmp_path, monkeypatch):
+def test_a_server_with_another_key_is_an_error_of_its_own(
+    key, message, bitnet, tmp_path, monkeypatch
+):
     app_options = {"api_key": "secret"}
     with listening(tiny_gguf(tmp_path / "m.gguf"), name="served", app_options=app_options) as it:
         monkeypatch.setenv("BITNET_API_KEY", key)
@@ -176,7 +183,7 @@ def test_a_server_with_another_key_is_told_from_none(key, message, bitnet, tmp_p
     assert ("served" in done.out) is not message
 
 
-def test_the_path_of_a_server_is_a_part_of_its_address(bitnet, tmp_path):
+def test_the_path_in_the_address_of_a_server_is_requested_too(bitnet, tmp_path):
     with listening(tiny_gguf(tmp_path / "m.gguf")) as worker:
         done = bitnet("launch", "aider", "--server", f"{worker.address}/absent/v1", "--print")
     assert (done.code, "no server with a model answers there" in done.err) == (2, True)
@@ -196,6 +203,7 @@ def test_the_printed_command_starts_the_agent_with_the_key(agent, bitnet, tmp_pa
     facts = json.loads(target.read_text())
     seen = json.dumps([facts["environment"], facts["arguments"]])
     expected = json.dumps([setup.environment, [*setup.arguments, "$BITNET_API_KEY"]])
+    # The name of the folder for its settings is random.
     assert re.sub(r"bitnet-launch-\w+", "bitnet-launch-x", seen) == expected
 
 
@@ -214,7 +222,9 @@ time.sleep(600)
 
 
 @posix
-def test_an_interrupt_is_the_agents_and_its_signal_its_exit_code(bitnet, tmp_path, monkeypatch):
+def test_an_interrupt_is_left_to_the_agent_and_its_signal_becomes_the_exit_code(
+    bitnet, tmp_path, monkeypatch
+):
     with listening(tiny_gguf(tmp_path / "m.gguf"), name="served") as worker:
         stand_in(tmp_path, monkeypatch, "aider", "''")
         program = tmp_path / AGENTS["aider"].program

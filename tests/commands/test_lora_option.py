@@ -19,6 +19,7 @@ def model(tmp_path):
 
 @pytest.fixture
 def lora(tmp_path):
+    """An adapter of both blocks, so strong that it changes answers."""
     pairs = {
         f"blk.{block}.ffn_down.weight": factors(256, 512, rank=8, seed=block) for block in range(2)
     }
@@ -26,6 +27,7 @@ def lora(tmp_path):
 
 
 def answer(bitnet, *words):
+    """Text of a greedy answer."""
     done = bitnet(
         "infer", *words, "--prompt", "abc", "--max-tokens", 8, "--temperature", 0, "--json"
     )
@@ -45,7 +47,9 @@ def test_python_takes_the_same_adapters(model, lora, bitnet):
     assert text == answer(bitnet, "--model", model, "--lora", lora)
 
 
-def test_what_cannot_be_computed_ends_with_its_exit_code(model, lora, tmp_path, bitnet):
+def test_an_adapter_that_is_unsupported_or_missing_ends_with_its_exit_code(
+    model, lora, tmp_path, bitnet
+):
     head = adapter_file(tmp_path / "head.gguf", {"output.weight": factors(64, 256)})
     for path, error in ((head, Unsupported), (tmp_path / "no.gguf", NotFound)):
         done = bitnet("infer", "--model", model, "--lora", path, "--prompt", "a")
@@ -74,4 +78,5 @@ def test_vectors_with_an_adapter_do_not_continue_those_without(
 
 
 def interrupt(_file, _header=b""):
+    """Interrupt a run in place of GrowingFile.publish, when its vectors are computed."""
     raise KeyboardInterrupt

@@ -1,4 +1,7 @@
-"""The list of models."""
+"""The list of models.
+
+Exit codes: 19 not found.
+"""
 
 import json
 
@@ -10,25 +13,27 @@ from bitnet.sheet.plan import OVERHEAD_BYTES
 
 
 def rows(bitnet):
+    """Facts about each model in the list, by name."""
     done = bitnet("models", "--json")
     assert done.code == 0, done.err
     return {row["name"]: row for row in json.loads(done.out)}
 
 
-def test_the_registry_is_listed_with_what_is_known_before_fetching(bitnet, tmp_path, monkeypatch):
+def test_the_registry_is_listed_with_facts_known_before_a_download(bitnet, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = rows(bitnet)
-    assert list(found) == names()
-    smol = found["smollm2-135m"]
+    models = rows(bitnet)
+    assert list(models) == names()
+    smol = models["smollm2-135m"]
+    # Bytes of its file, as the registry pins it.
     assert (smol["size_bytes"], smol["family"], smol["licence"]) == (
         98362432,
         "llama",
         "Apache-2.0",
     )
     assert (smol["here"], smol["path"]) == (False, None)
-    assert all(row["size_bytes"] for row in found.values())
-    assert all(row["runs"] in (True, False) for row in found.values())
-    about = found["bitnet-2b-4t"]
+    assert all(row["size_bytes"] for row in models.values())
+    assert all(row["runs"] in (True, False) for row in models.values())
+    about = models["bitnet-2b-4t"]
     assert (about["size_is_exact"], smol["size_is_exact"]) == (False, True)
     assert list(tmp_path.iterdir()) == []
 
@@ -41,17 +46,17 @@ def test_what_was_fetched_is_listed_by_a_name_that_runs(hub, bitnet, tmp_path, m
     hub.add("org/one", "bad.gguf", b"GGUF" + bytes(2000))
     assert bitnet("run", "hf:org/one:tiny.gguf", "a", "--max-tokens", 1).code == 0
     assert bitnet("download-model", "--id", "org/one", "--file", "bad.gguf").code == 0
-    found = rows(bitnet)
-    mine = found["hf:org/one:tiny.gguf"]
+    models = rows(bitnet)
+    mine = models["hf:org/one:tiny.gguf"]
     assert (mine["here"], mine["family"], mine["runs"]) == (True, "llama", True)
     assert mine["size_bytes"] == len(content)
-    damaged = found["hf:org/one:bad.gguf"]
+    damaged = models["hf:org/one:bad.gguf"]
     assert (damaged["here"], damaged["runs"]) == (True, False)
     assert damaged["why_not"]
     assert bitnet("run", mine["name"], "a", "--max-tokens", 1, "--offline").code == 0
 
 
-def test_of_a_ternary_model_the_file_that_suits_the_memory_is_run(
+def test_of_the_files_of_a_ternary_model_one_that_fits_the_memory_is_chosen(
     hub, bitnet, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -76,6 +81,7 @@ def test_the_table_has_a_line_for_each(bitnet):
     assert [line.split()[0] for line in lines[1:]] == names()
 
 
+#: Names of the models in the registry whose family begins with qwen3.
 QWEN3 = ["bonsai-1.7b", "bonsai-4b", "bonsai-8b", "bonsai-27b", "ternary-bonsai-1.7b",
          "ternary-bonsai-4b", "ternary-bonsai-8b", "ternary-bonsai-27b",
          "ternary-bonsai-2-27b"]  # fmt: skip

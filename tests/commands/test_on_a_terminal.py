@@ -31,6 +31,7 @@ def place(tmp_path, monkeypatch):
 
 
 def shown(place, *words, columns=80, lines=24, **environment):
+    """Everything on the terminal of a command that ends with 0."""
     run = OnTerminal([*BITNET, *words], folder=place, columns=columns, lines=lines, **environment)
     assert run.end() == 0, run.shown
     return run.shown
@@ -40,8 +41,10 @@ def shown(place, *words, columns=80, lines=24, **environment):
 @pytest.mark.parametrize("words", ["models", "cache list", "--help", "infer --help"])
 def test_nothing_is_wider_than_the_terminal(place, words, columns, lines):
     text = ESCAPE.sub("", shown(place, *words.split(), columns=columns, lines=lines))
-    paths = re.compile(rf".* in {re.escape(str(place))}|\s+{re.escape(str(place))}\S+$")  # whole
+    # Paths are written whole.
+    paths = re.compile(rf".* in {re.escape(str(place))}|\s+{re.escape(str(place))}\S+$")
     lines = [line for line in text.splitlines() if not paths.match(line)]
+    # The width is used, and not exceeded.
     assert 40 < max(map(len, lines)) <= columns
 
 
@@ -59,8 +62,8 @@ def test_names_are_never_cut_at_60_columns(hub, place):
     listed = ESCAPE.sub("", shown(place, "models", columns=60)).splitlines()
     words = {word for line in listed for word in line.split()}
     assert {ref, "smollm2-135m", "bitnet-tiny"} <= words
-    kept = ESCAPE.sub("", shown(place, "cache", "list", columns=60)).splitlines()
-    assert {f"hf:{name}@{revision}", file} <= {word for line in kept for word in line.split()}
+    cached = ESCAPE.sub("", shown(place, "cache", "list", columns=60)).splitlines()
+    assert {f"hf:{name}@{revision}", file} <= {word for line in cached for word in line.split()}
 
 
 @pytest.mark.parametrize("words", [("models",), ("cache", "list")])
@@ -84,20 +87,21 @@ def test_a_digest_is_short_in_the_table_and_whole_as_json(place):
     assert DIGEST.search(shown(place, "cache", "list", "--json"))
 
 
-def test_one_file_is_one_file(place):
+def test_a_single_file_is_counted_in_the_singular(place):
     assert "would remove 1 file," in shown(place, "cache", "clean", "--dry-run")
 
 
-def test_a_model_that_could_chat_says_how_to(place):
+def test_infer_with_a_chat_model_suggests_the_option_chat(place):
     words = ("infer", "chats.gguf", "--prompt", "a", "--max-tokens", "1")
     assert "--chat" in shown(place, *words)
     assert "Note: this model" not in shown(place, *words, "--chat")
     assert "Note: this model" not in shown(place, *words, "--json")
 
 
-def test_steps_of_a_measurement_share_a_line_that_is_gone_at_the_end(place):
+def test_steps_of_a_measurement_share_a_line_that_is_erased_at_the_end(place):
     words = ("bench", "chats.gguf", "--tests", "pp4", "--repetitions", "2", "--thread-counts", "1")
     text = shown(place, *words)
+    # ESC [K erases the rest of a line; the return before it leads to its beginning.
     assert "\rwarm-up\x1b[K" in text
     assert "\r\x1b[K" in text
     assert not re.search(r"warm-up[^\r]*\n", text)

@@ -14,11 +14,11 @@ def opened(monkeypatch):
     paths = []
     real = GGUF.open.__func__
 
-    def counted(cls, path, **options):
+    def counting(cls, path, **options):
         paths.append(path)
         return real(cls, path, **options)
 
-    monkeypatch.setattr(GGUF, "open", classmethod(counted))
+    monkeypatch.setattr(GGUF, "open", classmethod(counting))
     return paths
 
 

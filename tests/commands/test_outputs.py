@@ -1,4 +1,7 @@
-"""Every option that names an output: it replaces neither a model nor a file of the user's."""
+"""Every option that names an output: it replaces neither a model nor a file of the user's.
+
+Exit codes: 2 wrong usage, 15 a check failed.
+"""
 
 import ast
 import os
@@ -49,6 +52,7 @@ INPUTS = {
     "model", "model_dir", "models", "prompt_cache", "prompt_file", "prompts", "recording",
     "tls_cert", "tls_key", "tokenizer", "tools",
 }  # fmt: skip
+#: Options whose file --force replaces.
 FORCED = {("attest", "output"), ("attest", "bundle"), ("embed", "output"), ("crossval", "record")}
 
 
@@ -84,11 +88,13 @@ def place(tmp_path, monkeypatch):
 
 
 def words(case, output):
+    """Words of the command line in FILES for *case*, with the file *output*."""
     names = {"model": "model.gguf", "texts": "texts.txt", "rows": "rows.jsonl", "output": output}
     return FILES[case].format(**names).split()
 
 
 def suffix(case):
+    """Suffix that a file needs for the command of *case*."""
     return ".npy" if case[0] == "embed" else ""
 
 
@@ -119,6 +125,7 @@ def test_a_file_of_the_users_is_never_replaced(case, content, place, bitnet):
     output = place / f"mine{suffix(case)}"
     output.write_bytes(content)
     done = bitnet(*words(case, output.name))
+    # These two fail before: the folder pins nothing.
     assert done.code == 2 or case[0] in ("sync", "bundle export"), done.err
     assert done.code != 0
     assert output.read_bytes() == content
@@ -128,7 +135,8 @@ def test_a_file_of_the_users_is_never_replaced(case, content, place, bitnet):
 
 
 @pytest.mark.parametrize("case", sorted(FORCED), ids=" --".join)
-def test_force_replaces_it_and_a_second_run_needs_none(case, place, bitnet):
+def test_force_replaces_a_file_of_the_users_and_a_second_run_needs_no_force(case, place, bitnet):
+    """A second run finds its own output. 15: a random model need not pass a comparison."""
     output = place / f"mine{suffix(case)}"
     output.write_text("my notes\n")
     assert bitnet(*words(case, output.name), "--force").code in (0, 15)
@@ -143,7 +151,7 @@ def test_a_report_replaces_a_report_and_no_other_page(place, bitnet):
     assert bitnet(*line.split(), folder).code in (0, 15)
     assert bitnet(*line.split(), folder).code in (0, 15)
     for name in FOLDERS["crossval", "report_dir"]:
-        was = (folder / name).read_bytes()
+        report = (folder / name).read_bytes()
         (folder / name).write_text("<html>mine</html>")
         others = {path.name: path.read_bytes() for path in folder.iterdir()}
         done = bitnet(*line.split(), folder)
@@ -151,10 +159,10 @@ def test_a_report_replaces_a_report_and_no_other_page(place, bitnet):
             2,
             others,
         )
-        (folder / name).write_bytes(was)
+        (folder / name).write_bytes(report)
 
 
-def test_a_model_with_the_name_of_a_report_stays(place, bitnet):
+def test_a_report_never_replaces_the_model_under_its_name(place, bitnet):
     (place / "reports").mkdir()
     for name in FOLDERS["crossval", "report_dir"]:
         os.link(place / "model.gguf", place / "reports" / name)
@@ -199,8 +207,8 @@ def test_a_conversation_is_saved_over_a_conversation_only(place):
             assert (place / name).read_bytes() == before
 
 
-def test_no_command_writes_a_file_otherwise():
-    """Calls that open or write files, by what is called; the rest goes through OutputFile."""
+def test_no_command_writes_a_file_except_through_outputfile():
+    """Every call that could open or write a file is in the table of allowed ones."""
     allowed = {
         # the summary of a job of GitHub Actions, which is appended to; a message in an editor's
         # temporary file, and the history of typed lines; a server's log in a temporary folder

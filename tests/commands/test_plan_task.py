@@ -1,3 +1,8 @@
+"""plan, as a user types it: facts about a model from its header, before it is downloaded.
+
+Exit codes: 2 wrong usage, 11 access refused, 19 not found.
+"""
+
 import json
 from dataclasses import replace
 
@@ -7,6 +12,7 @@ from hub_server import HubServer
 
 from bitnet.sources import PACKAGED
 
+#: A model of 4.6 MB with a short header, so that the header alone is a small part of it.
 MODEL = gguf_bytes(
     {
         **llama_metadata(width=128),
@@ -18,6 +24,7 @@ MODEL = gguf_bytes(
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
+    """A hub with a model, and with one that needs the token hf_good."""
     with HubServer() as server:
         server.add("org/model", "m.gguf", MODEL)
         server.repo("org/model", licence="apache-2.0")
@@ -31,20 +38,20 @@ def hub(tmp_path, monkeypatch):
 
 def test_a_remote_model_is_planned_from_its_header_alone(hub, bitnet):
     done = bitnet("plan", "--id", "org/model", "--json")
-    found = json.loads(done.out)
+    facts = json.loads(done.out)
     assert done.code == 0
-    assert (found["architecture"], found["licence"], found["gated"]) == (
+    assert (facts["architecture"], facts["licence"], facts["gated"]) == (
         "llama",
         "apache-2.0",
         False,
     )
-    assert found["size_bytes"] == len(MODEL)
-    assert found["header_bytes"] < len(MODEL) / 2
+    assert facts["size_bytes"] == len(MODEL)
+    assert facts["header_bytes"] < len(MODEL) / 2
     assert hub.sent("cdn") < len(MODEL) / 2
-    assert found["has_tokenizer"]
+    assert facts["has_tokenizer"]
 
 
-def test_a_gated_model_is_said_to_be_one(hub, bitnet, monkeypatch):
+def test_a_gated_model_needs_a_token_and_the_plan_says_so(hub, bitnet, monkeypatch):
     assert bitnet("plan", "--id", "org/gated", "--file", "m.gguf").code == 11
     monkeypatch.setenv("HF_TOKEN", "hf_good")
     done = bitnet("plan", "--id", "org/gated", "--file", "m.gguf")
@@ -65,7 +72,7 @@ def test_a_local_file_is_planned(bitnet, tmp_path):
     assert bitnet("plan", "--model", tmp_path / "none.gguf").code == 19
 
 
-def test_a_packaged_model_is_planned_by_its_size_before_and_its_header_after(
+def test_a_packaged_model_is_planned_by_its_size_before_a_download_and_its_header_after(
     hub, bitnet, monkeypatch, tmp_path
 ):
     model = replace(PACKAGED["smollm2-135m"], size=len(MODEL))

@@ -1,4 +1,7 @@
-"""Words without a name: a model is one for every command that takes a model."""
+"""Words without a name: a model is one for every command that takes a model.
+
+Exit codes: 19 not found.
+"""
 
 import json
 
@@ -15,7 +18,8 @@ OPTIONS = {
     for name in COMMANDS.task_names
 }
 WITH_MODEL = sorted(name for name, options in OPTIONS.items() if "model" in options)
-# Each was an option of a release, or of the guides that this program replaces.
+# Earlier name of an option, by command and option. Each was in a release, or in the guides that
+# this program replaces.
 FORMERLY = {
     ("bench", "against"): "compare",
     ("bundle.import", "project"): "into",
@@ -36,11 +40,11 @@ FORMERLY = {
 
 
 @pytest.mark.parametrize("name", WITH_MODEL)
-def test_a_model_needs_no_name_for_any_command(name):
+def test_the_model_is_the_first_positional_option_of_every_command_that_takes_one(name):
     model = OPTIONS[name]["model"]
     assert isinstance(model, Option)
     assert model.positional
-    first = next(one for one in OPTIONS[name].values() if one.positional and not one.choices)
+    first = next(each for each in OPTIONS[name].values() if each.positional and not each.choices)
     assert first is model
 
 
@@ -58,17 +62,19 @@ def test_an_earlier_name_works_and_is_not_shown(bitnet, command, option):
 
 @pytest.fixture
 def model(tmp_path, monkeypatch):
+    """Name of a model in the working folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("BITNET_GGUF", raising=False)
     return tiny_gguf(tmp_path / "a.gguf").name
 
 
 def ids(done):
+    """Ids that ``tokenize`` printed."""
     assert (done.code, done.err) == (0, "")
     return json.loads(done.out)["ids"]
 
 
-def test_a_model_is_the_same_wherever_it_stands(bitnet, model):
+def test_a_model_may_stand_at_any_place_of_the_command_line(bitnet, model):
     wanted = ids(bitnet("tokenize", model, "ab", "--json"))
     for words in (
         ("--model", model, "ab"),
@@ -88,7 +94,7 @@ def test_a_model_given_twice_is_refused(bitnet, model):
     )
 
 
-def test_a_model_with_blanks_in_its_name_is_one_where_it_is_there(bitnet, model, tmp_path):
+def test_a_word_with_blanks_is_a_model_only_if_such_a_file_exists(bitnet, model, tmp_path):
     (tmp_path / model).rename(tmp_path / "my model")
     done = bitnet("infer", "my model", "--prompt", "a", "--max-tokens", "1")
     assert done.code == 0
@@ -102,7 +108,7 @@ def test_the_name_of_a_command_is_a_value_like_any_other(bitnet, model, tmp_path
     assert bitnet("verify", "exit-codes").code == 19
 
 
-def test_an_area_is_told_from_a_model(bitnet, model):
+def test_a_word_after_doctor_is_an_area_or_a_model(bitnet, model):
     assert bitnet("doctor", model).out.count(model)
     refused = bitnet("doctor", "netwrok")
     assert (refused.code, "no model of that name: netwrok" in refused.err) == (19, True)
@@ -114,13 +120,13 @@ def test_several_models_are_several_words():
 
 
 @pytest.mark.parametrize("words", [("cache", "clean"), ("cache.clean",), ("clean-cache",)])
-def test_the_cache_is_cleaned_as_it_is_listed(bitnet, words):
+def test_cache_clean_is_one_command_under_three_names(bitnet, words):
     done = bitnet(*words, "--dry-run", "--json")
     assert json.loads(done.out)["removed"] is False
     assert bitnet(*words, "--help").out == bitnet("help", *words).out
 
 
-def test_half_the_name_of_a_command_is_answered_with_the_other_halves(bitnet):
+def test_the_first_word_of_a_command_alone_is_answered_with_the_second_words(bitnet):
     done = bitnet("cache")
     assert (done.code, "cache needs one of clean, list, verify" in done.err) == (2, True)
 

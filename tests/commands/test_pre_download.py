@@ -1,4 +1,7 @@
-"""Fetching the tokenizers that the models of a folder lack, from a hub on loopback."""
+"""Fetching the tokenizers that the models of a folder lack, from a hub on loopback.
+
+Exit codes: 13 damaged or malformed data, 19 not found, 23 offline.
+"""
 
 import json
 
@@ -13,6 +16,7 @@ GPT2 = TOKENIZERS["gpt2-50k"]
 
 @pytest.fixture
 def models(tmp_path, monkeypatch):
+    """A folder with a model that has a tokenizer, and a GPT-2 without one."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "models"
     folder.mkdir()
@@ -25,6 +29,7 @@ def models(tmp_path, monkeypatch):
 
 @pytest.fixture
 def hub(monkeypatch):
+    """A hub with a tokenizer of GPT-2's size."""
     vocab = {f"t{number}": number for number in range(GPT2.vocab_size)}
     with HubServer() as server:
         document = {"model": {"type": "BPE", "vocab": vocab}}
@@ -54,6 +59,7 @@ def test_one_failure_is_reported_beside_the_successes(hub, models, bitnet):
     (models / "damaged.gguf").write_bytes(b"GGUF")
     done = bitnet("pre-download-tokenizers")
     assert done.code == 13
+    # In order of names: complete, damaged, lacking, unknown.
     assert [line[0] for line in done.out.splitlines()] == ["✓", "✗", "✓", "✗"]
     assert (
         "No compatible tokenizer found for transformer model with vocab_size 99999 (strict mode)"

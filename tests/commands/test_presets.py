@@ -28,6 +28,7 @@ SYSTEM = "b"
 
 @pytest.fixture(autouse=True)
 def presets(tmp_path, monkeypatch):
+    """Path of the file of presets, which does not exist yet."""
     path = tmp_path / "own" / "presets.toml"
     monkeypatch.setenv("BITNET_PRESETS", str(path))
     return path
@@ -35,6 +36,7 @@ def presets(tmp_path, monkeypatch):
 
 @pytest.fixture
 def path(tmp_path):
+    """A model with a chat template."""
     return tool_gguf(tmp_path / "m.gguf")
 
 
@@ -61,19 +63,19 @@ def test_run_answers_as_the_preset_says(bitnet, path):
     bitnet("create", "brief", "--from", str(path), "--system", SYSTEM, *words)
     done = bitnet("run", "brief", "abc", "--json")
     with load(path) as model:
-        told = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "abc"}]
-        assert json_of(done)["text"] == model.chat(told, max_tokens=6, temperature=0)
-        own = [{"role": "system", "content": "a"}, told[1]]
-        expected = model.chat(own, max_tokens=3, temperature=0)
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "abc"}]
+        assert json_of(done)["text"] == model.chat(messages, max_tokens=6, temperature=0)
+        with_own_system = [{"role": "system", "content": "a"}, messages[1]]
+        expected = model.chat(with_own_system, max_tokens=3, temperature=0)
     assert json_of(done)["generation"]["max_tokens"] == {"value": 6, "from": "preset brief"}
-    other = bitnet("run", "brief", "abc", "--system", "a", "--max-tokens", "3", "--json")
-    assert json_of(other)["text"] == expected
+    overridden = bitnet("run", "brief", "abc", "--system", "a", "--max-tokens", "3", "--json")
+    assert json_of(overridden)["text"] == expected
     same = bitnet("infer", "brief", "--chat", "--prompt", "abc", "--json")
     assert json_of(same)["text"] == json_of(done)["text"]
 
 
 @pytest.mark.parametrize("beginning", [f"SYSTEM {SYSTEM}", "MESSAGE user x\nMESSAGE assistant y"])
-def test_the_beginning_of_a_conversation_is_not_left_out_in_silence(
+def test_a_preset_with_instructions_or_messages_is_refused_where_there_is_no_chat(
     beginning, bitnet, tmp_path, path
 ):
     plain = tiny_gguf(tmp_path / "plain.gguf")
@@ -126,11 +128,12 @@ def test_a_wrong_preset_is_refused_and_nothing_is_written(bitnet, presets, words
     assert not presets.exists()
 
 
-#: Options with a value without a preset and a model, which may be typed as well.
+#: Options whose default is a value, so that the default itself may be typed.
 DEFAULTS = {
     name: getattr(Request(), name) for name in OPTIONS if getattr(Request(), name) not in (None, [])
 }
 del DEFAULTS["logit_bias"]  # an empty mapping cannot be typed
+#: Another value of each of them, for a preset.
 OTHERS = {name: 2 if name == "lookup" else 0.5 for name in DEFAULTS} | {
     "dry_base": 2.0, "dry_allowed_length": 3, "dry_penalty_last_n": 32, "min_keep": 2
 }  # fmt: skip
@@ -161,9 +164,9 @@ def test_a_worker_answers_as_the_preset_says(bitnet, path):
     preset = Preset("brief", str(path), system=SYSTEM, options={"temperature": 0, "max_tokens": 6})
     ask = {"messages": [{"role": "user", "content": "abc"}]}
     with listening(path) as worker:
-        told = {"messages": [{"role": "system", "content": SYSTEM}, *ask["messages"]]}
+        with_system = {"messages": [{"role": "system", "content": SYSTEM}, *ask["messages"]]}
         greedy = {"temperature": 0, "max_tokens": 6}
-        expected = worker.post("/v1/chat/completions", told | greedy).json()
+        expected = worker.post("/v1/chat/completions", with_system | greedy).json()
         worker.slot.preset = preset
         answered = worker.post("/v1/chat/completions", ask).json()
         longer = worker.post("/v1/chat/completions", ask | {"max_tokens": 9}).json()
@@ -172,7 +175,7 @@ def test_a_worker_answers_as_the_preset_says(bitnet, path):
     assert longer["usage"]["completion_tokens"] == 9
 
 
-def test_a_model_of_several_may_be_a_preset(bitnet, path):
+def test_a_worker_serves_a_preset_alone_or_beside_models(bitnet, path):
     bitnet("create", "brief", "--from", str(path), "--context", "64")
     options = ServeOptions(models=f"brief,{path}")
     first, second = _slots(options, ModelOptions(), Context(), None)
@@ -212,7 +215,9 @@ def test_a_pipe_in_a_modelfile_is_refused_at_once(bitnet, presets, tmp_path, pat
     assert not presets.exists()
 
 
-def test_files_that_are_here_are_recorded_with_absolute_paths(bitnet, tmp_path, path, monkeypatch):
+def test_existing_files_are_recorded_with_absolute_paths_and_names_as_they_are(
+    bitnet, tmp_path, path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     bitnet("create", "near", "--from", path.name)
     assert find_preset("near").model == str(path)
@@ -233,14 +238,14 @@ def test_an_adapter_may_have_a_colon_in_its_name(bitnet, tmp_path, path, monkeyp
     assert find_preset("odd").lora == (str(tmp_path / "a:b"), f"{tmp_path / 'a:b'}:0.5")
 
 
-def test_a_file_of_comments_is_kept(bitnet, presets, path):
+def test_comments_in_the_file_of_presets_are_kept(bitnet, presets, path):
     presets.parent.mkdir(parents=True)
     presets.write_text("# mine\n")
     assert bitnet("create", "brief", "--from", str(path)).code == 0
     assert presets.read_text().startswith("# mine\n\n[brief]\n")
 
 
-def test_a_chat_template_that_is_not_here_is_refused_at_once(bitnet, presets, path):
+def test_a_chat_template_that_does_not_exist_is_refused_at_once(bitnet, presets, path):
     done = bitnet("create", "odd", "--from", str(path), "--chat-template", "absent.jinja")
     assert done.code != 0
     assert "absent.jinja" in done.err

@@ -1,4 +1,8 @@
-"""The command line as a user meets it: help, errors, exit codes, and the same texts everywhere."""
+"""The command line as a user meets it: help, errors, exit codes, and the same texts everywhere.
+
+Exit codes: 2 wrong usage, 10 no space, 15 a check failed, 16 the model could not be run, 130
+interrupted.
+"""
 
 import io
 import json
@@ -22,7 +26,7 @@ from bitnet.commands.declare import GROUPS, Output, Task, dataclass, task
 from bitnet.commands.program import Program, command_help
 from bitnet.server.serve_options import ServeOptions
 
-CHECKOUT = Path(__file__).parents[1]
+CHECKOUT = Path(__file__).parents[1]  # a folder in it: Invoke finds tasks.py above
 COMMANDS = load()
 EVERY_COMMAND = sorted(COMMANDS.task_names)
 
@@ -85,7 +89,7 @@ def rest(c):
 
 @pytest.fixture
 def run(capsys):
-    """Run a command line of the little program above."""
+    """Run a command line of the commands above; its exit code, stdout and stderr."""
     commands = Collection()
     for command in (say, check, greet, rest):
         add(commands, command)
@@ -101,6 +105,7 @@ def run(capsys):
 
 
 def understood(result):
+    """The values that ``say`` received, in the order in which it prints them."""
     code, out, err = result
     assert (code, err) == (0, "")
     return json.loads(out)
@@ -122,7 +127,7 @@ def test_synonyms_are_one_option(run, name):
     assert understood(run("say", name, "7"))[1] == 7
 
 
-def test_repeated_options_collect_where_that_is_meant(run):
+def test_a_repeated_option_collects_its_values_if_it_is_a_list(run):
     assert understood(run("say", "--stop", "a", "--stop", "b c"))[4] == ["a", "b c"]
 
 
@@ -182,12 +187,12 @@ def test_wrong_usage_is_one_sentence_and_exit_code_2(run, words, message):
         (["say", "--source", "mirror", "mirror"], "say --source mirror --prompt mirror"),
     ],
 )
-def test_wrong_usage_says_what_would_have_worked(run, words, hint):
+def test_wrong_usage_has_a_hint_to_what_would_have_worked(run, words, hint):
     assert hint in run(*words)[2]
 
 
 @pytest.mark.parametrize("words", [["say", "--help"], ["say", "-h"], ["--help", "say"]])
-def test_help_is_never_swallowed(run, words):
+def test_help_is_shown_in_every_form_and_place(run, words):
     code, out, _ = run(*words)
     assert code == 0
     assert "Print what was understood." in out
@@ -240,11 +245,12 @@ def test_underscores_in_command_names_work(bitnet):
 
 def test_exit_codes_lists_every_error_class(bitnet):
     listed = json.loads(bitnet("exit-codes", "--json").out)
-    used = {it.exit_code for it in vars(errors).values() if hasattr(it, "exit_code")}
+    used = {each.exit_code for each in vars(errors).values() if hasattr(each, "exit_code")}
     assert {str(code) for code in used} | {"0"} == set(listed)
 
 
 def _options(command):
+    """Options of *command*."""
     return command.options
 
 
@@ -282,8 +288,8 @@ def test_the_help_of_the_program_has_each_command_once_by_group(bitnet):
         assert command.group in GROUPS
         assert re.search(r"^bitnet \S", command.example, re.MULTILINE)
         listed = rf"^  {command.command_words}(  |$)"
-        (found,) = (one for one in groups if re.search(listed, one, re.M))
-        assert found.startswith(f"{command.group}:\n")
+        (group,) = (text for text in groups if re.search(listed, text, re.M))
+        assert group.startswith(f"{command.group}:\n")
     assert not any("--prompt-for-sudo" in one for one in groups)
 
 
@@ -323,10 +329,11 @@ def test_a_command_without_an_example_has_no_heading_for_one():
 
 
 def _process(*command, cwd):
+    """The finished process of *command* in the folder *cwd*."""
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
-def test_inv_in_a_checkout_and_bitnet_elsewhere_say_the_same(tmp_path):
+def test_inv_in_a_checkout_and_bitnet_elsewhere_print_the_same(tmp_path):
     here = [sys.executable, "-m", "invoke"]
     there = [sys.executable, "-m", "bitnet"]
     for words in (["exit-codes"], ["exit-codes", "--bogus"], ["exit-codes", "--help"]):
@@ -350,6 +357,7 @@ def test_version_names_the_backend(bitnet):
 
 
 def test_a_reader_that_leaves_early_is_not_an_error():
+    """``head`` closes the pipe after a byte; PIPESTATUS has the exit code of ``bitnet``."""
     done = subprocess.run(
         f"{sys.executable} -m bitnet exit-codes | head -c 1; exit ${{PIPESTATUS[0]}}",
         shell=True,
@@ -361,10 +369,12 @@ def test_a_reader_that_leaves_early_is_not_an_error():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+#: A device that every write to fails as on a full disk.
 needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 
 
 def through_a_shell(words, **environment):
+    """The finished process of a command line of the shell with ``bitnet`` *words*."""
     return subprocess.run(
         f"{sys.executable} -m bitnet {words}",
         shell=True,
@@ -393,7 +403,7 @@ def test_a_full_disk_behind_stderr_keeps_result_and_exit_code():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell of POSIX")
-def test_closed_streams_say_nothing_and_change_nothing():
+def test_closed_streams_do_not_change_the_exit_code():
     assert through_a_shell("exit-codes --json >&-").returncode == 0
     done = through_a_shell("exit-codes --bogus <&- 2>&-")
     assert (done.returncode, done.stdout) == (2, "")
@@ -402,6 +412,7 @@ def test_closed_streams_say_nothing_and_change_nothing():
 
 
 def test_ctrl_c_before_there_is_a_command_gives_no_traceback():
+    # The import of the commands raises KeyboardInterrupt, as if the key were pressed then.
     code = (
         "import sys\n"
         "class Key:\n"
@@ -424,7 +435,7 @@ def test_a_terminal_that_knows_ascii_only_gets_ascii_and_no_error(monkeypatch):
     assert b"ok bitnet: " in written.buffer.getvalue()
 
 
-def test_usage_puts_what_may_be_left_out_in_brackets(run, capsys):
+def test_usage_has_optional_words_in_brackets(run, capsys):
     assert "Usage: bitnet check [--options] PATH\n" in run("check", "--help")[1]
     Program(COMMANDS, "bitnet").run(["bitnet", "doctor", "--help"], exit=False)
     assert "Usage: bitnet doctor [--options] [AREA] [MODEL]\n" in capsys.readouterr().out
@@ -433,7 +444,9 @@ def test_usage_puts_what_may_be_left_out_in_brackets(run, capsys):
 @pytest.mark.parametrize(
     ("door", "another"), [("inv", r"\bbitnet (?!is\b)[a-z-]+"), ("bitnet", r"\binv\b")]
 )
-def test_the_help_of_one_door_names_no_command_of_the_other(door, another, monkeypatch, capsys):
+def test_help_names_commands_of_the_program_that_was_started_and_not_of_the_other(
+    door, another, monkeypatch, capsys
+):
     monkeypatch.setattr("sys.argv", [f"/nowhere/{door}"])
     commands = load()
     for name in ["", *commands.task_names]:
@@ -451,7 +464,7 @@ def test_inv_prints_our_version(monkeypatch, capsys):
     assert capsys.readouterr().out.startswith(f"bitnet {__version__} (")
 
 
-def test_a_command_imports_invoke_without_what_invoke_uses_for_its_own_tests():
+def test_a_command_imports_invoke_without_modules_that_only_its_tests_need():
     code = (
         "import sys\n"
         "from bitnet.__main__ import main\n"

@@ -1,4 +1,8 @@
-"""tokenizer, download-model and sync, as a user types them."""
+"""tokenizer, download-model and sync, as a user types them.
+
+Exit codes: 2 wrong usage, 10 no space, 11 access refused, 13 damaged or malformed data, 15 a check
+failed, 19 not found, 23 offline.
+"""
 
 import json
 import shutil
@@ -18,6 +22,7 @@ OFFICIAL = "meta-llama/Meta-Llama-3-8B"
 
 @cache
 def llama3(note, size=128_256):
+    """A tokenizer.json with *size* tokens, whose bytes differ with the length of *note*."""
     vocab = {f"t{number}": number for number in range(size)}
     content = {"version": "1.0", "model": {"type": "BPE", "vocab": vocab, "merges": []}}
     return json.dumps(content).encode() + b" " * len(note)
@@ -68,17 +73,17 @@ def test_the_official_source_needs_a_token_and_the_two_can_be_compared(hub, bitn
     assert (same.code, same.out) == (0, "no difference\n")
 
 
-def test_different_tokenizers_are_told_apart_with_exit_code_15(bitnet, tmp_path):
+def test_a_comparison_of_different_tokenizers_ends_with_15(bitnet, tmp_path):
     for name, size in (("a", 2), ("b", 3)):
         (tmp_path / name).write_bytes(llama3("", size))
     done = bitnet("tokenizer", "--compare", tmp_path / "a", "--against", tmp_path / "b", "--json")
     assert done.code == 15
-    found = json.loads(done.out)
-    assert [entry["part"] for entry in found["differences"]] == ["vocabulary"]
+    facts = json.loads(done.out)
+    assert [entry["part"] for entry in facts["differences"]] == ["vocabulary"]
     assert bitnet("tokenizer", "--compare", tmp_path / "a").code == 2
 
 
-def test_a_captive_portal_is_not_a_tokenizer(hub, bitnet, tmp_path):
+def test_a_reply_that_is_not_json_is_not_stored_as_a_tokenizer(hub, bitnet, tmp_path):
     hub.add(MIRROR, "tokenizer.json", b'{"model": {} "x"}')
     done = bitnet("tokenizer")
     assert done.code == 13
@@ -179,7 +184,7 @@ def test_what_cannot_be_fetched_is_one_error_with_its_exit_code(hub, bitnet, wor
 @pytest.mark.parametrize("digest", ["", "0" * 64])
 def test_a_digest_is_blamed_only_where_one_was_given(hub, bitnet, digest):
     hub.add("org/large", "large.gguf", b"GGUF" + bytes(4000))
-    hub.rules.append(Rule(where="cdn", flip_at=2000))
+    hub.rules.append(Rule(where="cdn", flip_at=2000))  # one byte is damaged on its way
     more = ("--sha256", digest) if digest else ()
     done = bitnet("download-model", "org/large", "--file", "large.gguf", *more)
     assert done.code == 13, done.err
@@ -218,7 +223,7 @@ def test_the_mirror_of_the_project_file_is_asked(hub, bitnet, tmp_path, monkeypa
     assert bitnet("tokenizer").code == 0
 
 
-def test_the_token_shows_nowhere(hub, bitnet, monkeypatch):
+def test_the_token_is_in_no_output(hub, bitnet, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret_value")
     done = bitnet("tokenizer", "--source", "official", "-v", "-v", "--json")
     assert done.code == 11
@@ -234,10 +239,11 @@ def test_the_token_of_hf_auth_login_is_used(hub, bitnet, tmp_path, monkeypatch, 
     (tmp_path / "hf/token").write_bytes(written)
     assert bitnet("tokenizer", "--source", "official").code == code
     assert any("Authorization" in seen.headers for seen in hub.requests("hub")) == (code == 0)
+    # The token is for the hub, never for the servers to which it redirects.
     assert not any("Authorization" in seen.headers for seen in hub.requests("cdn"))
 
 
-def test_pins_that_are_in_no_project_are_not_checked_and_that_is_not_a_success(
+def test_a_check_of_pins_that_name_no_file_of_the_project_is_not_a_success(
     bitnet, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)

@@ -42,7 +42,7 @@ def test_a_whole_request_has_its_tools(bitnet, model, write):
     assert (whole.code, parts.out) == (0, whole.out)
 
 
-def test_facts_are_the_text_its_ids_and_what_the_template_takes(bitnet, model, monkeypatch):
+def test_json_has_the_text_its_ids_and_what_the_template_supports(bitnet, model, monkeypatch):
     stdin = io.TextIOWrapper(io.BytesIO(json.dumps([USER]).encode()), encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", stdin)
     facts = json.loads(bitnet("render", model, "--json").out)
@@ -51,7 +51,7 @@ def test_facts_are_the_text_its_ids_and_what_the_template_takes(bitnet, model, m
     assert (facts["template"]["tools"], facts["template"]["arguments"]) == (False, "text")
 
 
-def test_another_template_is_used_for_tools_too(bitnet, write, tmp_path):
+def test_a_given_template_replaces_the_models_template_for_tools_too(bitnet, write, tmp_path):
     named = {
         "tokenizer.chat_template": TEMPLATE,
         "tokenizer.chat_template.tool_use": "T" + TEMPLATE,

@@ -1,4 +1,7 @@
-"""Repositories, as users of other programs expect to handle them: by file, whole, and again."""
+"""Repositories, as users of other programs expect to handle them: by file, whole, and again.
+
+Exit codes: 15 a check failed, 19 not found.
+"""
 
 import json
 import shutil
@@ -66,10 +69,13 @@ def test_a_repository_without_a_model_that_runs_is_fetched_whole(work, bitnet):
     assert bitnet("sync", "--check").code == 0
 
 
+#: Files that are not placed in a project.
 OWN = (".gitattributes", "modeling.py")  # every repository has the first
 
 
-def test_a_repository_with_a_model_is_downloaded_whole(work, hub, bitnet, tmp_path):
+def test_download_fetches_a_repository_whole_except_hidden_files_and_code_in_a_project(
+    work, hub, bitnet, tmp_path
+):
     for name in OWN:
         hub.add("org/two", name, b"*.gguf filter=lfs")
     done = bitnet("download", "org/two")
@@ -86,7 +92,7 @@ def test_a_repository_with_a_model_is_downloaded_whole(work, hub, bitnet, tmp_pa
     assert bitnet("download", "org/two", "--local-dir", elsewhere).code == 0
     assert below(elsewhere) == sorted([*OWN, *whole])
     assert bitnet("sync").code == 0  # what it could not place is not pinned
-    assert bitnet("download", "org/two", "modeling.py").code != 0  # who names it hears why not
+    assert bitnet("download", "org/two", "modeling.py").code != 0  # an error if it is named
 
 
 def test_the_files_of_a_repository_are_named_or_matched(work, hub, bitnet, tmp_path):
@@ -107,7 +113,7 @@ def test_the_files_of_a_repository_are_named_or_matched(work, hub, bitnet, tmp_p
     assert bitnet("download", "org/two", "README.md", "--offline").code == 0
 
 
-def test_the_model_of_a_repository_is_not_the_whole_of_it(work, hub, bitnet):
+def test_download_model_fetches_the_model_and_download_the_whole_repository(work, hub, bitnet):
     hub.add("org/one", "README.md", b"# one")
     hub.add("org/one", "tiny.gguf", tiny_gguf(work.parent / "one.gguf").read_bytes())
     assert bitnet("download-model", "org/one").code == 0

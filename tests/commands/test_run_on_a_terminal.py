@@ -26,6 +26,7 @@ def hub(hub, tmp_path, monkeypatch):
 
 
 def on_terminal(folder, *words):
+    """``run`` with these words on a terminal, in *folder*."""
     return OnTerminal([*RUN, *words, "--max-tokens", "3"], folder=folder)
 
 
@@ -54,27 +55,27 @@ def test_on_a_terminal_a_model_that_cannot_chat_says_so(hub, tmp_path):
     assert "no chat template" in run.shown
 
 
-def test_from_a_pipe_it_answers_once_and_stdout_has_only_the_answer(hub, tmp_path):
+def test_a_piped_prompt_is_answered_once_and_stdout_has_only_the_answer(hub, tmp_path):
     words = [*RUN, "hf:org/chats", "--max-tokens", "3"]
     done = subprocess.run(
         words, cwd=tmp_path / "work", input="a", capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "Fetching" in done.stderr
-    asked = subprocess.run(
+    with_prompt = subprocess.run(
         [*words, "a"], cwd=tmp_path / "work", stdin=subprocess.DEVNULL,
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert asked.stdout == done.stdout != ""
+    assert with_prompt.stdout == done.stdout != ""
 
 
-def test_of_several_models_a_person_is_asked(hub, tmp_path):
+def test_the_user_chooses_among_several_models_of_a_repository(hub, tmp_path):
     chats = (tmp_path / "chats.gguf").read_bytes()
     hub.add("org/chats", "chats-Q8_0.gguf", chats + bytes(1000))
     run = on_terminal(tmp_path / "work", "hf:org/chats", "a")
     run.until("which one?")
     assert hub.sent("cdn") == 0
-    assert "4.9 MB" in run.shown
-    run.type("2\n")
+    assert "4.9 MB" in run.shown  # sizes of the files
+    run.type("2\n")  # the second in the list
     assert run.end() == 0
     assert "Fetching org/chats: chats.gguf" in run.shown

@@ -1,4 +1,7 @@
-"""Models by their name: ``run``, and ``--model`` of every command."""
+"""Models by their name: ``run``, and ``--model`` of every command.
+
+Exit codes: 2 wrong usage, 19 not found, 23 offline.
+"""
 
 import json
 from dataclasses import replace
@@ -14,6 +17,7 @@ from bitnet.sources import PACKAGED
 from bitnet.store import Store
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
+#: Words of commands that end with a model and do not download it.
 READERS = [
     ("infer", "--prompt", "a", "--max-tokens", 1),
     ("bench", "--tests", "pp4", "--repetitions", 1),
@@ -71,7 +75,7 @@ def test_run_fetches_what_is_missing_and_writes_nothing_here(named, bitnet, fold
     assert bitnet("run", name, "a", "--offline").code == 0
 
 
-def test_what_is_fetched_is_said_before_the_first_byte_of_it(named, bitnet):
+def test_a_download_is_announced_before_its_first_byte(named, bitnet):
     named.rules.append(Rule(where="cdn", method="GET", status=404))
     done = bitnet("run", "tiny", "a")
     assert done.code == 19
@@ -113,11 +117,13 @@ def test_a_model_that_was_downloaded_into_the_project_is_not_fetched_again(
     words = ("infer", "--prompt", "a", "--max-tokens", 1, "--model", "tiny")
     assert bitnet(*words).code == 0
     monkeypatch.setenv("BITNET_CACHE_DIR", str(tmp_path / "emptied"))
-    assert bitnet(*words).code == 0  # the project's file is taken in
+    assert bitnet(*words).code == 0  # the file in the project is added to the cache
     assert named.requests() == []
 
 
-def test_the_lock_file_holds_for_names_too(named, bitnet, folder, model, monkeypatch, tmp_path):
+def test_a_name_means_the_file_that_the_lock_file_pins(
+    named, bitnet, folder, model, monkeypatch, tmp_path
+):
     assert bitnet("download-model", "--id", "org/one", "--file", "tiny.gguf").code == 0
     locked = (folder / "bitnet.lock.json").read_bytes()
     (folder / "models/org-one/tiny.gguf").unlink()
@@ -129,7 +135,7 @@ def test_the_lock_file_holds_for_names_too(named, bitnet, folder, model, monkeyp
     assert (folder / "bitnet.lock.json").read_bytes() == locked
 
 
-def test_a_path_that_exists_is_a_path(named, bitnet, folder, model):
+def test_a_word_that_is_an_existing_path_is_not_a_name(named, bitnet, folder, model):
     (folder / "tiny").write_bytes(model.read_bytes())
     assert bitnet("infer", "--model", "tiny", "--prompt", "a", "--max-tokens", 1).code == 0
     assert named.requests() == []
@@ -189,7 +195,7 @@ def test_run_without_prompt_pipe_or_terminal_says_what_it_needs(named, bitnet):
     assert "needs a prompt" in bitnet("run", "tiny").err
 
 
-def test_the_model_of_no_name_goes_to_the_cache(model, bitnet, folder, monkeypatch):
+def test_the_default_model_is_placed_in_the_cache(model, bitnet, folder, monkeypatch):
     known = PACKAGED["smollm2-135m"]
     cache = Store(settings.cache_dir())
     mine = cache.adopt(model, cache.digest_of(model))
@@ -213,6 +219,7 @@ def whole(hub, folder, monkeypatch):
     return hub
 
 
+#: Files of that repository that running it needs.
 RUNS = [
     "config.json",
     "model-00001-of-00002.safetensors",
@@ -224,10 +231,13 @@ RUNS = [
 
 
 def files_in(folder):
+    """Relative paths of the files below *folder*."""
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.*"))
 
 
-def test_a_whole_repository_is_what_runs_of_it(whole, bitnet, folder):
+def test_of_a_folder_of_safetensors_the_files_that_running_needs_are_downloaded(
+    whole, bitnet, folder
+):
     assert bitnet("download-model", "--id", "org/whole", "--out", "got").code == 0
     assert files_in(folder / "got") == RUNS
     whole.forget()
@@ -246,9 +256,9 @@ def test_a_whole_repository_is_what_runs_of_it(whole, bitnet, folder):
 def test_globs_choose_files(whole, bitnet, folder, words, expected):
     done = bitnet("download-model", "--id", "org/whole", "--out", "got", *words)
     assert done.code == 0, done.err
-    found = files_in(folder / "got")
-    assert sorted(name.rpartition("/")[2] for name in found) == expected
-    assert all(name.startswith("original/") for name in found if name.endswith(".pth"))
+    names = files_in(folder / "got")
+    assert sorted(name.rpartition("/")[2] for name in names) == expected
+    assert all(name.startswith("original/") for name in names if name.endswith(".pth"))
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ def ranker(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def scores(ranker):
+    """Scores of the documents, by the Python API."""
     with load(ranker) as model:
         return model.rank(QUERY, DOCUMENTS).tolist()
 
@@ -39,6 +40,7 @@ def documents(tmp_path):
 
 
 def best_first(scores):
+    """Indices of *scores*, the highest score first."""
     return sorted(range(len(scores)), key=lambda index: -scores[index])
 
 
@@ -53,8 +55,8 @@ def test_rank_prints_documents_the_best_first(bitnet, ranker, scores, documents)
         assert entry["text"] == DOCUMENTS[entry["index"]]
     shown = bitnet(*words, "--top-n", 1).out.splitlines()
     assert DOCUMENTS[best_first(scores)[0]] in shown[-1]
-    assert len(shown) == 2
-    assert shown[-1].split()[1] == str(best_first(scores)[0] + 1)  # the number of its line
+    assert len(shown) == 2  # a heading and the best document
+    assert shown[-1].split()[1] == str(best_first(scores)[0] + 1)  # the number of its line, from 1
 
 
 def test_classify_prints_the_share_of_each_label(bitnet, tmp_path, documents):
@@ -99,8 +101,8 @@ def test_the_routes_of_rerankers_give_the_scores_of_the_command(worker, scores):
     for path in ("/v1/rerank", "/rerank", "/v1/reranking", "/v2/rerank"):
         reply = worker.post(path, body).json()
         assert [entry["index"] for entry in reply["results"]] == order
-        found = [entry["relevance_score"] for entry in reply["results"]]
-        assert found == pytest.approx([scores[index] for index in order])
+        served = [entry["relevance_score"] for entry in reply["results"]]
+        assert served == pytest.approx([scores[index] for index in order])
         assert reply["usage"]["total_tokens"] == reply["usage"]["prompt_tokens"] > 0
     objects = [{"text": text} for text in DOCUMENTS]
     more = {"documents": objects, "top_n": 2, "return_documents": True}
@@ -120,9 +122,9 @@ def test_texts_in_place_of_documents_are_answered_with_a_list(worker, scores):
 
 
 def test_score_pairs_one_text_with_each_or_two_lists(worker, scores):
-    one = worker.post("/v1/score", {"text_1": QUERY, "text_2": DOCUMENTS}).json()
+    with_each = worker.post("/v1/score", {"text_1": QUERY, "text_2": DOCUMENTS}).json()
     lists = worker.post("/v1/score", {"text_1": [QUERY] * 3, "text_2": DOCUMENTS}).json()
-    for reply in (one, lists):
+    for reply in (with_each, lists):
         assert [entry["score"] for entry in reply["data"]] == pytest.approx(scores)
         assert [entry["index"] for entry in reply["data"]] == [0, 1, 2]
 

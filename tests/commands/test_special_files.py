@@ -1,4 +1,7 @@
-"""A pipe where a file belongs ends every command with an error, for every option and side file."""
+"""A pipe where a file belongs ends every command with an error, for every option and side file.
+
+Exit codes: 15 a check failed, 130 interrupted.
+"""
 
 import os
 import signal
@@ -50,7 +53,7 @@ WORDS = {
     "verify": "{model}",
     "verify-tokenizer": "{model} --against {model}",
 }
-# Options that go with others.
+# Words in place of those, for options that need other ones or exclude some.
 TOGETHER = {
     ("attest", "key"): "{model} --no-trace --bundle {out}",
     ("attest", "tokenizer"): "{model}",
@@ -66,9 +69,11 @@ TOGETHER = {
     ("tokenize", "file"): "{model}",
     ("verify", "key"): "{model} --against {bundle}",
 }
-# What ends before it reads the file, in every case or without a part that these tests do not have.
+# Options whose command ends before it reads the file, and why.
 BEFORE = {"crossval --lora": "the option is refused", "verify --key": "needs a signed statement"}
+#: Options that name an output.
 WRITTEN = {"bundle", "output", "record", "report_dir", "skipped_to"}
+#: Beginnings of the placeholders of options that name a file or folder.
 PLACES = ("FILE", "PATH", "DIR", "MODEL", "[NAME=]PATH", "SOURCE")
 
 
@@ -79,6 +84,7 @@ def commands(collection):
         yield from commands(inner)
 
 
+#: Command, option, whether it is positional, and its flag, for each option that names an input.
 READ = sorted(
     (task.command_words, option.name, option.positional, f"--{option.long_names[0]}")
     for task in commands(load())
@@ -89,13 +95,13 @@ READ = sorted(
 
 @pytest.fixture
 def pipe(tmp_path):
-    """A pipe without a writer; what waits for one is released after a while, and the test fails."""
+    """A pipe without a writer. A command that waits for one is interrupted, and the test fails."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    waited = []
+    timeouts = []
 
     def release(*_):
-        waited.append(True)
+        timeouts.append(True)
         os.close(os.open(path, os.O_RDWR))
         raise KeyboardInterrupt
 
@@ -104,7 +110,7 @@ def pipe(tmp_path):
     yield path
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
-    assert waited == [], "it waits for a pipe"
+    assert timeouts == [], "it waits for a pipe"
 
 
 @pytest.fixture
@@ -167,6 +173,7 @@ def test_a_pipe_as_the_value_of_an_option_is_refused(
         assert pipe.name in done.out + done.err, "it ended for another reason"
 
 
+#: Files beside a model that a command may read.
 SIDE = sorted({*TOKENIZER_FILES, *SIDE_FILES, "config.json", "merges.txt", "modules.json"})
 READERS = ("verify", "attest", "tokenize", "compat-check", "infer", "plan", "explain-tokenizer")
 
@@ -178,6 +185,7 @@ def test_a_pipe_among_the_files_of_a_model_is_refused(bitnet, pipe, files, comma
     (files["folder"] / name).symlink_to(pipe)
     words = [word.format(**files | {"model": files["folder"]}) for word in WORDS[command].split()]
     done = bitnet(command, *words)
+    # Not an internal error or an interrupt; commands that need the file end with an error.
     assert done.code not in (1, 130), (done.out, done.err)
     if command in ("verify", "attest"):
         assert ends_with_an_error(done), (done.out, done.err)

@@ -1,4 +1,7 @@
-"""tokenize as a command: ids, pieces, counts; text, files and stdin."""
+"""tokenize as a command: ids, pieces, counts; text, files and stdin.
+
+Exit codes: 2 wrong usage, 19 not found.
+"""
 
 import io
 import json
@@ -16,6 +19,7 @@ def tokenizer(tmp_path):
 
 @pytest.fixture
 def _piped(monkeypatch):
+    """The text ``the fox`` and a line end on standard input."""
     stdin = io.TextIOWrapper(io.BytesIO(b"the fox\n"), encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", stdin)
 
@@ -29,9 +33,11 @@ def test_ids_of_a_text_are_one_line(tokenizer, bitnet):
     assert bitnet("tokenize", tokenizer, "the fox", "--count").out == f"{len(ids)}\n"
 
 
-def test_pieces_say_where_they_are(tokenizer, bitnet):
+def test_pieces_are_listed_with_the_characters_that_they_cover(tokenizer, bitnet):
     lines = bitnet("tokenize", tokenizer, "the 🙂", "--pieces").out.splitlines()
     assert lines[0].split() == ["id", "characters", "text", "spelling"]
+    # The tokenizer writes a space before the text, whose token covers the first character. The emoji
+    # is not in the vocabulary: the tokens of its four bytes cover the same character.
     assert [line.split()[1] for line in lines[1:]] == ["0-1", "0-3", "3-4", *["4-5"] * 4]
     facts = json.loads(bitnet("tokenize", tokenizer, "the 🙂", "--pieces", "--json").out)
     assert facts["count"] == 7
@@ -62,10 +68,10 @@ def test_a_file_is_encoded_as_it_is(tokenizer, tmp_path, bitnet):
     assert int(count) == len(wanted.split())
 
 
-def test_special_tokens_can_be_text(tokenizer, bitnet):
-    one = bitnet("tokenize", tokenizer, "<s>", "--count").out
-    many = bitnet("tokenize", tokenizer, "<s>", "--count", "--no-parse-special").out
-    assert int(one) < int(many)
+def test_special_tokens_are_text_with_no_parse_special(tokenizer, bitnet):
+    as_token = bitnet("tokenize", tokenizer, "<s>", "--count").out
+    as_text = bitnet("tokenize", tokenizer, "<s>", "--count", "--no-parse-special").out
+    assert int(as_token) < int(as_text)
 
 
 def test_only_the_heading_is_bold_unless_the_environment_says_no(tokenizer, bitnet, monkeypatch):
@@ -92,13 +98,15 @@ def test_control_characters_never_reach_the_terminal(tokenizer, bitnet):
         (["--file", "missing.txt"], 19, "missing.txt"),
     ],
 )
-def test_what_cannot_be_is_refused(tokenizer, words, code, said, bitnet):
+def test_options_that_contradict_and_missing_files_are_refused(
+    tokenizer, words, code, said, bitnet
+):
     done = bitnet("tokenize", tokenizer, *words)
     assert (done.code, done.out) == (code, "")
     assert said in done.err
 
 
-def test_a_terminal_without_a_text_is_told_so(tokenizer, bitnet, monkeypatch):
+def test_tokenize_on_a_terminal_without_a_text_is_refused(tokenizer, bitnet, monkeypatch):
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     done = bitnet("tokenize", tokenizer)
     assert done.code == 2

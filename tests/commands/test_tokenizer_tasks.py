@@ -1,4 +1,8 @@
-"""explain-tokenizer, compat-check, verify-tokenizer, export-tokenizer as commands."""
+"""explain-tokenizer, compat-check, verify-tokenizer, export-tokenizer as commands.
+
+Exit codes: 2 wrong usage, 13 damaged or malformed data, 15 a check failed, 19 not found, 20
+unsupported.
+"""
 
 import json
 
@@ -12,6 +16,7 @@ CONTROL = 3
 
 
 def _model(path, *, tokens=TOKENS, rows=None, merges=("a b",), **more):
+    """A GGUF file with these *tokens*; *rows* of its embedding, by default as many."""
     keys = vocabulary(
         tokens,
         merges=merges,
@@ -37,18 +42,20 @@ def nameless(tmp_path):
 
 @pytest.fixture
 def corpus(tmp_path):
+    """Two probe texts, one a line."""
     path = tmp_path / "corpus.txt"
     path.write_text("ab\ncab\n")
     return path
 
 
-def test_explain_shows_every_place_and_why(model, bitnet):
+def test_explain_lists_every_place_of_a_tokenizer_with_its_verdict_and_reason(model, bitnet):
     done = bitnet("explain-tokenizer", model)
     assert (done.code, done.err) == (0, "")
     lines = done.out.splitlines()
     assert lines[0] == f"{model}: llama model, 5 tokens"
     assert lines[1].split() == ["chosen", "embedded", str(model)]
     assert lines[2].strip() == "5 tokens, as the model needs"
+    # Two lines for each place: a verdict and its reason.
     assert [line.split()[1] for line in lines[3::2]] == ["sibling"] * 3 + ["parent"]
 
 
@@ -82,19 +89,19 @@ def test_explain_ends_with_the_exit_code_of_a_missing_tokenizer(nameless, bitnet
     assert bitnet("explain-tokenizer", nameless, "--pre", "gpt-2").code == 0
 
 
-def test_compat_check_says_yes_in_one_line(model, bitnet):
+def test_compat_check_reports_a_compatible_tokenizer_in_one_line(model, bitnet):
     done = bitnet("compat-check", model)
     assert (done.code, done.err) == (0, "")
     assert len(done.out.splitlines()) == 1
     assert done.out.startswith("compatible: ")
 
 
-def test_compat_check_declares_padded_rows(tmp_path, bitnet):
+def test_compat_check_accepts_padded_rows_and_reports_their_number(tmp_path, bitnet):
     model = _model(tmp_path / "m.gguf", rows=64)
     done = bitnet("compat-check", model, "--json")
     assert done.code == 0
     facts = json.loads(done.out)
-    assert (facts["compatible"], facts["padded_rows"]) == (True, 59)
+    assert (facts["compatible"], facts["padded_rows"]) == (True, 59)  # 64 rows for 5 tokens
     assert "59" in bitnet("compat-check", model).out
 
 
@@ -108,7 +115,9 @@ def test_compat_check_refuses_another_vocabulary(model, tmp_path, bitnet, tokens
     assert (done.code, json.loads(done.out)["compatible"]) == (15, False)
 
 
-def test_compat_check_compares_texts_of_unknown_cut(model, nameless, tmp_path, bitnet):
+def test_compat_check_compares_the_texts_of_tokens_if_the_pre_tokenizer_is_unknown(
+    model, nameless, tmp_path, bitnet
+):
     done = bitnet("compat-check", nameless, "--tokenizer", model)
     assert done.code == 0
     assert "cannot be rebuilt" in done.out
@@ -123,7 +132,7 @@ def test_compat_check_takes_the_pre_tokenizer_from_the_command_line(nameless, bi
     assert bitnet("compat-check", nameless, "--pre", "gpt-2").code == 0
 
 
-def test_what_was_exported_verifies_against_its_source(model, tmp_path, bitnet, corpus):
+def test_an_exported_tokenizer_verifies_against_its_source(model, tmp_path, bitnet, corpus):
     done = bitnet("export-tokenizer", model, "--into", tmp_path / "out", "--json")
     assert done.code == 0
     files = json.loads(done.out)["files"]
@@ -195,7 +204,7 @@ def test_export_replaces_nothing_unless_forced(model, tmp_path, bitnet):
         (["export-tokenizer", "torn.gguf", "--into", "out"], 13, "torn.gguf"),
     ],
 )
-def test_wrong_use_ends_in_one_error_and_its_code(model, monkeypatch, bitnet, words, code, text):
+def test_wrong_use_is_one_error_with_its_exit_code(model, monkeypatch, bitnet, words, code, text):
     monkeypatch.chdir(model.parent)
     (model.parent / "torn.gguf").write_bytes(model.read_bytes()[:200])
     done = bitnet(*words)

@@ -1,4 +1,7 @@
-"""``verify``, ``health`` and the scripts that call them: what they print and how they end."""
+"""``verify``, ``health`` and the scripts that call them: what they print and how they end.
+
+Exit codes: 2 wrong usage, 13 damaged or malformed data, 15 a check failed, 19 not found.
+"""
 
 import hashlib
 import importlib.util
@@ -23,6 +26,7 @@ SCRIPTS = Path(__file__).parents[2] / "ci/scripts"
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path, monkeypatch):
+    """Run every test in an empty working folder."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -34,6 +38,7 @@ def model(tmp_path):
 
 @pytest.fixture
 def broken(model):
+    """A model whose last 5,000 bytes are missing, in the same folder."""
     path = model.with_name("broken.gguf")
     path.write_bytes(model.read_bytes()[:-5000])
     return path
@@ -55,8 +60,9 @@ def script(name, *words):
 def test_a_sound_model_ends_with_one_line_that_says_so(bitnet, model):
     done = bitnet("verify", "--model", model)
     *lines, last = done.out.splitlines()
-    said = f"{model} looks sound, UNPINNED: nothing says these are the original bytes"
-    assert (done.code, last) == (0, said)
+    verdict = f"{model} looks sound, UNPINNED: nothing says these are the original bytes"
+    assert (done.code, last) == (0, verdict)
+    # One line for each check: ✓ is ok, · a note.
     assert [line[0] for line in lines] == list("✓·✓✓✓✓✓✓✓·✓✓")
 
 
@@ -73,7 +79,7 @@ def test_json_has_every_check_and_the_same_exit_code(bitnet, request, which, cod
     done = bitnet("verify", "--model", request.getfixturevalue(which), "--json")
     report = json.loads(done.out)
     assert (done.code, report["passed"]) == (code, code == 0)
-    assert len(report["findings"]) == 12
+    assert len(report["findings"]) == 12  # the checks of the test above
     assert set(report["findings"][0]) == {"severity", "subject", "text", "hint", "duration_s"}
 
 
@@ -94,7 +100,7 @@ def test_what_the_lock_file_pins_is_compared(bitnet, model):
 
 @pytest.mark.parametrize("where", ["models/../models/tiny.gguf", "link.gguf", "models/tiny.gguf"])
 @pytest.mark.parametrize("folder", [".", "models", "elsewhere"])
-def test_a_pin_holds_by_whatever_name_the_model_is_called(
+def test_a_pin_is_compared_whatever_path_leads_to_the_model(
     bitnet, model, tmp_path, monkeypatch, where, folder
 ):
     (tmp_path / "link.gguf").symlink_to(model)
@@ -141,7 +147,7 @@ def test_a_file_with_the_name_of_a_packaged_model_must_be_it(bitnet, model):
     assert "it bears the name of smollm2-135m and is not it: tensor blk.0" in done.out
 
 
-def test_a_mock_passes_only_when_it_is_allowed(bitnet, model):
+def test_a_model_without_tokenizer_passes_only_with_allow_mock_and_not_as_checked(bitnet, model):
     tiny_gguf(model, tokenizer=False)
     assert bitnet("verify", "--model", model).code == 15
     done = bitnet("verify", "--model", model, "--allow-mock")
@@ -174,10 +180,12 @@ def test_health_names_what_failed(bitnet, model, broken):
 
 
 def _write(path, content=b"GGUF"):
+    """Write *content* to *path*, in a folder that need not exist."""
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(content)
 
 
+#: By kind: a function that adds something to the folder *models* that is not a whole model.
 SPOILED = {
     "a link to nothing": lambda models: (models / "gone.gguf").symlink_to(models / "nothing"),
     "capitals": lambda models: _write(models / "OTHER.GGUF"),
@@ -208,6 +216,7 @@ def test_a_folder_without_models_is_not_healthy(bitnet):
     assert bitnet("health", "--model-dir", "none").code == 19
 
 
+#: A line of the smoke test once the model has run.
 CHECKED = "CHECKED: the file, its tokenizer, a run of it"
 needs_engine = pytest.mark.skipif(
     importlib.util.find_spec("xllamacpp") is None, reason="the extra `crossval` is not installed"
@@ -252,7 +261,7 @@ def test_a_model_is_left_out_for_its_missing_tokenizer_and_never_for_its_damage(
     ]
 
 
-def test_without_a_model_the_scripts_do_not_pass(tmp_path):
+def test_the_script_for_each_model_fails_without_any_model(tmp_path):
     done = script("each-model.sh", "true")
     assert (done.returncode, done.stdout) == (
         19,
@@ -260,6 +269,7 @@ def test_without_a_model_the_scripts_do_not_pass(tmp_path):
     )
 
 
+#: As SPOILED, for the script that runs a command for each model.
 UNREADABLE = {
     "a cut file in capitals": lambda models: _write(models / "x.GGUF", b"GGUF\3\0"),
     "an index without its shards": lambda models: _write(
@@ -271,7 +281,7 @@ UNREADABLE = {
 }
 
 
-# With and without tokenizers that were left out, in turn.
+# Every other case is run with the name of a tokenizer that was not downloaded.
 @pytest.mark.parametrize(
     ("spoil", "skipped"),
     list(zip(UNREADABLE.values(), cycle(["", "org/gated/tokenizer.json"]), strict=False)),
@@ -295,11 +305,12 @@ def test_models_are_listed_as_arguments_for_any_program(bitnet, model, monkeypat
     assert script("each-model.sh", "bitnet", "verify").returncode == 15
 
 
-def test_a_folder_inside_of_a_model_is_not_another_one(tmp_path):
+def test_a_folder_inside_a_models_folder_is_not_listed_as_a_model(tmp_path):
     for name in ("config.json", "model.safetensors", "modules.json", "1_Pooling/config.json"):
         (tmp_path / "models/m" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "models/m" / name).touch()
     done = script("each-model.sh", "echo")
+    # ``echo`` prints the name of each model.
     assert [line for line in done.stdout.splitlines() if line[0] == "m"] == ["models/m"]
     assert done.returncode == 0
 
@@ -311,8 +322,8 @@ def test_a_command_that_leaves_something_out_passes_no_model(model, tmp_path, mo
     words = ("each-model.sh", "bitnet", "verify", "--allow-mock", "--model")
     done = script(*words)
     assert done.returncode == 0, done.stderr
-    told = "tokenizer, vocabulary, template, stop ids; looks sound"
-    assert summary.read_text().startswith(f"- NOT CHECKED: models/tiny.gguf: {told}")
+    gaps = "tokenizer, vocabulary, template, stop ids; looks sound"
+    assert summary.read_text().startswith(f"- NOT CHECKED: models/tiny.gguf: {gaps}")
 
 
 @pytest.mark.parametrize(("which", "code"), [("broken", 15), ("absent", 19)])
@@ -335,18 +346,19 @@ def test_the_smoke_test_without_a_model_takes_the_one_of_this_package(monkeypatc
     done = script("parity_smoke.sh")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    compared = importlib.util.find_spec("ik_llama_cpp") is not None  # the one that reads BitNet
+    # Only this engine reads BitNet models.
+    compared = importlib.util.find_spec("ik_llama_cpp") is not None
     assert CHECKED in lines
     assert ("# Cross-validation: passed" in lines) == compared
 
 
-def test_the_smoke_test_says_how_it_is_used():
+def test_the_smoke_test_shows_its_usage_for_too_many_arguments():
     done = script("parity_smoke.sh", "a", "b", "c")
     assert done.returncode == 2
     assert "usage:" in done.stderr
 
 
-def test_the_health_check_looks_at_models_and_cache(model, broken):
+def test_the_script_for_health_checks_models_and_cache(model, broken):
     assert script("tokenizer-health-check.sh", "models").returncode == 15
     broken.unlink()
     done = script("tokenizer-health-check.sh")
