@@ -109,7 +109,9 @@ def test_a_name_means_on_the_other_machine_what_it_meant_here(
     assert attested["pinned"]
 
 
-def test_a_project_gets_its_lock_file_and_its_files(bundle, model, machine, bitnet, no_network):
+def test_an_import_into_a_project_writes_lock_file_and_files(
+    bundle, model, machine, bitnet, no_network
+):
     here = machine("here")
     folder = machine("there")
     done = bitnet("bundle.import", bundle, "--into", ".", "--json")

@@ -59,7 +59,7 @@ def test_list_shows_files_and_their_total(run, cache):
     assert out.splitlines()[-1] == f"1 file, 13 B in {cache}"
 
 
-def test_list_as_json(run, cache):
+def test_list_as_json_has_the_size_and_the_keys(run, cache):
     facts = json.loads(run("cache.list", "--json")[1])
     assert facts["size_bytes"] == 13
     assert [entry["key"] for entry in facts["entries"]] == ["gpt2-50k"]
@@ -103,7 +103,7 @@ def test_clean_removes_nothing_where_no_user_can_be_asked(run, cache):
     assert (cache / "tokenizers/gpt2-50k/tokenizer.json").exists()
 
 
-def test_clean_with_yes_removes(run, cache):
+def test_clean_with_yes_removes_all_files(run, cache):
     code, out, _ = run("clean-cache", "--yes")
     assert (code, out) == (0, "Cache cleanup complete: removed 1 file, 13 B\n")
     assert list((cache / "tokenizers").iterdir()) == []
@@ -118,7 +118,7 @@ def test_clean_asks_on_a_terminal(run, cache, answer, left):
     assert ("Cache cleanup complete" in out) == (not left)
 
 
-def test_a_dry_run_shows_and_succeeds(run, cache):
+def test_a_dry_run_lists_the_files_and_removes_none(run, cache):
     code, out, _ = run("clean-cache", "--dry-run", "--yes")
     assert (code, "tokenizer.json" in out) == (0, True)
     assert (cache / "tokenizers/gpt2-50k/tokenizer.json").exists()

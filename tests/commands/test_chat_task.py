@@ -181,7 +181,7 @@ def test_an_answer_that_was_cut_off_says_why(typed):
     assert "hint: /clear forgets the conversation" in done.err
 
 
-def test_ctrl_c_stops_an_answer_and_keeps_it(typed, tmp_path, monkeypatch):
+def test_ctrl_c_stops_an_answer_and_keeps_its_text(typed, tmp_path, monkeypatch):
     from bitnet.commands import generate
 
     def interrupted(piece):

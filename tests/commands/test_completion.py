@@ -60,7 +60,7 @@ def script_of(shell, bitnet, place):
 
 
 @pytest.mark.parametrize("what", TYPED)
-def test_the_word_is_among_those_that_are_offered(place, what):
+def test_the_expected_word_is_the_only_one_offered_with_that_beginning(place, what):
     typed, word = TYPED[what]
     offered = candidates(typed.split()[1:], load())
     assert [each for each in offered if each.startswith(typed.split()[-1])] == [word]

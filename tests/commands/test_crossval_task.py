@@ -143,7 +143,7 @@ def test_a_folder_for_reports_that_cannot_be_made_is_refused_before_the_model_is
     assert "a file is where a folder belongs" in done.err
 
 
-def test_a_missing_reference_is_not_run_and_never_passed(run, none_installed, tmp_path):
+def test_a_comparison_without_its_reference_never_passes(run, none_installed, tmp_path):
     done = run("--report-dir", tmp_path / "report")
     assert done.code == 22
     assert "crossval not run: reference: the reference llama.cpp is not installed" in done.err
@@ -159,7 +159,7 @@ def test_a_missing_reference_is_not_run_and_never_passed(run, none_installed, tm
     assert run("--tokenizer-only").code == 22
 
 
-def test_a_recording_is_a_reference(run, tmp_path):
+def test_a_recording_serves_as_the_reference(run, tmp_path):
     file = tmp_path / "trace.json"
     recorded = run("--reference", "float64", "--record", file, "--max-positions", 9)
     assert recorded.code == 0, recorded.err

@@ -33,7 +33,7 @@ def test_inspect_gguf_prints_the_report(model, capsys):
     assert shown.err == ""
 
 
-def test_inspect_gguf_gives_json(model, capsys):
+def test_inspect_gguf_writes_json_with_metadata_tensors_and_vocabulary(model, capsys):
     assert _run("inspect-gguf", model, "--json", "--full") == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["metadata"]["general.architecture"] == "llama"

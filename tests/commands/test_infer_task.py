@@ -215,15 +215,15 @@ def test_an_address_given_as_tokenizer_is_fetched_once(bitnet, hub, tmp_path, mo
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     url = f"{hub.url}/org/words/resolve/main/tokenizer.json"
     words = ("infer", "--model", bare, "--prompt", "ab", "--max-tokens", 2, "--json", "--dump-ids")
-    for named in (url, "hf://org/words", "org/words"):
+    for source in (url, "hf://org/words", "org/words"):
         # The address of a file does not say which file of its repository is the tokenizer; the
         # other two are names of one repository.
-        refused = bitnet(*words, "--tokenizer", named, "--offline")
-        assert refused.code == (0 if named == "org/words" else 23)
-        done = bitnet(*words, "--tokenizer", named)
+        refused = bitnet(*words, "--tokenizer", source, "--offline")
+        assert refused.code == (0 if source == "org/words" else 23)
+        done = bitnet(*words, "--tokenizer", source)
         assert json.loads(done.out)["prompt_ids"] == [VOCAB - 2, VOCAB - 1]
         hub.forget()
-        assert bitnet(*words, "--tokenizer", named, "--offline").code == 0
+        assert bitnet(*words, "--tokenizer", source, "--offline").code == 0
         assert hub.requests() == []
     wrong = bitnet(*words, "--tokenizer", "org/other")
     assert wrong.code == 15
@@ -416,7 +416,7 @@ def test_a_bias_forbids_or_forces_a_token(bitnet, model):
         ("--regex", "(", "the --regex cannot be used: "),
     ],
 )
-def test_a_wrong_value_is_named(bitnet, model, option, value, text):
+def test_an_option_with_a_wrong_value_is_named_in_the_error(bitnet, model, option, value, text):
     if option == "--regex":
         pytest.importorskip("llguidance")
     done = bitnet("infer", "--model", model, "--prompt", "ab", option, value)

@@ -126,7 +126,7 @@ def test_a_server_that_cannot_start_is_reported_with_its_reason(bitnet, tmp_path
         (("--server", "http://127.0.0.1:9"), "no server with a model"),
     ],
 )
-def test_what_cannot_be_launched_is_refused(words, message, bitnet):
+def test_a_wrong_address_or_argument_is_refused(words, message, bitnet):
     done = bitnet("launch", "aider", *words)
     assert done.code == 2
     assert message in done.err
@@ -140,7 +140,7 @@ def test_a_server_of_another_machine_is_refused_even_if_the_model_is_named(bitne
 
 
 @posix
-def test_a_server_that_is_started_needs_no_key(bitnet, tmp_path, monkeypatch):
+def test_an_agent_of_a_started_server_does_not_get_the_key(bitnet, tmp_path, monkeypatch):
     monkeypatch.setenv("BITNET_API_KEY", "secret")
     target = stand_in(tmp_path, monkeypatch, "claude", "os.environ['ANTHROPIC_BASE_URL']")
     done = bitnet("launch", "claude", tiny_gguf(tmp_path / "m.gguf"), "--threads", 1)

@@ -48,7 +48,7 @@ def test_the_model_is_the_first_positional_option_of_every_command_that_takes_on
     assert first is model
 
 
-def test_nearly_every_command_about_models_takes_one():
+def test_the_collection_of_commands_with_a_model_is_not_empty():
     assert len(WITH_MODEL) > 18
 
 
@@ -75,7 +75,7 @@ def ids(done):
 
 
 def test_a_model_may_stand_at_any_place_of_the_command_line(bitnet, model):
-    wanted = ids(bitnet("tokenize", model, "ab", "--json"))
+    expected = ids(bitnet("tokenize", model, "ab", "--json"))
     for words in (
         ("--model", model, "ab"),
         (f"--model={model}", "ab"),
@@ -83,7 +83,7 @@ def test_a_model_may_stand_at_any_place_of_the_command_line(bitnet, model):
         ("--no-warnings", model, "--no-add-special", "ab", "--add-special"),
         ("--text=ab", model),
     ):
-        assert ids(bitnet("tokenize", *words, "--json")) == wanted
+        assert ids(bitnet("tokenize", *words, "--json")) == expected
 
 
 def test_a_model_given_twice_is_refused(bitnet, model):
@@ -114,7 +114,7 @@ def test_a_word_after_doctor_is_an_area_or_a_model(bitnet, model):
     assert (refused.code, "no model of that name: netwrok" in refused.err) == (19, True)
 
 
-def test_several_models_are_several_words():
+def test_several_words_are_values_of_an_option_that_is_a_list():
     words = Words(COMMANDS["bundle.export"], ["a", "--output", "x.tar", "b"])
     assert words.values == {"model": ["a", "b"], "output": "x.tar"}
 

@@ -80,17 +80,17 @@ def test_download_fetches_a_repository_whole_except_hidden_files_and_code_in_a_p
         hub.add("org/two", name, b"*.gguf filter=lfs")
     done = bitnet("download", "org/two")
     assert done.code == 0, done.err
-    whole = ["README.md", "m-Q4_0.gguf", "m-Q8_0.gguf", "sub/notes.txt"]
-    assert below(work / "models/org-two") == whole
+    placed = ["README.md", "m-Q4_0.gguf", "m-Q8_0.gguf", "sub/notes.txt"]
+    assert below(work / "models/org-two") == placed
     assert ".gitattributes (it is hidden), modeling.py" in done.err
     pinned = json.loads((work / "bitnet.lock.json").read_text())["files"]
-    assert [entry["file"] for entry in pinned] == whole
+    assert [entry["file"] for entry in pinned] == placed
     shutil.rmtree(work / "models")
     assert bitnet("sync").code == 0
-    assert below(work / "models/org-two") == whole
+    assert below(work / "models/org-two") == placed
     elsewhere = tmp_path / "elsewhere"
     assert bitnet("download", "org/two", "--local-dir", elsewhere).code == 0
-    assert below(elsewhere) == sorted([*OWN, *whole])
+    assert below(elsewhere) == sorted([*OWN, *placed])
     assert bitnet("sync").code == 0  # what it could not place is not pinned
     assert bitnet("download", "org/two", "modeling.py").code != 0  # an error if it is named
 

@@ -196,14 +196,16 @@ def test_run_without_prompt_pipe_or_terminal_says_what_it_needs(named, bitnet):
 
 
 def test_the_default_model_is_placed_in_the_cache(model, bitnet, folder, monkeypatch):
-    known = PACKAGED["smollm2-135m"]
+    default = PACKAGED["smollm2-135m"]
     cache = Store(settings.cache_dir())
     mine = cache.adopt(model, cache.digest_of(model))
-    monkeypatch.setitem(PACKAGED, known.name, replace(known, sha256=mine.sha256, size=mine.size))
+    monkeypatch.setitem(
+        PACKAGED, default.name, replace(default, sha256=mine.sha256, size=mine.size)
+    )
     done = bitnet("infer", "--prompt", "a", "--max-tokens", 1, "--offline")
     assert done.code == 0, done.err
     assert list(folder.iterdir()) == []
-    assert (cache.root / "models" / known.name / known.file).read_bytes() == model.read_bytes()
+    assert (cache.root / "models" / default.name / default.file).read_bytes() == model.read_bytes()
 
 
 @pytest.fixture

@@ -36,8 +36,8 @@ def test_ids_of_a_text_are_one_line(tokenizer, bitnet):
 def test_pieces_are_listed_with_the_characters_that_they_cover(tokenizer, bitnet):
     lines = bitnet("tokenize", tokenizer, "the 🙂", "--pieces").out.splitlines()
     assert lines[0].split() == ["id", "characters", "text", "spelling"]
-    # The tokenizer writes a space before the text, whose token covers the first character. The emoji
-    # is not in the vocabulary: the tokens of its four bytes cover the same character.
+    # The tokenizer writes a space before the text, whose token covers the first character. The
+    # emoji is not in the vocabulary: the tokens of its four bytes cover the same character.
     assert [line.split()[1] for line in lines[1:]] == ["0-1", "0-3", "3-4", *["4-5"] * 4]
     facts = json.loads(bitnet("tokenize", tokenizer, "the 🙂", "--pieces", "--json").out)
     assert facts["count"] == 7

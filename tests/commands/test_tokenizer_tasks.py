@@ -144,13 +144,15 @@ def test_an_exported_tokenizer_verifies_against_its_source(model, tmp_path, bitn
 
 
 def test_verify_shows_the_first_difference(model, tmp_path, bitnet, corpus):
-    other = _model(tmp_path / "other.gguf", merges=[])
-    done = bitnet("verify-tokenizer", model, "--against", other, "--corpus", corpus)
+    without_merges = _model(tmp_path / "other.gguf", merges=[])
+    done = bitnet("verify-tokenizer", model, "--against", without_merges, "--corpus", corpus)
     assert done.code == 15
     assert "first difference: 'ab'" in done.err
     assert "embedded in m.gguf: [3]" in done.err
     assert "embedded in other.gguf: [0, 1]" in done.err
-    done = bitnet("verify-tokenizer", model, "--against", other, "--corpus", corpus, "--json")
+    done = bitnet(
+        "verify-tokenizer", model, "--against", without_merges, "--corpus", corpus, "--json"
+    )
     assert done.code == 15
     facts = json.loads(done.out)
     assert (facts["equal"], facts["total"], facts["first_difference"]) == (0, 2, "ab")
@@ -158,14 +160,16 @@ def test_verify_shows_the_first_difference(model, tmp_path, bitnet, corpus):
 
 def test_verify_compares_what_the_same_ids_stand_for(model, tmp_path, bitnet, corpus):
     assert bitnet("export-tokenizer", model, "--into", tmp_path).code == 0
-    other = tmp_path / "tokenizer.json"
-    document = json.loads(other.read_text())
-    other.write_text(json.dumps(document | {"decoder": None}))
-    done = bitnet("verify-tokenizer", model, "--against", other, "--corpus", corpus)
+    without_decoder = tmp_path / "tokenizer.json"
+    document = json.loads(without_decoder.read_text())
+    without_decoder.write_text(json.dumps(document | {"decoder": None}))
+    done = bitnet("verify-tokenizer", model, "--against", without_decoder, "--corpus", corpus)
     assert done.code == 15
     assert "2 of 2 probe texts (100%) give the same ids, " in done.out
     assert "the same ids, other texts: [" in done.err
-    done = bitnet("verify-tokenizer", model, "--against", other, "--corpus", corpus, "--json")
+    done = bitnet(
+        "verify-tokenizer", model, "--against", without_decoder, "--corpus", corpus, "--json"
+    )
     facts = json.loads(done.out)
     assert done.code == 15
     assert 0 < facts["decoded_equal"] < facts["decoded"]

@@ -69,12 +69,12 @@ def test_pydantic_ai_gets_an_object_of_the_type(worker):
 def test_openais_agents_call_a_function(worker, api):
     agents = pytest.importorskip("agents", reason=NEEDS)
     agents.set_tracing_disabled(True)
-    called = []
+    cities = []
 
     @agents.function_tool
     def weather(city: Literal["oslo", "rome"]) -> str:
         """The weather."""
-        called.append(city)
+        cities.append(city)
         return "rain"
 
     async def run_agent():
@@ -94,8 +94,8 @@ def test_openais_agents_call_a_function(worker, api):
             return await agents.Runner.run(agent, "a")
 
     assert asyncio.run(run_agent()).final_output == "rain"
-    assert len(called) == 1
-    assert called[0] in CITIES
+    assert len(cities) == 1
+    assert cities[0] in CITIES
 
 
 def test_the_litellm_proxy_passes_answers_on(worker, tmp_path):

@@ -169,7 +169,7 @@ class Credulous:
 
 def pass_through(app, headers):
     """Events that a client gets from *app* behind a guard, for a POST with *headers*."""
-    sent = []
+    sent_events = []
     narrate = narrator(lambda _line: None, worker_id="w")
     options = ServeOptions(api_key="k")  # with one, the host may be any
     guarded = guard.Guard(app, options=options, metrics=Metrics(), narrate=narrate)
@@ -182,10 +182,10 @@ def pass_through(app, headers):
         return {"type": "http.request", "body": b"{}", "more_body": False}
 
     async def send(event):
-        sent.append(event)
+        sent_events.append(event)
 
     asyncio.run(guarded(scope, receive, send))
-    return sent
+    return sent_events
 
 
 @pytest.mark.parametrize(

@@ -72,14 +72,14 @@ def prompt(model, messages, **more):
 def test_what_clients_send_back_reaches_the_template(tmp_path):
     """Reasoning under the template's name, and a message for each of several calls."""
     second = {"id": "c2", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
-    asked = {"role": "assistant", "reasoning_content": "Hm.", "tool_calls": [CALL, second]}
+    call_turn = {"role": "assistant", "reasoning_content": "Hm.", "tool_calls": [CALL, second]}
     results = [
         {"role": "tool", "tool_call_id": "c2", "content": "noon"},
         {"role": "tool", "tool_call_id": "c1", "content": "rain"},
     ]
     with bitnet.load(gpt_oss_gguf(tmp_path / "m.gguf")) as model:
         tools = [described(WEATHER), described(CLOCK)]
-        text = prompt(model, [ASK, asked, *results], tools=tools)
+        text = prompt(model, [ASK, call_turn, *results], tools=tools)
         # An answer ends at the end of a message or of a call.
         assert {model.tokenizer.token_bytes(one) for one in model.tokenizer.stop_ids} == {
             b"<|return|>", b"<|call|>", b"<|endoftext|>",
@@ -104,7 +104,7 @@ def worker(tmp_path):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_forced_call_is_a_call_in_openais_dialect(client, stream):
     pytest.importorskip("llguidance")
-    asked = {
+    request = {
         "model": "tiny",
         "messages": [ASK],
         "tools": [described(WEATHER), described(CLOCK)],
@@ -112,13 +112,13 @@ def test_a_forced_call_is_a_call_in_openais_dialect(client, stream):
         "tool_choice": {"type": "function", "function": {"name": "weather"}},
     }
     if stream:
-        chunks = list(client.chat.completions.create(**asked, stream=True))
+        chunks = list(client.chat.completions.create(**request, stream=True))
         deltas = [it for one in chunks for it in one.choices[0].delta.tool_calls or ()]
         name = deltas[0].function.name
         reason = chunks[-1].choices[0].finish_reason
         arguments = "".join(delta.function.arguments for delta in deltas)
     else:
-        (choice,) = client.chat.completions.create(**asked).choices
+        (choice,) = client.chat.completions.create(**request).choices
         (call,) = choice.message.tool_calls
         assert choice.message.content is None
         name = call.function.name

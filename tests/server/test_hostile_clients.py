@@ -58,24 +58,24 @@ def test_headers_that_do_not_end_end_the_connection(worker, monkeypatch, sent):
 
 
 def test_a_second_request_has_to_end_its_headers_too(worker, monkeypatch):
-    with connected(worker) as one:
-        one.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert answer(one).startswith(b"HTTP/1.1 200")
+    with connected(worker) as client:
+        client.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert answer(client).startswith(b"HTTP/1.1 200")
         monkeypatch.setattr(connection, "HEADER_PATIENCE_S", 0.1)
-        one.sendall(b"GET / HT")
+        client.sendall(b"GET / HT")
         with contextlib.suppress(ConnectionResetError):
-            assert everything(one) == b""
+            assert everything(client) == b""
 
 
 def test_a_request_is_answered_although_the_next_one_is_incomplete(serving, slow, monkeypatch):
     worker = serving()
     content = json.dumps(BODY).encode()
-    with connected(worker) as one:
-        one.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(content) + content + b"GET / HT")
+    with connected(worker) as client:
+        client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(content) + content + b"GET / HT")
         until(lambda: worker.slot.open_jobs == 1)
         monkeypatch.setattr(connection, "HEADER_PATIENCE_S", 0.1)
         slow()
-        assert answer(one).startswith(b"HTTP/1.1 200")
+        assert answer(client).startswith(b"HTTP/1.1 200")
 
 
 def test_a_body_that_does_not_end_is_given_up(worker, monkeypatch):
@@ -199,7 +199,7 @@ def test_the_share_of_an_answer_is_what_fits_the_memory_for_every_answer_of_a_ba
     assert serving(max_batch=2, kv_budget_bytes=2 * page - 1).slot.fair_positions == 0
 
 
-def test_an_answer_that_never_fits_the_memory_is_refused_as_such(serving, tmp_path):
+def test_an_answer_that_never_fits_the_memory_is_refused_as_too_long(serving, tmp_path):
     page = serving().slot._scheduler.new_cache().cost(64, 1)
     long = tiny_gguf(tmp_path / "long.gguf", **{"llama.context_length": 256})
     with listening(long, kv_budget_bytes=page) as worker:
@@ -242,8 +242,8 @@ def test_vectors_wait_in_the_queue_like_answers(serving):
 def test_a_client_alone_cannot_take_every_connection(worker, monkeypatch):
     monkeypatch.setattr(connection, "MAX_OF_A_CLIENT", 8)
     with contextlib.ExitStack() as stack:
-        slow = [stack.enter_context(connected(worker)) for _ in range(8)]
-        for one in slow:
+        slow_ones = [stack.enter_context(connected(worker)) for _ in range(8)]
+        for one in slow_ones:
             one.sendall(b"P")
         with connected(worker) as one:
             assert everything(one).startswith(b"HTTP/1.1 503 ")

@@ -166,13 +166,13 @@ def test_an_agent_reads_edits_runs_and_finishes(agent, tmp_path, monkeypatch):
             steps_of(agent, str(note)),
             without_tools=REPLACEMENT if agent == "aider" else "A title",
         )
-        done, shown = run_agent(agent, program, worker.address, tmp_path)
-    assert done.returncode == 0, shown
-    assert note.read_text() == AFTER, shown
+        done, output = run_agent(agent, program, worker.address, tmp_path)
+    assert done.returncode == 0, output
+    assert note.read_text() == AFTER, output
     assert prompts
     if agent != "aider":  # which runs no commands without being asked by a person
-        assert (work / "copy.txt").read_text() == AFTER, shown
-        assert DONE in shown
+        assert (work / "copy.txt").read_text() == AFTER, output
+        assert DONE in output
         assert len([prompt for prompt in prompts if "<tools>" in prompt]) >= 4
 
 
@@ -193,12 +193,12 @@ def test_an_agent_ends_with_a_real_small_model(agent, tmp_path, test_models, mon
     path = test_models / "SmolLM2-135M-Instruct.Q4_1.gguf"
     with listening(path, name="tiny", max_output_tokens=48) as worker:
         never_end(worker.slot.model)
-        _, shown = run_agent(agent, program, worker.address, tmp_path)
+        _, output = run_agent(agent, program, worker.address, tmp_path)
         assert worker.http.get("/health/ready").status_code == 200
         statuses = set(re.findall(r'status="(\d+)"', worker.http.get("/metrics").text))
-    assert ("400" in statuses) == (agent in REFUSED), shown
-    assert not {status for status in statuses if status >= "500"}, shown
-    assert ENDS[agent] in shown, shown
+    assert ("400" in statuses) == (agent in REFUSED), output
+    assert not {status for status in statuses if status >= "500"}, output
+    assert ENDS[agent] in output, output
     assert note.read_text() == BEFORE
     if agent not in REFUSED:
         assert {answer.finish_reason for answer in answers} == {"length"}
@@ -206,4 +206,4 @@ def test_an_agent_ends_with_a_real_small_model(agent, tmp_path, test_models, mon
     if agent in SHOWING:
         last = answers[-1].text.split()
         assert last
-        assert " ".join(last[:4]) in " ".join(shown.split()), (last, shown)
+        assert " ".join(last[:4]) in " ".join(output.split()), (last, output)

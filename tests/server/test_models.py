@@ -286,7 +286,7 @@ def test_a_model_of_which_no_answer_fits_is_not_loaded(serve, gate):
     assert states(worker) == {"b": "failed"}
 
 
-def test_a_model_that_is_loaded_in_vain_is_closed(paths):
+def test_a_loaded_model_whose_answers_do_not_fit_the_budget_is_closed(paths):
     slot = slot_of(paths[0])
     model = load(paths[0])
     weights = weakref.ref(model.model)

@@ -69,11 +69,11 @@ def test_chat_writes_what_the_model_writes_after_its_template(client, model_path
 
 
 def test_a_streamed_chat_is_the_whole_one_in_pieces(client):
-    wanted = {"model": "tiny", "messages": [{"role": "user", "content": "abc"}], "max_tokens": 8}
-    whole = client.chat.completions.create(**wanted, temperature=0)
+    request = {"model": "tiny", "messages": [{"role": "user", "content": "abc"}], "max_tokens": 8}
+    whole = client.chat.completions.create(**request, temperature=0)
     chunks = list(
         client.chat.completions.create(
-            **wanted, temperature=0, stream=True, stream_options={"include_usage": True}
+            **request, temperature=0, stream=True, stream_options={"include_usage": True}
         )
     )
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
@@ -88,14 +88,14 @@ def test_a_streamed_chat_is_the_whole_one_in_pieces(client):
 def test_a_seed_fixes_the_answer_and_choices_differ(client, monkeypatch):
     monkeypatch.delenv("BITNET_SEED")
     # At this temperature draws are nearly uniform.
-    wanted = {"model": "tiny", "prompt": "ab", "max_tokens": 12, "temperature": 50, "n": 3}
-    first = [c.text for c in client.completions.create(**wanted, seed=7).choices]
-    again = [c.text for c in client.completions.create(**wanted, seed=7).choices]
-    other = [c.text for c in client.completions.create(**wanted, seed=8).choices]
+    request = {"model": "tiny", "prompt": "ab", "max_tokens": 12, "temperature": 50, "n": 3}
+    first = [c.text for c in client.completions.create(**request, seed=7).choices]
+    again = [c.text for c in client.completions.create(**request, seed=7).choices]
+    other = [c.text for c in client.completions.create(**request, seed=8).choices]
     assert first == again
     assert len(set(first)) == 3
     assert first != other
-    unseeded = {client.completions.create(**wanted).choices[0].text for _ in range(3)}
+    unseeded = {client.completions.create(**request).choices[0].text for _ in range(3)}
     assert len(unseeded) > 1
 
 
@@ -111,10 +111,10 @@ def test_several_prompts_are_answered_in_their_order(client):
 
 
 def test_a_stop_string_ends_the_answer_before_it(client):
-    wanted = {"model": "tiny", "prompt": "ab", "max_tokens": 20, "temperature": 0}
-    text = client.completions.create(**wanted).choices[0].text
+    request = {"model": "tiny", "prompt": "ab", "max_tokens": 20, "temperature": 0}
+    text = client.completions.create(**request).choices[0].text
     stop = text[4:6]
-    reply = client.completions.create(**wanted, stop=[stop]).choices[0]
+    reply = client.completions.create(**request, stop=[stop]).choices[0]
     assert reply.text == text[: text.index(stop)]
     assert reply.finish_reason == "stop"
 
@@ -139,13 +139,13 @@ def test_logprobs_have_openais_two_forms(client):
 
 
 def test_a_bias_decides_and_penalties_change_the_answer(client):
-    wanted = {"model": "tiny", "prompt": "ab", "max_tokens": 6, "temperature": 0}
-    biased = client.completions.create(**wanted, logit_bias={str(TOKENS.index("q")): 100})
+    request = {"model": "tiny", "prompt": "ab", "max_tokens": 6, "temperature": 0}
+    biased = client.completions.create(**request, logit_bias={str(TOKENS.index("q")): 100})
     assert biased.choices[0].text == "q" * 6
-    punished = client.completions.create(
-        **wanted, logit_bias={str(TOKENS.index("q")): 100}, presence_penalty=100
+    with_penalty = client.completions.create(
+        **request, logit_bias={str(TOKENS.index("q")): 100}, presence_penalty=100
     )
-    assert punished.choices[0].text.count("q") < 6
+    assert with_penalty.choices[0].text.count("q") < 6
 
 
 def test_tools_reach_the_template(serving):
@@ -426,18 +426,18 @@ def test_an_answer_follows_a_json_schema(test_models):
         "required": ["colour"],
         "additionalProperties": False,
     }
-    wanted = {"messages": [{"role": "user", "content": "Pick a colour."}], "max_tokens": 40}
+    body = {"messages": [{"role": "user", "content": "Pick a colour."}], "max_tokens": 40}
     with listening(test_models / "SmolLM2-135M-Instruct.Q4_1.gguf") as worker:
         form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-        reply = worker.post("/v1/chat/completions", wanted | {"response_format": form}).json()
+        reply = worker.post("/v1/chat/completions", body | {"response_format": form}).json()
         answer = json.loads(reply["choices"][0]["message"]["content"])
         assert answer["colour"] in ("red", "blue")
         assert reply["choices"][0]["finish_reason"] == "stop"
         form = {"type": "json_object"}
-        reply = worker.post("/v1/chat/completions", wanted | {"response_format": form}).json()
+        reply = worker.post("/v1/chat/completions", body | {"response_format": form}).json()
         assert reply["choices"][0]["message"]["content"].lstrip().startswith("{")
         form = {"type": "json_schema", "json_schema": {"name": "x"}}
-        reply = worker.post("/v1/chat/completions", wanted | {"response_format": form})
+        reply = worker.post("/v1/chat/completions", body | {"response_format": form})
         assert reply.status_code == 400
         assert "schema" in reply.json()["error"]["message"]
 

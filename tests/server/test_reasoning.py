@@ -40,19 +40,19 @@ def test_a_chat_has_reasoning_content_whole_and_streamed(worker):
 
 def test_a_response_has_a_reasoning_item_whole_and_streamed(worker):
     client = openai.OpenAI(base_url=f"{worker.address}/v1", api_key="none", max_retries=0)
-    asked = {"model": "tiny", "input": "a", "max_output_tokens": 16, "temperature": 0}
-    whole = client.responses.create(**asked)
-    thought, *_ = whole.output
+    request = {"model": "tiny", "input": "a", "max_output_tokens": 16, "temperature": 0}
+    response = client.responses.create(**request)
+    thought, *_ = response.output
     assert (thought.type, thought.summary) == ("reasoning", [])
     assert thought.content[0].type == "reasoning_text"
     assert thought.content[0].text
-    assert 0 < whole.usage.output_tokens_details.reasoning_tokens <= whole.usage.output_tokens
-    with client.responses.stream(**asked) as stream:
+    assert 0 < response.usage.output_tokens_details.reasoning_tokens <= response.usage.output_tokens
+    with client.responses.stream(**request) as stream:
         events = list(stream)
     kinds = [event.type for event in events]
     final = events[-1].response
     assert final.output[0].content == thought.content
-    assert final.output_text == whole.output_text
+    assert final.output_text == response.output_text
     places = [
         kinds.index(kind)
         for kind in (
@@ -63,9 +63,9 @@ def test_a_response_has_a_reasoning_item_whole_and_streamed(worker):
     ]  # fmt: skip
     assert places == sorted(places)
     # What a client sends back as the conversation is taken.
-    turns = [{"role": "user", "content": "a"}, *(item.model_dump() for item in whole.output)]
+    turns = [{"role": "user", "content": "a"}, *(item.model_dump() for item in response.output)]
     turns.append({"role": "user", "content": "b"})
-    assert client.responses.create(**asked | {"input": turns}).output
+    assert client.responses.create(**request | {"input": turns}).output
 
 
 def test_an_answer_is_continued_where_it_was_cut_also_within_its_reasoning(worker):

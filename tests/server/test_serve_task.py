@@ -121,12 +121,12 @@ def test_answers_are_cut_off_after_the_time_to_drain_or_by_a_second_interrupt(
     options = ("--drain", drain, "--max-output-tokens", str(10**6))
     worker = started(*options, path=endless).listen()
     # An answer that fills the context, without the token that would end it.
-    wanted = {"prompt": "ab", "max_tokens": 10**6 - 9, "logit_bias": {"1": -1000}}
+    body = {"prompt": "ab", "max_tokens": 10**6 - 9, "logit_bias": {"1": -1000}}
     with ThreadPoolExecutor(1) as pool:
-        whole = pool.submit(worker.post, wanted)
+        whole = pool.submit(worker.post, body)
         worker.until('action="inference_start"')
         # A pass serves both: once the stream has a token, the other answer has one, too.
-        with worker.stream(wanted | {"stream": True}) as streamed:
+        with worker.stream(body | {"stream": True}) as streamed:
             worker.process.send_signal(first)
             worker.until('action="draining"')
             worker.process.send_signal(again)
@@ -303,12 +303,12 @@ def test_json_narration_is_json_to_the_last_line(started, words, code):
 def test_the_name_of_a_model_is_not_cut_at_a_dot_and_has_aliases(
     started, model_path, tmp_path, strict
 ):
-    named = tmp_path / "bitnet-b1.58-2B.gguf"
-    named.write_bytes(model_path.read_bytes())
+    path = tmp_path / "bitnet-b1.58-2B.gguf"
+    path.write_bytes(model_path.read_bytes())
     words = ["--alias", "small", "--alias", "gpt-4"]
     if strict:
         words.append("--strict-model-name")
-    worker = started(*words, path=named).listen()
+    worker = started(*words, path=path).listen()
     base = f"http://127.0.0.1:{worker.port}/v1"
     (model,) = httpx.get(f"{base}/models", timeout=PATIENCE_S).json()["data"]
     assert model["id"] == "bitnet-b1.58-2B"
@@ -336,8 +336,8 @@ def test_the_name_of_a_model_is_not_cut_at_a_dot_and_has_aliases(
 def test_a_worker_that_drains_still_answers_new_connections_with_503(started, tmp_path):
     endless = tiny_gguf(tmp_path / "endless.gguf", **{"llama.context_length": 10**6})
     worker = started("--max-output-tokens", str(10**6), path=endless).listen()
-    wanted = {"prompt": "ab", "max_tokens": 10**6 - 9, "logit_bias": {"1": -1000}}
-    asking = threading.Thread(target=lambda: worker.post(wanted))
+    vast_body = {"prompt": "ab", "max_tokens": 10**6 - 9, "logit_bias": {"1": -1000}}
+    asking = threading.Thread(target=lambda: worker.post(vast_body))
     asking.start()
     worker.until('action="inference_start"')
     worker.process.send_signal(signal.SIGINT)

@@ -25,7 +25,7 @@ def collector(monkeypatch):
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     pytest.importorskip("opentelemetry.instrumentation.fastapi")
     service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
-    taken = queue.Queue()
+    traces = queue.Queue()
 
     class Collector(BaseHTTPRequestHandler):
         def do_POST(self):
@@ -33,7 +33,7 @@ def collector(monkeypatch):
             if self.headers.get("Content-Encoding") == "gzip":
                 body = gzip.decompress(body)
             request = service.ExportTraceServiceRequest.FromString(body)
-            taken.put((self.path, dict(self.headers), request))
+            traces.put((self.path, dict(self.headers), request))
             reply = service.ExportTraceServiceResponse().SerializeToString()
             self.send_response(200)
             self.send_header("Content-Type", "application/x-protobuf")
@@ -51,7 +51,7 @@ def collector(monkeypatch):
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-key=secret")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
-        yield taken
+        yield traces
         server.shutdown()
         thread.join()
 
@@ -94,14 +94,14 @@ def value_of(value):
     return getattr(value, kind)
 
 
-def test_a_request_is_a_span_below_the_clients(traced, monkeypatch):
+def test_the_span_of_a_request_is_a_child_of_the_clients_span(traced, monkeypatch):
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
     trace, parent = PARENT
-    with traced() as (worker, found):
+    with traced() as (worker, spans):
         header = {"traceparent": f"00-{trace}-{parent}-01"}
         reply = worker.post("/v1/chat/completions", CHAT, headers=header).json()
         worker.http.get("/health/live")
-    (span,) = found["POST /v1/chat/completions"]
+    (span,) = spans["POST /v1/chat/completions"]
     # Kind 2 is a server's span; status 0 is unset, and 2 an error.
     assert (span.trace_id.hex(), span.parent_span_id.hex(), span.kind) == (trace, parent, 2)
     assert span.status.code == 0
@@ -116,22 +116,22 @@ def test_a_request_is_a_span_below_the_clients(traced, monkeypatch):
         "gen_ai.usage.input_tokens": reply["usage"]["prompt_tokens"],
         "gen_ai.usage.output_tokens": 5,
     }
-    assert found["resource"]["service.name"] == "mine"
-    assert set(found) == {"POST /v1/chat/completions", "resource"}
+    assert spans["resource"]["service.name"] == "mine"
+    assert set(spans) == {"POST /v1/chat/completions", "resource"}
 
 
 def test_streams_vectors_and_refusals_are_traced(traced):
-    with traced() as (worker, found):
+    with traced() as (worker, spans):
         body = {"prompt": ["a", "ab"], "n": 2, "max_tokens": 3, "stream": True}
         with worker.http.stream("POST", "/v1/completions", json=body) as stream:
             stream.read()
         worker.post("/v1/embeddings", {"input": ["a", "b"]})
         worker.post("/v1/embeddings", {"input": []})
-    (text,) = found["POST /v1/completions"]
+    (text,) = spans["POST /v1/completions"]
     facts = attributes(text)
     assert facts["gen_ai.response.finish_reasons"] == ["length"] * 4
     assert facts["gen_ai.usage.output_tokens"] == 12  # two prompts, two choices, three tokens
-    vector, refused = map(attributes, found["POST /v1/embeddings"])
+    vector, refused = map(attributes, spans["POST /v1/embeddings"])
     assert vector["gen_ai.operation.name"] == "embeddings"
     assert "gen_ai.operation.name" not in refused
     assert 400 in refused.values()
@@ -143,10 +143,10 @@ def test_an_answer_that_fails_is_an_error_of_its_span(traced, monkeypatch):
     def broken(self):
         raise RuntimeError("boom")
 
-    with traced() as (worker, found):
+    with traced() as (worker, spans):
         monkeypatch.setattr(Scheduler, "step", broken)
         assert worker.post("/v1/chat/completions", CHAT).status_code == 500
-    (span,) = found["POST /v1/chat/completions"]
+    (span,) = spans["POST /v1/chat/completions"]
     assert span.status.code == 2
     assert 500 in attributes(span).values()
 

@@ -298,7 +298,7 @@ def test_a_draining_worker_finishes_and_takes_nothing_new(serving, slow):
         assert running.result().json()["tokens_generated"] == 40
 
 
-def test_what_has_written_nothing_at_a_drain_is_refused_and_not_empty(serving, slow):
+def test_an_answer_without_a_token_at_a_drain_is_refused_instead_of_empty(serving, slow):
     worker = serving(max_batch=1)
     with ThreadPoolExecutor(3) as pool:
         replies = [pool.submit(worker.post, "/v1/inference", LONG) for _ in range(2)]

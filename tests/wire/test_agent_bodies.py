@@ -33,10 +33,10 @@ def test_every_field_that_an_agent_sends_is_known(agent):
     with bitnet.load("bitnet-tiny") as model:
         (request,) = form.requests(fields, Request(max_tokens=EVERYTHING), model)
         request.check()
-        named = form.list_ignored(fields, model)
+        ignored = form.list_ignored(fields, model)
     # Nothing of a body is lost: its tools, its last message, and each of its messages.
     assert bool(request.tools) == bool(body.get("tools"))
     last = request.messages[-1]
     assert last["content"] or last["role"] == "tool"  # the output of a command may be empty
     assert len(request.messages) >= len(body.get("messages", ()))
-    assert set(named) >= NAMED[agent.split()[0]]  # a key is an agent and its version
+    assert set(ignored) >= NAMED[agent.split()[0]]  # a key is an agent and its version

@@ -79,14 +79,14 @@ def test_a_stop_sequence_is_named(client, wanted):
 
 def test_a_tool_is_used_and_its_result_goes_back(client, wanted):
     pytest.importorskip("llguidance")
-    asked = wanted | {
+    request = wanted | {
         "max_tokens": 300, "tools": [TOOL], "tool_choice": {"type": "tool", "name": "weather"},
     }  # fmt: skip
-    reply = client.messages.create(**asked)
+    reply = client.messages.create(**request)
     (block,) = reply.content
     assert (reply.stop_reason, block.type, block.name) == ("tool_use", "tool_use", "weather")
     assert block.input["city"] in CITIES
-    with client.messages.stream(**asked) as stream:
+    with client.messages.stream(**request) as stream:
         kinds = [event.delta.type for event in stream if event.type == "content_block_delta"]
         (streamed,) = stream.get_final_message().content
     assert set(kinds) == {"input_json_delta"}

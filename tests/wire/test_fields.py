@@ -118,14 +118,14 @@ def test_checking_ends_at_the_first_error():
     wrong_ids = json.dumps({"prompt": ["x", *range(250_000)]}).encode()
     unknown_fields = json.dumps({"prompt": "a"} | {f"k{at}": at for at in range(60_000)}).encode()
     for raw in (wrong_ids, unknown_fields):
-        begun = time.process_time()
+        start_s = time.process_time()
         with pytest.raises(UsageError):
             openai.COMPLETION.parse(raw)
-        checked_s = time.process_time() - begun
-        begun = time.process_time()
+        checked_s = time.process_time() - start_s
+        start_s = time.process_time()
         json.loads(raw)
         # A loose bound, for busy machines: collecting all errors took hundreds of times as long.
-        assert checked_s < 20 * (time.process_time() - begun) + 0.1
+        assert checked_s < 20 * (time.process_time() - start_s) + 0.1
 
 
 def test_each_field_of_sampling_has_a_name_for_each_dialect_in_the_table():

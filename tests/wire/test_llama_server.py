@@ -34,8 +34,8 @@ def test_a_stream_is_the_whole_completion(worker):
 
 
 def test_the_probabilities_are_those_of_openais_route_with_ids(worker):
-    asked = GREEDY | {"n_probs": 3, "return_tokens": True}
-    facts = worker.post("/completion", asked).json()
+    request = GREEDY | {"n_probs": 3, "return_tokens": True}
+    facts = worker.post("/completion", request).json()
     rows = facts["completion_probabilities"]
     assert [row["id"] for row in rows] == facts["tokens"]
     assert [len(row["top_logprobs"]) for row in rows] == [3] * 8
@@ -46,7 +46,7 @@ def test_the_probabilities_are_those_of_openais_route_with_ids(worker):
         assert row["top_logprobs"][0]["id"] == row["id"]
         assert bytes(row["bytes"]).decode("utf-8", "replace") == row["token"]
 
-    streamed = worker.post("/completion", asked | {"stream": True}).text
+    streamed = worker.post("/completion", request | {"stream": True}).text
     events = [json.loads(each.removeprefix("data: ")) for each in streamed.split("\n\n") if each]
     assert [row for event in events for row in event.get("completion_probabilities", [])] == rows
     for count in (0, None):  # both request no probabilities
@@ -137,10 +137,10 @@ MARKS = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>", "
 def test_a_gap_is_filled_between_its_tokens(tmp_path):
     path = tool_gguf(tmp_path / "gaps.gguf", control=MARKS)
     more = {"n_predict": 4, "ignore_eos": True}
-    asked = GREEDY | {"input_prefix": "def a", "input_suffix": "c", "prompt": "b", **more}
-    asked |= {"input_extra": [{"filename": "d.c", "text": "e"}]}
+    request = GREEDY | {"input_prefix": "def a", "input_suffix": "c", "prompt": "b", **more}
+    request |= {"input_extra": [{"filename": "d.c", "text": "e"}]}
     with listening(path) as worker, load(path) as model:
-        facts = worker.post("/infill", asked).json()
+        facts = worker.post("/infill", request).json()
         # "file" is the name of the file with the gap, which is not in the request.
         ids = model.tokenizer.encode(
             "<|file_sep|>d.c\ne<|file_sep|>file\n<|fim_prefix|>def ab<|fim_suffix|>c<|fim_middle|>"
@@ -150,7 +150,7 @@ def test_a_gap_is_filled_between_its_tokens(tmp_path):
         assert facts["tokens_evaluated"] == len(ids)
         # Marks in the text of a file are text.
         # They are spelled by a token per character.
-        plain = asked | {"input_prefix": "<|fim_suffix|>", "input_extra": []}
+        plain = request | {"input_prefix": "<|fim_suffix|>", "input_extra": []}
         assert worker.post("/infill", plain).json()["tokens_evaluated"] > len("<|fim_suffix|>")
 
 
@@ -281,13 +281,13 @@ def test_a_line_with_too_little_indentation_ends_the_answer(worker, least, conte
 def test_a_time_limit_waits_for_the_end_of_a_line(worker):
     pytest.importorskip("llguidance")
     grammar = 'root ::= "abcdefgh" ("\\n" "ab"){300}'
-    asked = GREEDY | {"grammar": grammar, "n_predict": 400, "t_max_predict_ms": 1}
-    facts = worker.post("/completion", asked).json()
+    request = GREEDY | {"grammar": grammar, "n_predict": 400, "t_max_predict_ms": 1}
+    facts = worker.post("/completion", request).json()
     assert facts["content"].startswith("abcdefgh\n")
     assert facts["stop_type"] == "limit"
     assert facts["tokens_predicted"] < 400
     for no_limit in (0, -1, None):  # -1 is llama.cpp's default
-        body = asked | {"t_max_predict_ms": no_limit, "n_predict": 60}
+        body = request | {"t_max_predict_ms": no_limit, "n_predict": 60}
         assert worker.post("/completion", body).json()["tokens_predicted"] == 60
-    reply = worker.post("/completion", asked | {"t_max_predict_ms": -2})
+    reply = worker.post("/completion", request | {"t_max_predict_ms": -2})
     assert reply.status_code == 400

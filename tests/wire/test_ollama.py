@@ -154,12 +154,12 @@ def test_tools_are_called_with_objects(client):
     form = {"type": "object", "properties": {"name": {"const": "weather"}, "arguments":
             WEATHER["function"]["parameters"]}, "required": ["name", "arguments"],
             "additionalProperties": False}  # fmt: skip
-    asked = {"tools": [WEATHER], "options": {"temperature": 0, "num_predict": 200}}
-    reply = client.chat("tiny", ASK, **asked, format=form)
+    options = {"tools": [WEATHER], "options": {"temperature": 0, "num_predict": 200}}
+    reply = client.chat("tiny", ASK, **options, format=form)
     calls = reply.message.tool_calls or []
     streamed = [
         call
-        for part in client.chat("tiny", ASK, **asked, format=form, stream=True)
+        for part in client.chat("tiny", ASK, **options, format=form, stream=True)
         for call in part.message.tool_calls or []
     ]
     assert [call.function for call in streamed] == [call.function for call in calls]

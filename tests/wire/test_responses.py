@@ -50,13 +50,13 @@ def test_the_clients_stream_is_the_whole_response(client, wanted):
 
 def test_functions_are_called_and_their_results_go_back(client, wanted):
     pytest.importorskip("llguidance")
-    asked = wanted | {"max_output_tokens": 300, "tools": [TOOL], "tool_choice": NAMED}
-    reply = client.responses.create(**asked)
+    request = wanted | {"max_output_tokens": 300, "tools": [TOOL], "tool_choice": NAMED}
+    reply = client.responses.create(**request)
     (call,) = reply.output
     assert (reply.status, call.type, call.name) == ("completed", "function_call", "weather")
     assert json.loads(call.arguments)["city"] in CITIES
     kind = "response.function_call_arguments.delta"
-    with client.responses.stream(**asked) as stream:
+    with client.responses.stream(**request) as stream:
         deltas = [event.delta for event in stream if event.type == kind]
         final = stream.get_final_response()
     assert len(deltas) > 2  # the arguments come in several deltas
@@ -119,13 +119,13 @@ def test_what_is_not_served_is_refused_by_its_field(worker, wanted, fields, para
 
 
 def test_log_probabilities_are_those_of_the_text(client, worker, wanted):
-    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
-    whole = client.responses.create(**wanted, **asked)
+    with_logprobs = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    whole = client.responses.create(**wanted, **with_logprobs)
     (part,) = whole.output[0].content
     assert "".join(entry.token for entry in part.logprobs) == part.text
     assert all(len(entry.top_logprobs) == 2 for entry in part.logprobs)
     assert part.logprobs[0].logprob == part.logprobs[0].top_logprobs[0].logprob < 0
-    *events, last = client.responses.create(**wanted, **asked, stream=True)
+    *events, last = client.responses.create(**wanted, **with_logprobs, stream=True)
     assert last.response.output[0].content[0].logprobs == part.logprobs
     deltas = [event for event in events if event.type == "response.output_text.delta"]
     tokens = [entry.token for event in deltas for entry in event.logprobs]

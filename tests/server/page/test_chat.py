@@ -94,22 +94,22 @@ def test_an_answer_that_was_cut_off_can_be_continued(writer, person, dictated):
     dictated("a long answer")
     person.says("abc")
     person.expect(note(person)).to_contain_text("limit of tokens")
-    begun = person.answers.inner_text()
-    assert "a long answer".startswith(begun)
+    beginning = person.answers.inner_text()
+    assert "a long answer".startswith(beginning)
     person.page.unroute("**/v1/chat/completions")
     person.button("Continue").click()
     # Four tokens of each part.
     person.expect(person.page.locator(".metrics")).to_contain_text("8 tokens")
     person.waits()
-    sent = person.sent[-1]
-    assert sent["continue_final_message"] is True
-    assert [one["role"] for one in sent["messages"]] == ["user", "assistant"]
-    assert sent["messages"][1]["content"].strip() == begun
+    continuation = person.sent[-1]
+    assert continuation["continue_final_message"] is True
+    assert [one["role"] for one in continuation["messages"]] == ["user", "assistant"]
+    assert continuation["messages"][1]["content"].strip() == beginning
     person.expect(person.answers).to_have_count(1)
-    assert person.answers.text_content().startswith(begun)
+    assert person.answers.text_content().startswith(beginning)
     conversations = "(await (await import('/page/store.js')).open()).all()"
     (stored,) = person.page.evaluate(f"async () => await {conversations}")
-    assert stored["nodes"][1]["content"].startswith(sent["messages"][1]["content"])
+    assert stored["nodes"][1]["content"].startswith(continuation["messages"][1]["content"])
     assert len(stored["nodes"]) == 2
 
 
@@ -218,7 +218,9 @@ def test_an_answer_that_fails_in_the_middle_says_so_and_keeps_its_text(worker, p
     person.expect(person.answers).not_to_be_empty()
 
 
-def test_a_worker_that_cannot_be_reached_is_said_and_the_text_is_back(worker, person):
+def test_a_worker_that_cannot_be_reached_is_reported_and_the_text_returns_to_the_box(
+    worker, person
+):
     person.goes_to(worker.address)
     person.page.route("**/v1/chat/completions", lambda route: route.abort())
     person.says("abc")
@@ -231,7 +233,7 @@ def test_a_worker_that_cannot_be_reached_is_said_and_the_text_is_back(worker, pe
     person.expect(person.page.get_by_role("alert")).to_have_count(0)
 
 
-def test_a_refused_message_is_said_and_can_be_sent_again(worker, person):
+def test_a_refused_message_is_reported_and_can_be_sent_again(worker, person):
     person.goes_to(worker.address)
     person.says("first")
     person.sets(Top_p="3")
@@ -302,12 +304,12 @@ def test_settings_reach_the_worker_and_numbers_outlive_the_page(worker, person):
         Stop_at="x\ny",
     )
     person.says("abc")
-    sent = person.sent[-1]
-    assert sent["messages"][0] == {"role": "system", "content": "be"}
+    body = person.sent[-1]
+    assert body["messages"][0] == {"role": "system", "content": "be"}
     expected = {"max_tokens": 3, "temperature": 0, "top_k": 5, "min_p": 0.1, "stop": ["x", "y"]}
-    assert expected.items() <= sent.items()
+    assert expected.items() <= body.items()
     # Fields that are empty are not sent.
-    assert not {"top_p", "seed", "repetition_penalty"} & sent.keys()
+    assert not {"top_p", "seed", "repetition_penalty"} & body.keys()
     person.reloads()
     person.says("d")
     assert expected.items() <= person.sent[-1].items()

@@ -126,7 +126,7 @@ SETTLED = """async () => {
 }"""
 
 
-def test_a_person_who_goes_to_another_field_stays_there(worker, person):
+def test_the_focus_stays_in_a_field_to_which_the_user_has_gone(worker, person):
     person.goes_to(worker.address)
     person.says("abc")
     search = person.page.get_by_role("searchbox")
@@ -278,15 +278,15 @@ def test_all_conversations_can_be_deleted(worker, person):
 def test_another_tab_sees_what_changes(worker, person):
     person.goes_to(worker.address)
     person.says("abc")
-    other = type(person)(person.page.context.new_page())
-    other.goes_to(person.page.url)
-    other.expect(other.answers).to_have_count(1)
+    second_tab = type(person)(person.page.context.new_page())
+    second_tab.goes_to(person.page.url)
+    second_tab.expect(second_tab.answers).to_have_count(1)
     person.says("d")
-    other.expect(other.questions).to_have_text(["abc", "d"])
-    other.does("Delete", "abc")
+    second_tab.expect(second_tab.questions).to_have_text(["abc", "d"])
+    second_tab.does("Delete", "abc")
     person.expect(person.questions).to_have_count(0)
     person.expect(person.conversations).to_have_count(0)
-    assert other.problems == []
+    assert second_tab.problems == []
 
 
 def test_a_tab_that_is_read_stays_where_it_is_while_another_one_writes(writer, person, dictated):
@@ -294,15 +294,15 @@ def test_a_tab_that_is_read_stays_where_it_is_while_another_one_writes(writer, p
     person.goes_to(writer.address)
     dictated("a\n" * 18 + "b")
     person.says("abc")
-    other = type(person)(person.page.context.new_page())
-    other.page.set_viewport_size({"width": 900, "height": 300})
-    other.goes_to(person.page.url)
-    other.expect(other.answers).to_have_count(1)
-    other.page.locator("#talk").evaluate("(talk) => { talk.scrollTop = 50; }")
-    other.expect(other.button("↓ Latest")).to_be_visible()
+    reader = type(person)(person.page.context.new_page())
+    reader.page.set_viewport_size({"width": 900, "height": 300})
+    reader.goes_to(person.page.url)
+    reader.expect(reader.answers).to_have_count(1)
+    reader.page.locator("#talk").evaluate("(talk) => { talk.scrollTop = 50; }")
+    reader.expect(reader.button("↓ Latest")).to_be_visible()
     person.says("d")
-    other.expect(other.answers).to_have_count(2)
-    assert other.page.locator("#talk").evaluate("(talk) => talk.scrollTop") == 50
+    reader.expect(reader.answers).to_have_count(2)
+    assert reader.page.locator("#talk").evaluate("(talk) => talk.scrollTop") == 50
 
 
 def test_a_browser_that_keeps_nothing_says_so(worker, person):

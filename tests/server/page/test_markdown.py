@@ -85,8 +85,8 @@ def test_links_lead_to_the_web_and_to_mail_only(rendered):
         "[e](data:text/html,x) [f](/docs) ![g](https://e.org/g.png) [h](JAVA\tSCRIPT:x) "
         "[i](vbscript:x) [j](&#106;avascript:x) [k](file:///etc/passwd) [l](blob:x)"
     )
-    found = rendered(text)
-    links = [facts for name, facts in found["elements"] if name == "a"]
+    facts_of_page = rendered(text)
+    links = [facts for name, facts in facts_of_page["elements"] if name == "a"]
     assert [link["href"] for link in links] == [
         "https://e.org/x_(y)",
         "mailto:b@e.org",
@@ -94,7 +94,7 @@ def test_links_lead_to_the_web_and_to_mail_only(rendered):
         "https://e.org/g.png",
     ]
     assert {link["rel"] for link in links} == {"noopener noreferrer nofollow"}
-    assert "[d](javascript:alert(1))" in found["text"]
+    assert "[d](javascript:alert(1))" in facts_of_page["text"]
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,9 @@ def test_write_the_pictures_of_the_documentation(test_models, person):
 
 
 def test_the_pictures_exist_are_small_and_stand_on_the_page_about_serving():
-    shown = (IMAGES.parent / "how-to" / "serve.md").read_text("utf-8")
+    guide = (IMAGES.parent / "how-to" / "serve.md").read_text("utf-8")
     for device in SIZES:
         for scheme in ("light", "dark"):
             path = IMAGES / f"chat-{device}-{scheme}.png"
             assert path.stat().st_size < LIMIT
-            assert f"../images/{path.name}" in shown
+            assert f"../images/{path.name}" in guide
