@@ -109,6 +109,7 @@ def test_clean_with_yes_removes_all_files(run, cache):
     assert list((cache / "tokenizers").iterdir()) == []
 
 
+# What the user types ("": the end of the input), and the files that are left.
 @pytest.mark.parametrize(("answer", "left"), [("y\n", 0), ("n\n", 1), ("", 1)])
 def test_clean_asks_on_a_terminal(run, cache, answer, left):
     code, out, err = run("clean-cache", stdin=Terminal(answer))

@@ -92,8 +92,8 @@ def test_the_tab_key_completes(bitnet, place, shell, typed, line):
     terminal.type(f"{typed}\t\x01echo '<\x05>'; exit\n")
     terminal.until("\n<")
     terminal.end()
-    (shown,) = [line for line in terminal.shown.splitlines() if line.startswith("<")]
-    assert shown.strip("<>").rstrip() == line
+    (completed,) = [line for line in terminal.shown.splitlines() if line.startswith("<")]
+    assert completed.strip("<>").rstrip() == line
 
 
 @pytest.mark.needs("fish")

@@ -203,7 +203,7 @@ def test_wrong_options_are_one_error_with_its_exit_code(bitnet, model, words, co
 
 
 @pytest.mark.parametrize(
-    ("architecture", "against", "names"),
+    ("architecture", "against", "names"),  # "" against all engines; those that read the model
     [
         ("llama", "", ["llama.cpp", "ik_llama.cpp", "float64"]),
         ("llama", "llama.cpp", ["llama.cpp"]),
@@ -250,6 +250,6 @@ def test_every_command_in_a_hint_that_compares_models_succeeds(bitnet, model, wo
 def test_a_report_names_the_tokenizer_without_its_folders(run, tmp_path, name):
     folder = tokenizer_folder(tiny_folder(tmp_path / name / "tok", "llama"), TOKENS)
     tokenizer = folder / "tokenizer.json"
-    for _ in range(2):  # parsed, and from its compiled form
+    for _ in range(2):  # first parsed, then read from its compiled form in the cache
         report = report_of(run("--tokenizer", tokenizer, "--tokenizer-only", "--json"))
         assert report["model"]["tokenizer"] == "tokenizer.json"

@@ -15,7 +15,7 @@ def hint(done):
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"),
+    ("typed", "meant"),  # words of another program, and the command line for this one
     [
         ("generate smollm2-135m", "infer smollm2-135m"),
         ("generate -m a.gguf -p 'a b' -n 5", "infer --model a.gguf --prompt 'a b' --max-tokens 5"),

@@ -144,13 +144,14 @@ def test_every_command_in_a_text_that_runs_here_succeeds(bitnet, hub, capsys):
     assert bitnet("attest", "--model", "models/model.gguf", "--output", "a.json").code == 0
     assert bitnet("download-model", "--id", "org/tiny", "--file", "tiny.gguf").code == 0
     elsewhere = those(NEED_A_REAL_MODEL + NEED_AN_ENGINE + RUN_UNTIL_STOPPED)
-    # Commands that empty the cache run last, and of them those that remove one entry first.
+    # These run after all others, and of them those that remove a single entry first.
     last = sorted(those(CLEAN), key=lambda words: "--key" not in words)
-    here = [words for words in DISTINCT if words not in elsewhere + last]
-    here.sort(key=lambda words: "--from" not in words)  # the others keep what it says
-    assert len(here) > 25
+    runnable = [words for words in DISTINCT if words not in elsewhere + last]
+    # `ci-init --from` comes first: it records the source for the others.
+    runnable.sort(key=lambda words: "--from" not in words)
+    assert len(runnable) > 25
     failed = {}
-    for words in here:
+    for words in runnable:
         if (done := bitnet(*shlex.split(words))).code:
             failed[words] = f"{done.code}: {done.err}"
     for words in last:  # without --yes a person is asked

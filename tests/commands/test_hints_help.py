@@ -22,6 +22,7 @@ def test_every_hint_that_names_a_command_is_followed():
     """A hint without a row in the table of those that are followed fails here."""
     written = {words for _, _, words in COMMANDS}
     with_case = {case.hint for case in CASES}
+    # Every hint has a case or a page, none has both, and the tables have no others.
     assert written - with_case - PAGES.keys() == set(), "give each a case in hint_cases.py"
     assert (with_case | PAGES.keys()) - written == set(), "no text has these any more"
     assert with_case & PAGES.keys() == set()

@@ -50,6 +50,7 @@ def test_python_takes_the_same_adapters(model, lora, bitnet):
 def test_an_adapter_that_is_unsupported_or_missing_ends_with_its_exit_code(
     model, lora, tmp_path, bitnet
 ):
+    # The first file changes the output matrix, which is unsupported; the second does not exist.
     head = adapter_file(tmp_path / "head.gguf", {"output.weight": factors(64, 256)})
     for path, error in ((head, Unsupported), (tmp_path / "no.gguf", NotFound)):
         done = bitnet("infer", "--model", model, "--lora", path, "--prompt", "a")

@@ -214,7 +214,7 @@ def test_text_after_the_dashes_reaches_a_command_that_wants_it(run):
 
 
 @pytest.mark.parametrize(
-    ("how", "code", "message"),
+    ("how", "code", "message"),  # the option --fail of `check`, and how the program ends
     [
         ("error", 15, "Error: no match\nhint: bitnet tokenizer\n"),
         ("bug", 1, "Error: internal error: ZeroDivisionError: oops"),

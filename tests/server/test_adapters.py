@@ -15,7 +15,7 @@ GREEDY = {"prompt": "abc", "max_tokens": 8, "temperature": 0}
 
 @pytest.fixture
 def adapters(model_path, tmp_path):
-    """Files of two adapters of the tiny model, by name."""
+    """Files of two random adapters of the tiny model, by name, which change its answers."""
     weights = open_checkpoint(model_path).weights
     files = {}
     for seed, name in enumerate(("terse", "rhymes")):

@@ -16,7 +16,7 @@ goose = pytest.importorskip("goose", reason="pip install 'bitnet-xtask[server-te
 BEFORE = "The colour is red.\n"
 AFTER = "The colour is blue.\n"
 DONE = "The colour is blue now."
-MOST_TURNS = 8
+MOST_TURNS = 8  # of the loop; the script needs four
 
 
 def tool(name, *arguments):
@@ -60,7 +60,7 @@ def result_of(call):
 
 
 async def finish_task(provider, task):
-    """The text of the model's last message, and the uses of tokens that *provider* has read."""
+    """Run the loop of an agent: text of the last message, and token usage of every turn."""
     model = goose.ProviderModelConfig(model_name="tiny", max_tokens=2000, temperature=0.0)
     first = [goose.MessageContent.TEXT(text=task)]
     messages = [goose.ProviderMessage(role=goose.MessageRole.USER, content=first)]

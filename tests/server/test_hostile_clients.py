@@ -246,6 +246,7 @@ def test_a_client_alone_cannot_take_every_connection(worker, monkeypatch):
         for one in slow_ones:
             one.sendall(b"P")
         with connected(worker) as one:
+            # The ninth connection of one client.
             assert everything(one).startswith(b"HTTP/1.1 503 ")
     with connected(worker) as one:
         one.sendall(b"GET /health HTTP/1.1\r\nHost: LOCALHOST\r\nConnection: close\r\n\r\n")

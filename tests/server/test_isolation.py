@@ -50,17 +50,17 @@ def test_a_grammar_is_compiled_outside_of_the_models_thread_and_once(worker, mon
 def test_others_are_answered_while_a_grammar_is_compiled(worker, monkeypatch):
     pytest.importorskip("llguidance")
     go_on = threading.Event()
-    begun = threading.Event()
+    compiles = threading.Event()
 
     def slow(self, kind, text):
-        begun.set()
+        compiles.set()
         assert go_on.wait(PATIENCE_S)
         raise MemoryError
 
     monkeypatch.setattr(Grammars, "_compile", slow)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(worker.post, "/v1/chat/completions", ANY)
-        assert begun.wait(PATIENCE_S)
+        assert compiles.wait(PATIENCE_S)
         assert worker.post("/v1/inference", LONG).json()["tokens_generated"] == 40
         assert worker.post("/v1/chat/completions", CHAT).status_code == 200
         go_on.set()
@@ -98,6 +98,7 @@ def test_a_grammar_that_waits_too_long_behind_slow_ones_is_refused(worker, monke
             for _ in range(server_models.COMPILING)
         ]
         assert all(begun.acquire(timeout=PATIENCE_S) for _ in blocking)
+        # All threads that compile are busy; the next grammar waits so long for its turn.
         monkeypatch.setattr(server_models, "TURN_S", 0.1)
         reply = worker.post("/v1/chat/completions", ANY)
         go_on.set()
@@ -147,6 +148,7 @@ def test_a_pass_that_fails_for_one_sequence_is_run_for_the_others(serving, slow,
     worker = serving(max_batch=4)
     model = worker.slot.model.model
     hidden = type(model).hidden
+    # The pass fails as long as the sequence with these ids is in it.
     poison = worker.slot.model.tokenizer.encode("zzz", add_special=False)
 
     def breaks(self, segments, *adapters):
@@ -259,6 +261,7 @@ def test_vectors_share_passes_and_memory_with_answers(serving, slow):
         until(lambda: worker.slot._inbox)
         scheduler = worker.slot._scheduler
         run = scheduler._run
+        # Note the number of sequences of each pass, and run it.
         scheduler._run = lambda parts: passes.append(len(parts)) or run(parts)
         slow()
         text = answer.result().json()["text"]
@@ -270,9 +273,10 @@ def test_vectors_share_passes_and_memory_with_answers(serving, slow):
 def test_the_caches_of_vectors_never_exceed_the_budget_for_keys_and_values(serving, tmp_path):
     page = serving().slot._scheduler.new_cache().cost(64, 1)
     worker = serving(max_batch=2, kv_budget_bytes=page)
-    seen = []
+    sizes_bytes = []
     scheduler = worker.slot._scheduler
     step = scheduler.step
-    scheduler.step = lambda: (step(), seen.append(scheduler.caches.size_bytes))[0]
+    # Note the size of all caches after each step, and return its result.
+    scheduler.step = lambda: (step(), sizes_bytes.append(scheduler.caches.size_bytes))[0]
     assert worker.post("/v1/embeddings", {"input": ["ab"] * 5}).status_code == 200
-    assert 0 < max(seen) <= page
+    assert 0 < max(sizes_bytes) <= page

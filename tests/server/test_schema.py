@@ -22,6 +22,7 @@ DESCRIBED = [
     checks.content_type_conformance,
     checks.response_schema_conformance,
 ]
+#: Routes whose bodies are generated.
 ROUTES = (
     "/v1/inference",
     "/v1/completions",

@@ -56,7 +56,7 @@ def test_stop_ends_the_answer_keeps_what_there_is_and_says_so(serving, person, s
 
 def test_escape_stops_an_answer_and_what_was_typed_meanwhile_stays(worker, person, slow):
     person.goes_to(worker.address)
-    slow(4)
+    slow(4)  # run four passes, and hold the model
     person.writes("abc")
     person.expect(person.answers).not_to_be_empty()
     person.text.fill("next")

@@ -18,7 +18,7 @@ def test_a_conversation_survives_a_reload(writer, person, dictated):
 
 def test_a_page_that_was_closed_in_the_middle_says_so(worker, person, slow):
     person.goes_to(worker.address)
-    slow(4)
+    slow(4)  # run four passes, and hold the model
     person.writes("abc")
     person.expect(person.answers).not_to_be_empty()
     person.expect(person.conversations).to_have_text(["abc"])  # it is kept
