@@ -1,4 +1,4 @@
-"""A tiny model, once on each backend."""
+"""A tiny model on each backend, drafts without a price, and files of short prompts."""
 
 import pytest
 from stored_prompts import model_of
@@ -13,7 +13,7 @@ from bitnet.runtime.pass_times import PassTimes
 
 @pytest.fixture(scope="module", params=["reference", "native"])
 def model(request):
-    """On the reference in F32, on the compiled backend in Q8_0."""
+    """A tiny Llama: F32 weights on the reference backend, Q8_0 on the compiled one."""
     if request.param == "native":
         pytest.importorskip("bitnet._native")
         return load_model(in_encoding(tiny("llama"), "Q8_0"), ops=NativeOps(threads=2))
@@ -22,18 +22,19 @@ def model(request):
 
 @pytest.fixture
 def free_drafts(monkeypatch):
-    """Drafts that take no time, however busy the machine is."""
+    """Drafts whose measured price is 0, so that they never pause on a busy machine."""
     monkeypatch.setattr(PassTimes, "observe", lambda *_: 0.0)
     monkeypatch.setattr(PassTimes, "knows_plain", lambda *_: True)
 
 
 @pytest.fixture
 def short_prompts(monkeypatch):
-    """A few positions are worth a file, as 256 are for larger models."""
+    """Store prompts from 32 positions on instead of 256: those of the tests are short."""
     monkeypatch.setattr(prompt_cache, "SHORTEST", 32)
 
 
 @pytest.fixture(scope="module")
 def llama():
+    """A compiled tiny Llama whose context is several pages long."""
     pytest.importorskip("bitnet._native")
     return model_of("llama")

@@ -21,7 +21,7 @@ from bitnet.runtime.request import Request
 
 PROMPT = "ab"
 LETTER = TOKENS.index("x")
-SPREAD = {"temperature": 20.0, "seed": 5}
+SPREAD = {"temperature": 20.0, "seed": 5}  # nearly uniform: a text without repetitions
 
 
 @pytest.fixture(scope="module")
@@ -31,17 +31,18 @@ def model(tmp_path_factory):
         yield model
 
 
-def pushed(stops, pieces):
-    shown = []
-    held = ""
+def released(stops, pieces):
+    """Text released after each of *pieces* and at the end, and True if a stop string was met."""
+    texts = []
+    pending = ""
     stop = ""
     for piece in [*pieces, None]:
         final = piece is None
-        certain, held, stop = until_stop(held + (piece or ""), stops, final=final)
-        shown.append(certain)
+        certain, pending, stop = until_stop(pending + (piece or ""), stops, final=final)
+        texts.append(certain)
         if stop:
             break
-    return shown + [""] * (len(pieces) + 1 - len(shown)), bool(stop)
+    return texts + [""] * (len(pieces) + 1 - len(texts)), bool(stop)
 
 
 @pytest.mark.parametrize(
@@ -58,18 +59,18 @@ def pushed(stops, pieces):
     ],
 )
 def test_a_stop_string_ends_the_text_however_it_is_cut(stops, pieces, shown, found):
-    assert pushed(stops, pieces) == (shown, found)
+    assert released(stops, pieces) == (shown, found)
 
 
 @given(st.lists(st.text("ab", max_size=4)), st.text("ab", min_size=1, max_size=4))
 def test_any_cut_shows_the_text_before_the_stop_string(pieces, stop):
-    shown, found = pushed([stop], pieces)
+    texts, is_stopped = released([stop], pieces)
     before, separator, _ = "".join(pieces).partition(stop)
-    assert ("".join(shown), found) == (before, bool(separator))
+    assert ("".join(texts), is_stopped) == (before, bool(separator))
 
 
 def read(model, tokens, *, stop, least):
-    """The answer to *tokens*, which ends with them or before."""
+    """The answer of *tokens*; the text *stop*, or a line indented by less than *least*, ends it."""
     request = replace(Request(stop=[stop], max_tokens=99), min_indent=least)
     answer = Answer(model.tokenizer, model.engine.prepare([5], request))
     pieces = [Piece(token) for token in tokens]
@@ -101,17 +102,19 @@ def test_nothing_behind_a_limit_is_in_the_answer(model, text, least):
 
 @pytest.mark.parametrize("least", [0, 2])
 def test_an_incomplete_character_behind_a_limit_is_not_in_the_answer(model, least):
-    begun = model.tokenizer.encode("日", add_special=False)[:1]
-    tokens = [*model.tokenizer.encode("  a\n", add_special=False), *begun]
+    first_byte = model.tokenizer.encode("日", add_special=False)[:1]
+    tokens = [*model.tokenizer.encode("  a\n", add_special=False), *first_byte]
     answer = read(model, tokens, stop="abx", least=least)
+    # Without a limit the lone byte becomes the replacement character; with one it begins a line
+    # that is indented too little.
     assert answer.text == ("  a\n" if least else "  a\n\ufffd")
 
 
-def test_an_error_behind_a_held_text_is_not_hidden_by_a_limit(model):
+def test_an_error_is_reported_although_an_indentation_limit_has_ended_the_text(model):
     request = replace(Request(stop=["abx"], max_tokens=99), min_indent=1)
     answer = Answer(model.tokenizer, model.engine.prepare([5], request))
     for token in model.tokenizer.encode("\na", add_special=False):
-        answer.take(Piece(token))
+        answer.take(Piece(token))  # "a" is held back: it may begin the stop string
     last = answer.take(Piece(None, finish_reason="error"))
     assert (answer.text, last.finish_reason) == ("\n", "error")
 
@@ -126,7 +129,8 @@ def test_streamed_pieces_are_the_text_of_the_ids(model):
 
 
 def test_bytes_of_one_character_come_out_together(model):
-    # Penalised more with each use, the three take turns in this order.
+    # The bias forces the three byte tokens. A use costs 100, which is more than the 66 between
+    # the first and the last of them, so they take turns.
     ids = model.tokenizer.encode("日", add_special=False)
     bias = {id: 1e6 - 33 * rank for rank, id in enumerate(ids)}
     turns = {"logit_bias": bias, "frequency_penalty": 100}
@@ -150,6 +154,7 @@ def test_a_space_that_begins_the_answer_is_part_of_it(tmp_path):
     forced = {"logit_bias": {tokens.index("\u2581x"): 1e9}}
     with bitnet.load(path) as model:
         assert model.generate("a", max_tokens=2, **forced) == " x x"
+        # At the very beginning of a text, the space is the one that SentencePiece adds.
         assert model.generate([1], max_tokens=2, **forced) == "x x"
 
 
@@ -162,33 +167,36 @@ def test_a_stop_string_of_several_tokens_is_not_part_of_the_answer(model):
     assert model.tokenizer.decode(answer.ids).endswith(stop)
 
 
-def test_a_stop_id_ends_the_answer_without_a_trace(model):
+def test_a_stop_id_ends_the_answer_and_is_counted_but_not_among_its_ids(model):
     eos = model.tokenizer.eos_id
     answer = model.stream(PROMPT, logit_bias={eos: 1e9})
     assert list(answer) == []
     assert (answer.ids, answer.finish_reason, answer.tokens) == ([], "stop", 1)
 
 
-def test_a_full_context_is_a_reason_to_finish(model):
+def test_an_answer_that_fills_the_context_has_that_finish_reason(model):
     forced = {"logit_bias": {LETTER: 1e9}}
     answer = model.stream(PROMPT, max_tokens=1000, **forced)
     assert set("".join(answer)) == {"x"}
     assert answer.finish_reason == "context"
+    # The last token is not run, so it needs no position.
     assert len(answer.prompt_ids) + len(answer.ids) == model.engine.context + 1
+    # An answer that was not read yet has no reason.
     assert model.stream(PROMPT, max_tokens=3, **forced).finish_reason is None
     assert len(model.generate(PROMPT, max_tokens=3, **forced)) == 3
 
 
 def test_metrics_count_what_was_run(model):
-    model.engine.forget()
+    model.engine.forget()  # else the prompt is reused, and its prefill counts fewer tokens
     answer = model.stream(PROMPT, max_tokens=7, logit_bias={LETTER: 1e9})
     "".join(answer)
     assert (answer.prompt_tokens, answer.tokens) == (len(model.tokenizer.encode(PROMPT)), 7)
     assert answer.backend == model.backend
     assert answer.prefill_tokens_per_s == pytest.approx(answer.prompt_tokens / answer.prefill_s)
+    # The first of the seven tokens belongs to the prefill.
     assert answer.decode_tokens_per_s == pytest.approx(6 / answer.decode_s)
     assert 0 < answer.tokenize_share < 1
-    assert answer.peak_memory_bytes > 1 << 20
+    assert answer.peak_memory_bytes > 1 << 20  # a Python process alone takes more
 
 
 def test_logits_are_those_the_answer_is_chosen_from(model):
@@ -219,7 +227,7 @@ def test_what_cannot_be_continued_is_refused(model):
         model.generate([LETTER] * 101)
 
 
-def test_a_closed_model_says_so(tmp_path):
+def test_a_closed_model_refuses_to_generate(tmp_path):
     with bitnet.load(tiny_gguf(tmp_path / "m.gguf"), context=8) as model:
         assert model.engine.context == 8
     with pytest.raises(InferenceError, match="is closed"):
@@ -279,7 +287,7 @@ def test_the_real_model_continues_as_llama_cpp_does(test_data, test_models):
     with bitnet.load(path) as model:
         for prompt in golden:
             assert model.tokenizer.encode(prompt["prompt"]) == prompt["ids"]
-            # Where the two best tokens are closer than this, engines toss a coin.
+            # A gap of logits this small may change sign with the rounding of another engine.
             gaps = prompt["top2_gaps"]
             count = next((at for at, gap in enumerate(gaps) if gap < 0.35), len(gaps))
             if not count:
@@ -290,19 +298,19 @@ def test_the_real_model_continues_as_llama_cpp_does(test_data, test_models):
     assert compared >= len(golden) // 2
 
 
-def test_log_probabilities_tell_every_token_of_the_answer(model):
+def test_log_probabilities_are_those_of_the_models_logits_for_every_token(model):
     answer = model.stream(PROMPT, max_tokens=12, **SPREAD, logprobs=3)
     assert "".join(answer) == model.generate(PROMPT, max_tokens=12, **SPREAD)
     assert [entry.id for entry in answer.logprobs] == answer.ids
     logits = model.logits([*answer.prompt_ids, *answer.ids]).astype(np.float64)
-    wanted = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    expected = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     for place, entry in enumerate(answer.logprobs, len(answer.prompt_ids) - 1):
-        assert entry.logprob == pytest.approx(wanted[place, entry.id], abs=1e-5)
-        assert [one.id for one in entry.top] == np.argsort(-wanted[place])[:3].tolist()
+        assert entry.logprob == pytest.approx(expected[place, entry.id], abs=1e-5)
+        assert [one.id for one in entry.top] == np.argsort(-expected[place])[:3].tolist()
         assert entry.bytes == model.tokenizer.token_bytes(entry.id)
 
 
-def test_without_being_asked_for_there_are_no_log_probabilities(model):
+def test_log_probabilities_are_not_computed_unless_requested(model):
     answer = model.stream(PROMPT, max_tokens=3)
     assert list(answer)
     assert answer.logprobs == []
@@ -315,11 +323,11 @@ def test_an_answer_left_early_frees_the_engine(model):
     assert model.generate(PROMPT, max_tokens=40, **SPREAD).startswith(first)
 
 
-def test_answers_read_in_turns_keep_apart(model):
-    wanted = [model.generate(prompt, max_tokens=9, **SPREAD) for prompt in ("ab", "xyz")]
+def test_answers_read_in_turns_have_the_texts_of_those_generated_alone(model):
+    expected = [model.generate(prompt, max_tokens=9, **SPREAD) for prompt in ("ab", "xyz")]
     first, second = (iter(model.stream(prompt, max_tokens=9, **SPREAD)) for prompt in ("ab", "xyz"))
-    found = ["", ""]
-    for one, other in zip_longest(first, second, fillvalue=""):
-        found[0] += one
-        found[1] += other
-    assert found == wanted
+    texts = ["", ""]
+    for first_piece, second_piece in zip_longest(first, second, fillvalue=""):
+        texts[0] += first_piece
+        texts[1] += second_piece
+    assert texts == expected

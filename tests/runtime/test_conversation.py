@@ -8,6 +8,7 @@ from bitnet.base.errors import InferenceError, Unsupported, UsageError
 from bitnet.runtime.dialog import Conversation
 from bitnet.runtime.request import Request
 
+# A message is the first letter of its role, its content and a full stop.
 TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }}{{ m.content }}.{% endfor %}"
     "{% if add_generation_prompt %}a{% endif %}"
@@ -23,6 +24,7 @@ def model(tmp_path):
 
 
 def talk_with(model, *, count=4, **options):
+    """A conversation in which every answer is "x" *count* times."""
     return Conversation(model, Request(max_tokens=count, **ALWAYS_X), **options)
 
 
@@ -32,7 +34,7 @@ def test_every_message_sees_those_before(model):
     assert talk.answer.sequence.reused_tokens == 0
     assert "".join(talk.ask("c")) == "xxxx"
     assert [message["content"] for message in talk.messages] == ["s", "b", "xxxx", "c", "xxxx"]
-    # "ss.ub.axxx" was run for the first answer; its last token never was.
+    # The last token of an answer is not run before the next message, so it is not reused.
     assert talk.answer.prompt_tokens == len("ss.ub.axxxx.uc.a")
     assert talk.answer.sequence.reused_tokens == len("ss.ub.axxx")
 
@@ -44,7 +46,7 @@ def test_each_answer_draws_for_itself_and_a_seed_repeats_all_of_them(model):
         texts = []
         for _ in range(2):
             texts.append("".join(talk.ask("b")))
-            talk.turns.clear()
+            talk.turns.clear()  # so that both answers continue the same prompt
         return texts
 
     first = answers(1)
@@ -53,16 +55,16 @@ def test_each_answer_draws_for_itself_and_a_seed_repeats_all_of_them(model):
     assert answers(None) != answers(None)
 
 
-def test_a_cleared_conversation_begins_as_it_began(model):
+def test_clearing_a_conversation_leaves_the_system_message_and_its_beginning(model):
     talk = talk_with(model, system="s")
     talk.beginning = [{"role": "user", "content": "b"}, {"role": "assistant", "content": "y"}]
     talk.clear()
-    "".join(talk.ask("c"))
+    "".join(talk.ask("c"))  # adds a message and an answer
     talk.clear()
     assert [message["content"] for message in talk.messages] == ["s", "b", "y"]
 
 
-def test_an_answer_cut_short_is_kept_as_far_as_it_got(model):
+def test_a_closed_answer_stays_in_the_conversation_as_far_as_it_was_read(model):
     talk = talk_with(model, count=9)
     pieces = talk.ask("b")
     assert [next(pieces), next(pieces)] == ["x", "x"]
@@ -71,7 +73,7 @@ def test_an_answer_cut_short_is_kept_as_far_as_it_got(model):
     assert "".join(talk.ask("c")) == "x" * 9
 
 
-def test_a_message_without_an_answer_is_forgotten(model):
+def test_a_refused_message_is_removed_from_the_conversation(model):
     talk = talk_with(model)
     with pytest.raises(UsageError, match="empty"):
         list(talk.ask(""))

@@ -26,10 +26,11 @@ pytestmark = pytest.mark.skipif(
     native.module() is None, reason="the compiled module is not installed"
 )
 
+# Arbitrary ids, more than any chunk below.
 IDS = [5, 9, 3, 44, 12, 13, 60, 30, 20, 21, 7, 8, 63, 2, 17, 33, 41, 29, 11, 50, 6, 38, 24]
 ENCODINGS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "I2_S", "TQ2_0")
 MOST_THREADS = 5  # more than the cores of a small machine, and odd
-# Prints the digest of the logits in a process of its own.
+# Prints the digest of the logits in a process of its own, which imports a copy of this file.
 _PROGRAM = """
 import sys
 sys.path[:0] = {paths!r}
@@ -48,8 +49,8 @@ def model_of(encoding, *, architecture="llama", threads=1):
 def logits(model, *, chunk=len(IDS), ids=IDS):
     """Logits after every token, the prompt in pieces of *chunk*."""
     store = KVCache(model.config, 64)
-    pieces = [ids[at : at + chunk] for at in range(0, len(ids), chunk)]
-    return np.concatenate([model.forward(part, store, all_positions=True) for part in pieces])
+    parts = [ids[at : at + chunk] for at in range(0, len(ids), chunk)]
+    return np.concatenate([model.forward(part, store, all_positions=True) for part in parts])
 
 
 @cache
@@ -59,18 +60,21 @@ def expected(encoding, architecture="llama"):
 
 
 def same_bits(found, wanted):
+    """True if both arrays have the same dtype and bytes."""
     return found.dtype == wanted.dtype and found.tobytes() == wanted.tobytes()
 
 
 def digest(array):
+    """SHA-256 of the bytes of *array*."""
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_different_tokens_give_different_logits(encoding):
-    found = expected(encoding)
-    assert np.isfinite(found).all()
-    assert len({row.tobytes() for row in found}) == len(IDS)
+    # Otherwise the comparisons below would prove nothing.
+    rows = expected(encoding)
+    assert np.isfinite(rows).all()
+    assert len({row.tobytes() for row in rows}) == len(IDS)
 
 
 @pytest.mark.parametrize("threads", range(2, MOST_THREADS + 1))
@@ -93,11 +97,11 @@ def test_any_number_of_sequences_in_a_batch_gives_the_same_bits(encoding, size):
     model = model_of(encoding)
     caches = [KVCache(model.config, 64) for _ in range(size)]
     # Every sequence is at another position: some read a prompt while others generate.
-    starts = [(5 * row) % 16 for row in range(size)]
+    starts = [(5 * row) % 16 for row in range(size)]  # ids that are in the cache before
     for start, store in zip(starts, caches, strict=True):
         if start:
             model.forward(IDS[:start], store)
-    lengths = [1 + (row % 3) * 3 for row in range(size)]
+    lengths = [1 + (row % 3) * 3 for row in range(size)]  # 1, 4 or 7 ids in the pass
     segments = [
         Segment(IDS[start : start + length], store, "all")
         for start, length, store in zip(starts, lengths, caches, strict=True)
@@ -128,13 +132,13 @@ def test_another_process_gives_the_same_bits(encoding, tmp_path):
         assert done.stdout.strip() == digest(expected(encoding))
 
 
-def test_a_prompt_on_the_truncated_cache_of_another_gives_the_same_bits():
+def test_a_prompt_that_continues_a_truncated_cache_gives_the_same_bits():
     model = model_of("Q4_0")
     store = KVCache(model.config, 64)
     model.forward([*IDS[:11], 1, 2, 3], store)
     store.truncate(11)
-    rest = model.forward(IDS[11:], store, all_positions=True)
-    assert same_bits(rest, expected("Q4_0")[11:])
+    continued = model.forward(IDS[11:], store, all_positions=True)
+    assert same_bits(continued, expected("Q4_0")[11:])
     assert model.config.n_layers == LAYERS
 
 
@@ -145,18 +149,18 @@ def test_real_weights_give_the_same_bits_in_any_batch(name, test_models):
     if not path.exists():
         pytest.skip(f"{name} is not in the folder BITNET_TEST_MODELS names")
     checkpoint = open_checkpoint(path)
-    ids = [token * 97 for token in IDS]
-    alone = load_model(checkpoint, ops=NativeOps(threads=1))
-    wanted = logits(alone, ids=ids)
-    assert same_bits(logits(alone, ids=ids, chunk=1), wanted)
+    ids = [token * 97 for token in IDS]  # spread over a vocabulary of thousands
+    single = load_model(checkpoint, ops=NativeOps(threads=1))
+    wanted = logits(single, ids=ids)
+    assert same_bits(logits(single, ids=ids, chunk=1), wanted)
     model = load_model(checkpoint, ops=NativeOps(threads=3))
     assert same_bits(logits(model, ids=ids, chunk=9), wanted)
     caches = [KVCache(model.config, 64) for _ in range(3)]
     model.forward(ids[:6], caches[0])
-    parts = [(6, 7), (0, len(ids)), (0, 2)]
+    spans = [(6, 7), (0, len(ids)), (0, 2)]  # one decodes, one reads a prompt, one begins
     segments = [
         Segment(ids[start:stop], store, "all")
-        for (start, stop), store in zip(parts, caches, strict=True)
+        for (start, stop), store in zip(spans, caches, strict=True)
     ]
-    for (start, stop), found in zip(parts, model.run(segments), strict=True):
+    for (start, stop), found in zip(spans, model.run(segments), strict=True):
         assert same_bits(found, wanted[start:stop])

@@ -1,4 +1,4 @@
-"""Grammars in llama.cpp's form, against llama.cpp's own machine."""
+"""Grammars in llama.cpp's form allow the tokens that llama.cpp allows."""
 
 import lzma
 from pathlib import Path
@@ -24,7 +24,7 @@ string ::= "\"" ( [^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) )
 number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1-9]{0,15})? ws
 ws ::= | " " | "\n" [ \t]{0,20}
 """
-# A grammar, and texts that begin in it; the last token of some is not allowed.
+# A grammar, and a text that follows it up to its end or to a token that is not allowed.
 CASES = [
     (JSON, '{"name": "The \\u00e9", "n": [12, -3.5e4, true, null, {}]}'),
     ('root ::= "true" | [a-z]+', "trx"),
@@ -43,6 +43,7 @@ CASES = [
     ('root ::= "a"{0} "b"', "b"),
     ('root ::= "c" ("a" | "b"){0,0} other{0,} "b"\nother ::= "x"', "cxb"),
 ]
+# A grammar that is refused, and a part of the reason.
 WRONG = [
     ("", "no rule root"),
     ('other ::= "a"', "no rule root"),
@@ -93,9 +94,10 @@ def grammars(tokenizer):
 
 
 def is_text(tokenizer, token):
-    """True if *token* is whole characters: of parts llama.cpp knows less than there is to know.
+    """True if *token* consists of whole characters and does not begin with NUL.
 
-    It takes no token that begins with NUL.
+    Others are not compared: llama.cpp checks parts of characters less exactly, and accepts no token
+    that begins with NUL.
     """
     try:
         return tokenizer.token_bytes(token).decode()[:1] not in ("", "\0")
@@ -104,12 +106,13 @@ def is_text(tokenizer, token):
 
 
 def assert_follows(tokenizer, grammar, ids, rows):
-    """Check that *grammar* allows after each of *ids* the tokens of *rows*, llama.cpp's."""
+    """Check that *grammar* allows before each of *ids* the tokens in *rows*, those of llama.cpp."""
     texts = {token for token in range(tokenizer.vocab_size) if is_text(tokenizer, token)}
     matcher = grammar.start()
     for place, row in enumerate(rows):
         allowed = set(matcher.next_ids().tolist()) if not matcher.finished else {*row}
         assert allowed & texts == {*row} & texts, place
+        # 50256 is GPT-2's end of text, which is allowed where the grammar may end.
         assert matcher.finished or (50256 in allowed) == (50256 in row), place
         if place < len(ids) and ids[place] in row:
             matcher.accept(ids[place])
@@ -163,20 +166,20 @@ def test_a_token_that_the_model_does_not_have_is_refused_with_its_place(grammars
     assert caught.value.field == "grammar"
 
 
-#: llama.cpp takes these, with another meaning or none.
+#: Reasons in WRONG of grammars that llama.cpp accepts, with another meaning or none.
 OURS_ALONE = (
     "times at least", "at most 2,000", "at most 10,000", "not a character", "no character",
     "ends an answer", "nested", "name of a rule",
 )  # fmt: skip
 
 
-def test_what_is_refused_for_its_form_llama_cpp_refuses_too(vocabulary, tmp_path):
+def test_llama_cpp_refuses_the_grammars_that_are_not_refused_by_us_alone(vocabulary, tmp_path):
     pytest.importorskip("xllamacpp")
     texts = [text for text, reason in WRONG if not any(words in reason for words in OURS_ALONE)]
     texts.remove("")  # no grammar at all, for llama.cpp
     asked = [{"grammar": text, "ids": []} for text in texts]
     for text, rows in zip(texts, ask("accept", vocabulary, asked, tmp_path), strict=True):
-        assert rows is None, text
+        assert rows is None, text  # no tokens: the grammar was not parsed
 
 
 def test_a_grammar_in_the_form_of_the_library_passes_through(grammars):

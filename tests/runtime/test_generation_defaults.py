@@ -1,4 +1,4 @@
-"""Values of an answer: of the request, the command line, the files, or the default."""
+"""Precedence of sampling values: request, command line, the model's files, default."""
 
 import json
 from dataclasses import asdict
@@ -19,7 +19,7 @@ from bitnet.runtime.chain_options import Sampling
 from bitnet.runtime.request import EVERYTHING, RECOMMENDED, Request, SamplingOptions
 from bitnet.wire.routes import ROUTES
 
-#: A value of each level for every field that files may recommend.
+#: A value for every field that files may recommend, another one at each of the four LEVELS.
 REQUEST = {
     "temperature": 0.1,
     "top_k": 1,
@@ -62,7 +62,7 @@ FILE = {
     "mirostat_eta": 0.3,
     "samplers": ["min_p"],
 }
-DOOR = {
+FALLBACK = {
     "temperature": 0.4,
     "top_k": 4,
     "top_p": 0.4,
@@ -76,37 +76,40 @@ DOOR = {
     "mirostat_eta": 0.4,
     "samplers": ["xtc"],
 }
-LEVELS = ("request", "command line", "file", "default")
+LEVELS = ("request", "command line", "file", "default")  # the first that has a value wins
 
 
 def settings_of(**sampling):
+    """Settings of a model whose files recommend *sampling*."""
     return GenerationSettings(
         {name: SamplingDefault(value, f"file: {name}") for name, value in sampling.items()}
     )
 
 
 def folder(path, **config):
+    """A stand-in for the checkpoint of a folder with this generation_config.json."""
     (path / "generation_config.json").write_text(json.dumps(config))
     return SimpleNamespace(gguf=None, path=path, inventory=Inventory(path))
 
 
 @pytest.mark.parametrize("name", RECOMMENDED)
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_value_is_that_of_the_first_level_that_says_it(name, level):
+def test_a_value_is_that_of_the_first_level_that_has_one(name, level):
     first = LEVELS.index(level)
+    # Levels before *first* leave the field out, those from it on have their own values.
     values = [{name: of[name]} if at >= first else {} for at, of in enumerate(
-        (REQUEST, COMMAND, FILE, DOOR)
+        (REQUEST, COMMAND, FILE, FALLBACK)
     )]  # fmt: skip
     default = Request(**values[1], fallback=values[3]).with_origin("command line")
     request = Request.from_mapping(values[0], default).with_settings(settings_of(**values[2]))
-    expected = (REQUEST, COMMAND, FILE, DOOR)[first][name]
+    expected = (REQUEST, COMMAND, FILE, FALLBACK)[first][name]
     assert getattr(request.sampling, name) == getattr(request, name) == expected
     origin = {"file": f"file: {name}"}.get(level, level)
     assert request.sampling_facts()[name] == {"value": expected, "from": origin}
 
 
 @pytest.mark.parametrize("name", RECOMMENDED)
-def test_a_value_that_nothing_says_is_greedy(name):
+def test_a_value_that_no_level_has_is_that_of_greedy_decoding(name):
     request = Request().with_settings(GenerationSettings())
     default = getattr(Sampling(), name)
     assert getattr(request, name) == (list(default) if name == "samplers" else default)
@@ -115,10 +118,10 @@ def test_a_value_that_nothing_says_is_greedy(name):
 
 def test_a_request_that_is_filled_twice_stays_as_it_is():
     once = Request(top_k=7).with_settings(settings_of(**FILE))
-    assert once.with_settings(settings_of(**DOOR)) == once
+    assert once.with_settings(settings_of(**FALLBACK)) == once
 
 
-@pytest.mark.parametrize("door", [{}, {"fallback": DOOR}])
+@pytest.mark.parametrize("door", [{}, {"fallback": FALLBACK}])
 def test_temperature_zero_leaves_the_files_sampling_out(door):
     request = Request(temperature=0.0, **door).with_settings(settings_of(**FILE))
     assert request.temperature == 0
@@ -128,12 +131,15 @@ def test_temperature_zero_leaves_the_files_sampling_out(door):
 def test_reproducible_runs_are_greedy_unless_a_temperature_is_given(monkeypatch):
     monkeypatch.setenv("BITNET_DETERMINISTIC", "1")
     files = settings_of(**FILE)
-    assert Request(fallback=DOOR).with_settings(files).temperature == 0
-    assert Request(fallback=DOOR).with_settings(files).repetition_penalty == 1.4
+    assert Request(fallback=FALLBACK).with_settings(files).temperature == 0
+    # The other values are those of the fallback, not of the files.
+    assert Request(fallback=FALLBACK).with_settings(files).repetition_penalty == 1.4
     assert Request(temperature=0.7).with_settings(files).temperature == 0.7
 
 
 @pytest.mark.parametrize(
+    # Lengths of the files, fields of the request, and the limit with its origin. The prompt has ten
+    # tokens, which count in max_length and not in max_new_tokens.
     ("files", "asked", "expected"),
     [
         ({}, {}, (128, "default")),
@@ -163,6 +169,7 @@ def test_a_wrong_length_is_refused_by_its_key(tmp_path, key, value):
         read_generation_settings(folder(tmp_path, **{key: value}))
 
 
+#: The shortest body of each address that generates text.
 BODIES = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
     "/v1/completions": {"prompt": "a"},
@@ -208,6 +215,7 @@ def test_a_body_goes_before_command_line_and_files(path, body, expected):
     form = ROUTES[path]
     default = Request(**COMMAND).with_origin("command line")
     (request,) = form.requests(form.read(BODIES[path] | body), default, None)
+    # The body's fields win over those of the command line, and the files have no say.
     filled = request.with_settings(settings_of(**FILE))
     assert filled.sampling._asdict() == COMMAND | expected
     assert {name for name, origin in filled.origins.items() if origin == "request"} >= {*expected}

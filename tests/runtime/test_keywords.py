@@ -18,13 +18,14 @@ from bitnet.runtime.request import SAMPLING, Request
 
 METHODS = ["stream", "generate", "chat", "astream", "agenerate", "achat"]
 TYPES = {entry.name: str(entry.type) for entry in fields(Request)}
-# One text is a list of one, and any sequence is a list.
+# Keywords that take more than their fields: a single text, and any sequence for a list.
 WIDER = {
     "stop": "str | Sequence[str]",
     "samplers": "Sequence[str]",
     "dry_sequence_breakers": "Sequence[str]",
 }
-# Fields that a conversation or another method has, and those that a model fills in.
+# Fields of conversations, fields that other arguments or methods set, and fields that the model
+# fills in.
 NOT_KEYWORDS = {
     *("prompt", "messages", "tools", "tool_choice", "parallel_tool_calls", "template_variables"),
     *(
@@ -75,13 +76,14 @@ def test_a_keyword_has_the_type_of_its_field(name):
     declared = AnswerOptions.__annotations__[name].__forward_arg__
     expected = WIDER.get(name, TYPES[name])
     assert set(declared.split(" | ")) == {*expected.split(" | "), "None"}
+    # The line that declares it explains it in a comment.
     assert re.search(rf"^ +{name}: .*  # \w", inspect.getsource(AnswerOptions), re.MULTILINE)
 
 
-def test_a_default_that_a_comment_names_is_the_fields():
+def test_a_default_in_the_comment_of_a_keyword_is_that_of_its_field():
     source = inspect.getsource(AnswerOptions)
     named = re.findall(r"^ +(\w+): .*  # .*\(([\d.]+)\)$", source, re.MULTILINE)
-    assert len(named) > 8
+    assert len(named) > 8  # the pattern finds the comments that end with a number in parentheses
     defaults = asdict(Request()) | Sampling()._asdict()
     assert {name: float(number) for name, number in named} == {
         name: defaults[name] for name, _ in named
@@ -91,9 +93,12 @@ def test_a_default_that_a_comment_names_is_the_fields():
 @pytest.mark.parametrize("method", METHODS)
 def test_every_keyword_is_in_the_signature(method):
     parameters = inspect.signature(getattr(bitnet.LanguageModel, method)).parameters
-    keywords = {name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
+    keywords = {
+        name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY
+    }
     assert keywords == AnswerOptions.__annotations__.keys()
-    assert not any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    # Declared one by one instead of **options, so that editors can list them.
+    assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
 def test_the_async_twins_give_the_same_text(model):
@@ -101,7 +106,7 @@ def test_the_async_twins_give_the_same_text(model):
     assert asyncio.run(model.agenerate("It is a truth", max_tokens=8)) == text
 
 
-def test_async_answers_take_turns_and_the_loop_goes_on(model):
+def test_async_answers_that_run_together_have_the_text_of_one_alone(model):
     async def both():
         ticks = asyncio.create_task(tick())
         texts = await asyncio.gather(
@@ -137,7 +142,7 @@ def test_a_cancelled_task_ends_its_answer(model):
     assert model.generate("It is a truth", max_tokens=4)
 
 
-def test_errors_of_an_async_answer_are_those_of_the_other(model):
+def test_an_async_answer_raises_the_error_of_the_synchronous_one(model):
     with pytest.raises(bitnet.UsageError, match="the prompt is empty"):
         asyncio.run(model.agenerate(""))
 
@@ -147,15 +152,17 @@ def test_an_answer_shows_its_text_and_why_it_ended(model):
     assert repr(answer) == "<Answer 0 tokens, running: ''>"
     text = "".join(answer)
     assert repr(answer) == f"<Answer 3 tokens, length: {text!r}>"
-    answer.text = "<b>"
+    answer.text = "<b>"  # notebooks show HTML, in which text must be escaped
     assert "&lt;b&gt;</pre><small>3 tokens, length" in answer._repr_html_()
 
 
+# Values of many types; a field takes some of them at most.
 WRONG = (
     *(-3, 5, 1.5, math.nan, 10**400, "x", "", "\ud800", b"x", True, None, object()),
     *([], [5], ["x"], [None], [["x"]], [{}], [{"role": 5}], [{"role": "user", "content": 5}]),
     *({}, {"a": 5}, {5: 5}, {"a": {"b": [1]}}, {1}, ("x", 1)),
 )
+# Fields that clients may set in JSON.
 CALLERS = [entry.name for entry in fields(Request) if not entry.metadata.get("inner")]
 
 
@@ -168,16 +175,21 @@ def chat_model(tmp_path_factory):
 @pytest.mark.parametrize("name", [*CALLERS, "document", "template_variables"])
 def test_a_value_of_any_type_is_taken_or_refused_by_an_error_of_this_package(name, chat_model):
     messages = [{"role": "user", "content": "a"}]
-    beside = [{"prompt": "a"}, {"messages": messages}, {"messages": messages, "tools": [CLOCK]}]
-    beside.append({"messages": [*messages, {"role": "assistant", "content": "b"}],
+    complete_requests = [
+        {"prompt": "a"},
+        {"messages": messages},
+        {"messages": messages, "tools": [CLOCK]},
+    ]
+    complete_requests.append({"messages": [*messages, {"role": "assistant", "content": "b"}],
                    "continue_final_message": True})  # fmt: skip
-    taken = 0
+    accepted = 0
     for value in WRONG:
-        for fields_beside in beside:
+        for fields_beside in complete_requests:
             with contextlib.suppress(bitnet.BitnetError):
                 chat_model.prepare(Request(**fields_beside | {"max_tokens": 2, name: value}))
-                taken += 1
-    assert taken < len(WRONG) * len(beside)
+                accepted += 1
+    # Any other exception fails the test; at least one value is refused.
+    assert accepted < len(WRONG) * len(complete_requests)
 
 
 @pytest.mark.parametrize(

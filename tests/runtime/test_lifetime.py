@@ -1,4 +1,4 @@
-"""A model ends with the last reference to it; nothing of it waits for the garbage collector."""
+"""A model is freed with the last reference to it, without the garbage collector."""
 
 import gc
 import weakref
@@ -21,12 +21,13 @@ TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 @pytest.fixture
 def path(tmp_path):
     path = tiny_gguf(tmp_path / "tiny.gguf", **{"tokenizer.chat_template": TEMPLATE})
-    load(path).close()  # the next load finds its compiled tokenizer
+    load(path).close()  # writes the compiled tokenizer to the cache, so that later loads read it
     return path
 
 
 @pytest.fixture(autouse=True)
 def no_collector():
+    """Leave all freeing to reference counts."""
     gc.disable()
     yield
     gc.enable()
@@ -69,6 +70,7 @@ def a_worker(model):
     slot.close()
 
 
+# Ways to use a model, of which none may leave a reference to it.
 USES = (
     nothing, a_text, a_stream_that_is_left, a_chat, a_grammar, a_wrong_request, a_scheduler,
     a_worker,
@@ -77,13 +79,15 @@ USES = (
 
 @pytest.mark.parametrize("closed", [True, False])
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
-def test_its_file_is_let_go(path, use, closed):
+def test_the_file_of_a_model_is_unmapped_after_any_use(path, use, closed):
     model = load(path)
     use(model)
     if closed:
         model.close()
     del model
-    assert [one for one in gc.get_objects() if type(one) is MappedFile and one.path == path] == []
+    assert [
+        each for each in gc.get_objects() if type(each) is MappedFile and each.path == path
+    ] == []
 
 
 @pytest.mark.parametrize("family", FAMILIES)

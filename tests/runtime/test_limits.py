@@ -1,4 +1,4 @@
-"""Bounds of a request: whatever passes them cannot end the process."""
+"""Bounds of a request, within which no schema or text can crash the process."""
 
 import json
 import subprocess
@@ -11,6 +11,7 @@ from bitnet.base.errors import UsageError
 from bitnet.runtime import request_checks
 from bitnet.runtime.request import Request
 
+# Keywords of JSON Schema around an inner schema.
 WRAPS = {
     "items": lambda inner: {"type": "array", "items": inner},
     "prefixItems": lambda inner: {"type": "array", "prefixItems": [inner]},
@@ -22,7 +23,7 @@ WRAPS = {
     "allOf": lambda inner: {"allOf": [inner]},
     "sibling": lambda inner: inner | {"description": "x"},
 }
-# Compiles each schema, and says so; the process that dies says nothing.
+# Compiles or refuses each schema, and prints its name; a crash leaves the other names out.
 COMPILE = """
 import json, sys
 import bitnet
@@ -41,7 +42,7 @@ with bitnet.load("bitnet-tiny") as model:
 
 
 def chain(wrap, *, links, levels=1, ends={"type": "string"}):  # noqa: B006 - not changed
-    """A schema whose definitions refer each to the next one, below *levels* of *wrap*."""
+    """A schema of *links* definitions; each refers to the next one below *levels* of *wrap*."""
     definitions = {"last": ends}
     for link in range(links):
         inner = {"$ref": f"#/$defs/{link + 1 if link < links - 1 else 'last'}"}
@@ -67,13 +68,14 @@ def circle(links):
 
 
 def deep(count):
+    """A schema of arrays, nested *count* times."""
     inner = {"type": "string"}
     for _ in range(count):
         inner = {"items": inner}
     return inner
 
 
-def test_no_schema_within_the_bounds_ends_the_process():
+def test_no_schema_ends_the_process_that_compiles_or_refuses_it():
     pytest.importorskip("llguidance")
     schemas = {
         **{f"{wrap} x 40": chain(wrap, links=500, levels=40) for wrap in WRAPS},
@@ -89,10 +91,12 @@ def test_no_schema_within_the_bounds_ends_the_process():
         "half a pair": {"const": "\ud800"},
     }
     lines = "".join(f"{json.dumps(each)}\n" for each in schemas.items())
-    ended = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", COMPILE], input=lines, capture_output=True, text=True
     )
-    assert (ended.returncode, ended.stdout.splitlines()) == (0, [*schemas]), ended.stderr
+    assert (completed.returncode, completed.stdout.splitlines()) == (0, [*schemas]), (
+        completed.stderr
+    )
 
 
 @pytest.mark.parametrize("of_references", [lambda count: chain("anyOf", links=count - 1), circle])
@@ -117,12 +121,13 @@ def test_a_schema_may_refer_to_as_many_definitions_as_the_bound_says(of_referenc
         ({"const": ["a\0"]}, "NUL character at position 1"),
     ],
 )
-def test_a_schema_beyond_a_bound_is_refused_by_name(schema, reason):
+def test_a_schema_beyond_a_bound_is_refused_with_the_bound(schema, reason):
     with pytest.raises(UsageError, match=reason) as caught:
         request_checks.check_schema("json_schema", schema)
     assert caught.value.field == "json_schema"
 
 
+# Lists that are nested one level deeper than MAX_DEPTH allows.
 NESTED = json.loads("[" * 101 + "]" * 101)
 
 
@@ -142,7 +147,7 @@ NESTED = json.loads("[" * 101 + "]" * 101)
         ("template_variables", {"x": NESTED}, "deep"),
     ],
 )
-def test_every_door_refuses_a_value_out_of_its_bounds(field, value, reason):
+def test_a_request_with_a_value_beyond_its_bound_is_refused_by_its_field(field, value, reason):
     with bitnet.load("bitnet-tiny") as model, pytest.raises(UsageError, match=reason) as caught:
         model.prepare(Request(**{"prompt": "a", field: value}))
     assert caught.value.field == field

@@ -8,6 +8,7 @@ from bitnet.runtime.pass_times import HIGHEST_PRICE, LONGEST_UNMEASURED, SMALLES
 
 
 def sequence(tokens, proposed=0):
+    """A stand-in for a sequence with *tokens* in a pass, of which *proposed* are drafts."""
     return SimpleNamespace(segment=SimpleNamespace(tokens=[0] * tokens), proposed=[0] * proposed)
 
 
@@ -19,15 +20,16 @@ def test_the_first_chunk_is_the_smallest_until_a_prompt_was_measured():
 
 def test_a_chunk_takes_as_long_as_prompts_may_delay_others():
     times = PassTimes(max_stall_s=0.1)
-    times.observe([sequence(100)], passed_s=0.2)
+    times.observe([sequence(100)], passed_s=0.2)  # 2 ms per token
     assert times.prompt_tokens(256) == 50
-    times.observe([sequence(100)], passed_s=20.0)
+    times.observe([sequence(100)], passed_s=20.0)  # now not one token fits into 0.1 s
     assert times.prompt_tokens(256) == SMALLEST_CHUNK
 
 
 def test_a_draft_costs_what_its_pass_takes_longer():
     times = PassTimes(max_stall_s=1.0)
     assert times.observe([sequence(1)], passed_s=1.0) == 0.0
+    # Two drafts make a pass of 1 s longer by 1 s. The average starts at 0 and moves by a quarter.
     assert times.observe([sequence(3, proposed=2)], passed_s=2.0) == pytest.approx(0.5 / 4)
 
 
@@ -44,7 +46,7 @@ def test_a_pass_without_drafts_is_measured_again_after_many_with():
     assert not times.knows_plain(1)
     times.observe([sequence(1)], passed_s=1.0)
     assert times.knows_plain(1)
-    assert not times.knows_plain(2)
+    assert not times.knows_plain(2)  # of two sequences no pass was measured
     for _ in range(LONGEST_UNMEASURED):
         times.observe([sequence(2, proposed=1)], passed_s=1.2)
     assert not times.knows_plain(1)

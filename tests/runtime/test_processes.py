@@ -16,6 +16,7 @@ from bitnet.base import native
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 needs_native = pytest.mark.skipif(native.module() is None, reason="the module is not built")
 
+# Loads the model on three threads; tokens() are those of a greedy answer.
 MODEL = """
 import logging, os, sys, threading
 from bitnet.formats.containers import open_checkpoint
@@ -35,6 +36,7 @@ def ended(pid):
     _, status = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(status)
 """
+# A thread that runs one pass after the other, and a fork while it holds the engine's lock.
 IN_PASSES = """
 def passes():
     while True:
@@ -51,7 +53,7 @@ def fork_in_a_pass():
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs a script with the path of a tiny model as its argument, and gives what it ends with."""
+    """Function that runs a script of *parts* on a tiny model; returns the completed process."""
     path = tiny_gguf(tmp_path / "tiny.gguf")
 
     def start(*parts):
@@ -67,13 +69,14 @@ def run(tmp_path):
     return start
 
 
-def succeeded(done):
+def output_of(done):
+    """Output of the completed process *done*, which must have written nothing to stderr."""
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
 @needs_fork
-def test_a_child_forked_during_a_pass_writes_the_same_tokens(run):
+def test_a_child_forked_during_a_pass_generates_the_same_tokens(run):
     check = """
     expected = tokens()
     """
@@ -85,7 +88,7 @@ def test_a_child_forked_during_a_pass_writes_the_same_tokens(run):
         assert ended(pid) == 0
     print("done")
     """
-    assert succeeded(run(MODEL, check, IN_PASSES, children)) == "done\n"
+    assert output_of(run(MODEL, check, IN_PASSES, children)) == "done\n"
 
 
 @needs_fork
@@ -99,8 +102,8 @@ def test_a_child_forked_during_a_pass_has_all_its_compute_threads(run):
             tokens()
             os._exit(len(os.listdir("/proc/self/task")))
         assert ended(pid) == 3
-    """
-    succeeded(run(MODEL, IN_PASSES, children))
+    """  # its exit status is its number of threads
+    output_of(run(MODEL, IN_PASSES, children))
 
 
 @needs_fork
@@ -119,7 +122,7 @@ def test_a_graph_that_a_thread_runs_can_be_run_by_a_child(run):
             os._exit(0 if hidden() == expected else 3)
         assert ended(pid) == 0
     """
-    succeeded(run(MODEL, IN_PASSES, children))
+    output_of(run(MODEL, IN_PASSES, children))
 
 
 @needs_fork
@@ -138,8 +141,8 @@ def test_an_answer_begun_before_a_fork_ends_in_the_child_with_a_reason(run):
     assert ended(pid) == 0
     assert [first.token, *(piece.token for piece in answer)] == tokens()
     """
-    said = succeeded(run(MODEL, script))
-    assert said.startswith("this answer was begun before the process was forked")
+    output = output_of(run(MODEL, script))
+    assert output.startswith("this answer was begun before the process was forked")
 
 
 @needs_fork
@@ -151,7 +154,7 @@ def test_workers_of_a_multiprocessing_pool_use_the_model_of_the_parent(run):
         assert pool.starmap(tokens, [()] * 4) == [expected] * 4
     assert tokens() == expected
     """
-    succeeded(run(MODEL, script))
+    output_of(run(MODEL, script))
 
 
 @needs_fork
@@ -174,7 +177,7 @@ def test_workers_of_a_torch_loader_use_the_model_of_the_parent(run):
     torch.set_flush_denormal(True)
     assert tokens() == expected
     """
-    succeeded(run(MODEL, script))
+    output_of(run(MODEL, script))
 
 
 @needs_fork
@@ -199,7 +202,7 @@ def test_gunicorn_workers_answer_with_the_model_that_was_preloaded(tmp_path):
             stderr=log,
         )
     try:
-        for _ in range(6):
+        for _ in range(6):  # so that each of the two workers most likely answers one
             assert waiting.until(lambda: _status(port), server) == 200
     finally:
         server.send_signal(signal.SIGTERM)
@@ -208,7 +211,7 @@ def test_gunicorn_workers_answer_with_the_model_that_was_preloaded(tmp_path):
 
 
 def _status(port):
-    """Status of an answer, ``None`` while the server does not listen."""
+    """HTTP status of a reply, or None while the server does not listen."""
     connection = HTTPConnection("127.0.0.1", port, timeout=waiting.PATIENCE_S)
     try:
         connection.request("GET", "/")
@@ -221,10 +224,11 @@ def _status(port):
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_daemon_thread_inside_a_pass_does_not_disturb_the_exit(run, count):
+    # The script ends as soon as one of *count* threads is inside a pass.
     exit_in_a_pass = f"""
     for _ in range({count} - 1):
         threading.Thread(target=passes, daemon=True).start()
     while not engine._lock.locked():
         pass
     """
-    succeeded(run(MODEL, IN_PASSES, exit_in_a_pass))
+    output_of(run(MODEL, IN_PASSES, exit_in_a_pass))
