@@ -346,7 +346,7 @@ def test_trials_of_a_slow_drafter_lose_at_most_three_percent():
 
 
 def with_rows(checkpoint, rows, favoured):
-    """*checkpoint* with a vocabulary of *rows* ids; the logit of *favoured* is 20 times as large."""
+    """*checkpoint* with *rows* ids in its vocabulary; *favoured* has 20 times its former logit."""
     embedding = checkpoint.weights["token_embd.weight"].take_rows(slice(0, rows))
     numbers = registry.dequantize(embedding).astype("<f4")
     numbers[favoured] *= 20

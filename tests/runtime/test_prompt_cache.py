@@ -1,4 +1,4 @@
-"""Prompts that outlive a scheduler as files: the same bits, or not used and reported."""
+"""Prompts stored as files: answers with the same bits, writing in the background, limits."""
 
 import logging
 import os
@@ -34,7 +34,8 @@ ALL = sorted({*FAMILIES, *LAYERED, *HYBRIDS, *MIXTURES})
 REPRESENTATIVES = ("deepseek2", "gemma3", "gemma4", "llama", "qwen35")
 
 
-def bits_survive(architecture, path, kv_type):
+def check_bits(architecture, path, kv_type):
+    """Check the bits of answers to a stored prompt and to a longer one."""
     model = model_of(architecture, kv_type=kv_type)
     ids = prompt(200, seed=3)
     longer = [*ids, *prompt(30, seed=4)]
@@ -42,7 +43,7 @@ def bits_survive(architecture, path, kv_type):
     fresh_longer, _ = reused_of(model, longer, None)
     assert store(model, ids, path)
     again, reused = reused_of(model, ids, cache_at(path))
-    assert (again, reused) == (fresh, 199)
+    assert (again, reused) == (fresh, 199)  # the last id of a prompt is always run
     # The prompt's own end is a length that windows and states return to.
     continued, reused = reused_of(model, longer, cache_at(path))
     assert continued == fresh_longer
@@ -51,18 +52,19 @@ def bits_survive(architecture, path, kv_type):
 
 @pytest.mark.parametrize("architecture", REPRESENTATIVES)
 def test_an_answer_behind_a_stored_prompt_has_the_same_bits(architecture, tmp_path):
-    bits_survive(architecture, tmp_path, "f16")
+    check_bits(architecture, tmp_path, "f16")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kv_type", ["f16", "q8"])
 @pytest.mark.parametrize("architecture", ALL)
 def test_every_family_has_the_same_bits_behind_a_stored_prompt(architecture, kv_type, tmp_path):
-    bits_survive(architecture, tmp_path, kv_type)
+    check_bits(architecture, tmp_path, kv_type)
 
 
 def test_the_longest_stored_prefix_is_used(llama, tmp_path):
     ids = prompt(300, seed=5)
+    # Prompts that share 80, 120 and 200 leading ids with *ids*.
     store(llama, [*ids[:80], 7, 7, 7], tmp_path)
     store(llama, [*ids[:120], 8, 8, 8], tmp_path)
     store(llama, [*ids[:200], 9, 9, 9], tmp_path)
@@ -74,12 +76,13 @@ def test_the_longest_stored_prefix_is_used(llama, tmp_path):
 
 def test_a_short_prompt_is_neither_stored_nor_looked_for(llama, tmp_path):
     assert store(llama, prompt(20), tmp_path / "none") == []
+    # A prompt must be longer than SHORTEST, here 32.
     stored = PromptCache(folder_at(tmp_path), lambda _: pytest.fail("the facts were computed"))
     assert stored.find(prompt(32), "", Scheduler(llama).new_cache, lambda _: 0) is None
 
 
 class _SlowFile:
-    """A file whose reading ends when it is told to."""
+    """A stand-in for a prompt file, which the test declares to be read."""
 
     path = Path("stored.kv")
     is_checked = False
@@ -101,7 +104,7 @@ class _SlowFile:
 
 
 def slow_sequence(scheduler, ids):
-    """A queued sequence whose prompt is in a file that is not read yet, and that file."""
+    """A queued sequence whose prompt is in a file that is not read yet; also that file."""
     sequence = scheduler.prepare(ids, Request(max_tokens=2, temperature=0.0))
     assert sequence.stored is not None
     sequence.stored.backing = file = _SlowFile()
@@ -121,7 +124,7 @@ def test_others_are_answered_while_a_stored_prompt_is_read(llama, tmp_path):
     file.is_read = True
     pieces = scheduler.step()
     assert {id(writer) for writer, _ in pieces} == {id(other), id(sequence)}
-    assert not file.waits
+    assert not file.waits  # the scheduler never blocked on the file
 
 
 def test_a_stored_prompt_alone_is_waited_for(llama, tmp_path):
@@ -145,14 +148,14 @@ def test_the_state_in_memory_is_preferred_when_it_is_as_long(llama, tmp_path):
     ids = prompt(200)
     stored = cache_at(tmp_path)
     scheduler = Scheduler(llama, prompt_cache=stored)
-    wanted = Request(max_tokens=2)
-    list(scheduler.generate(ids, wanted))
+    request = Request(max_tokens=2)
+    list(scheduler.generate(ids, request))
     stored.close()
-    sequence = scheduler.prepare(ids, wanted)
+    sequence = scheduler.prepare(ids, request)
     assert sequence.stored is not None
     list(scheduler.run(sequence))
     assert sequence.reused_tokens == 199
-    assert all(cache.backing is None for cache in scheduler.caches._caches)
+    assert all(cache.backing is None for cache in scheduler.caches._caches)  # of no file
 
 
 def test_sequences_of_one_batch_use_one_file(llama, tmp_path):
@@ -160,8 +163,8 @@ def test_sequences_of_one_batch_use_one_file(llama, tmp_path):
     fresh = [reused_of(llama, [*ids, last], None)[0] for last in (5, 6, 7)]
     store(llama, ids, tmp_path)
     scheduler = Scheduler(llama, prompt_cache=cache_at(tmp_path), max_batch=3)
-    wanted = Request(max_tokens=5, temperature=0.0, logprobs=8)
-    sequences = [scheduler.submit([*ids, last], wanted) for last in (5, 6, 7)]
+    shared_request = Request(max_tokens=5, temperature=0.0, logprobs=8)
+    sequences = [scheduler.submit([*ids, last], shared_request) for last in (5, 6, 7)]
     pieces = {sequence: [] for sequence in sequences}
     while scheduler.busy:
         for sequence, piece in scheduler.step():
@@ -170,7 +173,7 @@ def test_sequences_of_one_batch_use_one_file(llama, tmp_path):
     assert [sequence.reused_tokens for sequence in sequences] == [200, 200, 200]
 
 
-def test_a_file_is_written_by_another_thread_while_the_model_runs(llama, tmp_path, monkeypatch):
+def test_a_file_is_written_by_a_thread_for_which_answers_do_not_wait(llama, tmp_path, monkeypatch):
     writers = []
     may_write = threading.Event()
 
@@ -182,6 +185,7 @@ def test_a_file_is_written_by_another_thread_while_the_model_runs(llama, tmp_pat
     monkeypatch.setattr(PromptFolder, "write", write)
     stored = cache_at(tmp_path)
     scheduler = Scheduler(llama, prompt_cache=stored)
+    # The write waits for the event, but these answers end before it is set.
     for seed in range(3):
         assert list(scheduler.generate(prompt(100, seed=seed), Request(max_tokens=2)))
     may_write.set()
@@ -203,6 +207,7 @@ def test_what_is_written_is_what_the_sequence_held_when_it_ended(llama, tmp_path
     stored = cache_at(tmp_path)
     scheduler = Scheduler(llama, prompt_cache=stored, max_batch=1)
     list(scheduler.generate(ids, Request(max_tokens=2)))
+    # Takes over and changes the only cache, before the first prompt is written.
     list(scheduler.generate([*ids[:150], *prompt(80, seed=9)], Request(max_tokens=2)))
     may_write.set()
     stored.close()
@@ -211,6 +216,7 @@ def test_what_is_written_is_what_the_sequence_held_when_it_ended(llama, tmp_path
 
 
 def test_a_prompt_that_grew_a_little_is_written_when_it_is_idle(llama, tmp_path, monkeypatch):
+    # The second prompt grows by 41 of 200 positions, less than a half.
     monkeypatch.setattr(prompt_cache, "GROWTH", 2)
     monkeypatch.setattr(prompt_cache, "IDLE_S", 0.01)
     ids = prompt(200)
@@ -222,6 +228,7 @@ def test_a_prompt_that_grew_a_little_is_written_when_it_is_idle(llama, tmp_path,
     waiting.until(lambda: stored._thread is None)
     stored.close()
     (path,) = files_in(tmp_path)  # the shorter one is part of it
+    # 240 ids of the prompt and the first of two tokens; the last one was not run.
     assert len(PromptFile.open(path).ids) == 241
 
 
@@ -237,9 +244,9 @@ def test_what_a_file_covers_is_not_written_again(llama, tmp_path):
 def test_the_folder_is_bounded_and_the_least_recently_used_goes(llama, tmp_path):
     (first,) = store(llama, prompt(100, seed=1), tmp_path)
     size = first.stat().st_size
-    limit = {"limit_bytes": 2.5 * size}
+    limit = {"limit_bytes": 2.5 * size}  # room for two files
     store(llama, prompt(100, seed=2), tmp_path, **limit)
-    os.utime(first, (1, 1))
+    os.utime(first, (1, 1))  # times of the last use, in seconds since 1970
     second = next(path for path in files_in(tmp_path) if path != first)
     os.utime(second, (2, 2))
     assert reused_of(llama, prompt(100, seed=1), cache_at(tmp_path, **limit))[1] == 99  # used now
@@ -257,7 +264,7 @@ def test_a_prompt_larger_than_the_folder_is_not_stored(llama, tmp_path, caplog):
 
 def test_a_disk_without_room_stores_nothing_and_answers(llama, tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(prompts, "SPARE_BYTES", 1 << 62)
+    monkeypatch.setattr(prompts, "SPARE_BYTES", 1 << 62)  # more free bytes than any disk has
     assert store(llama, prompt(100), tmp_path) == []
     assert "is not stored" in caplog.text
 
@@ -293,7 +300,7 @@ def test_the_option_names_a_folder(choice, root, tmp_path):
     assert (chosen and chosen.root) == (root and tmp_path / root)
 
 
-def test_a_limit_of_zero_turns_it_off(tmp_path, monkeypatch):
+def test_a_size_limit_of_zero_turns_stored_prompts_off(tmp_path, monkeypatch):
     monkeypatch.setenv("BITNET_PROMPT_CACHE_SIZE", "0")
     assert choose_folder("auto", tmp_path) is None
 

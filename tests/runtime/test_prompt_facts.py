@@ -18,6 +18,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def facts_of(checkpoint, tokenizer="t", ops=None):
+    """Facts of a model of *checkpoint*, whose tokenizer has the digest *tokenizer*."""
     model = load_model(checkpoint, ops=ops or NativeOps(threads=1))
     return PromptFacts(model, checkpoint, tokenizer).values
 
@@ -49,7 +50,7 @@ def test_facts_of_a_file_are_those_of_its_bytes(tmp_path):
     first = facts_of(open_checkpoint(tiny_gguf(tmp_path / "a.gguf")))
     copy = facts_of(open_checkpoint(tiny_gguf(tmp_path / "b.gguf")))
     changed = bytearray((tmp_path / "a.gguf").read_bytes())
-    changed[-1] ^= 1
+    changed[-1] ^= 1  # the last byte of the last tensor
     (tmp_path / "c.gguf").write_bytes(changed)
     assert first == copy
     assert facts_of(open_checkpoint(tmp_path / "c.gguf"))["weights"] != first["weights"]

@@ -1,4 +1,4 @@
-"""Files of prompts: damaged, foreign, shared or killed while they are written."""
+"""Files of prompts: damaged, replaced, of another model, or left by a killed process."""
 
 import os
 import stat
@@ -28,7 +28,7 @@ pytestmark = [
 
 def test_every_changed_byte_of_a_page_changes_its_checksum():
     rng = np.random.default_rng(1)
-    page = rng.integers(0, 256, 1300, dtype=np.uint8)  # two sectors and a rest
+    page = rng.integers(0, 256, 1300, dtype=np.uint8)  # two sectors of 512 bytes and a rest
     check = _check_of_page(page)
     for place in range(page.size):
         changed = page.copy()
@@ -36,8 +36,8 @@ def test_every_changed_byte_of_a_page_changes_its_checksum():
         assert _check_of_page(changed) != check, place
 
 
-@pytest.mark.parametrize("size", [512, 1024, 4096])
-def test_parts_of_a_page_that_changed_places_are_found(size):
+@pytest.mark.parametrize("size", [512, 1024, 4096])  # bytes of a part: whole sectors
+def test_exchanged_parts_of_a_page_change_its_checksum(size):
     page = np.random.default_rng(2).integers(0, 256, 4 * size, dtype=np.uint8)
     for first, second in combinations(range(4), 2):
         changed = page.reshape(4, size).copy()
@@ -45,8 +45,8 @@ def test_parts_of_a_page_that_changed_places_are_found(size):
         assert _check_of_page(changed) != _check_of_page(page)
 
 
-def places_in(path):
-    """A byte in each part of the file *path*."""
+def offsets_in(path):
+    """Offset of a byte in each part of the file *path*, by the name of the part."""
     file = PromptFile.open(path)
     return {
         "start": 0,
@@ -66,7 +66,7 @@ def test_a_damaged_file_is_not_used_and_is_reported(architecture, place, tmp_pat
     fresh, _ = reused_of(model, ids, None)
     (path,) = store(model, ids, tmp_path)
     content = bytearray(path.read_bytes())
-    content[places_in(path)[place]] ^= 0x41
+    content[offsets_in(path)[place]] ^= 0x41
     path.unlink()
     path.write_bytes(content)
     path.chmod(0o600)
@@ -75,9 +75,10 @@ def test_a_damaged_file_is_not_used_and_is_reported(architecture, place, tmp_pat
     assert (again, reused) == (fresh, 0)
     assert f"{path} is not used" in caplog.text
     stored.close()
-    assert [problem_of(its) for its in files_in(tmp_path)] == [""]  # written again
+    assert [problem_of(file) for file in files_in(tmp_path)] == [""]  # written again
 
 
+# Bytes that are left: parts of the head, and all but the last one.
 @pytest.mark.parametrize("size", [0, 10, 31, 60, 3000, -1])
 def test_a_file_that_ends_early_is_not_used_and_is_reported(llama, size, tmp_path, caplog):
     ids = prompt(100)
@@ -93,8 +94,8 @@ def test_a_file_that_ends_early_is_not_used_and_is_reported(llama, size, tmp_pat
     assert problem_of(path) == ""  # written again
 
 
-def found(stored, model, ids):
-    """Positions of the cache that *stored* has for *ids*."""
+def stored_length(stored, model, ids):
+    """Number of positions that *stored* restores for *ids*; 0 without a file."""
     cache = stored.find(ids, "", Scheduler(model).new_cache, lambda _: 0)
     return 0 if cache is None else cache.length
 
@@ -104,9 +105,9 @@ def test_a_file_that_another_process_replaced_is_read_again(llama, tmp_path, cap
     (path,) = store(llama, ids, tmp_path / "first")
     (new,) = store(llama, other, tmp_path / "second")
     stored = cache_at(tmp_path / "first")
-    assert (found(stored, llama, ids), found(stored, llama, other)) == (199, 0)
+    assert (stored_length(stored, llama, ids), stored_length(stored, llama, other)) == (199, 0)
     new.replace(path)
-    assert (found(stored, llama, ids), found(stored, llama, other)) == (0, 199)
+    assert (stored_length(stored, llama, ids), stored_length(stored, llama, other)) == (0, 199)
     assert files_in(tmp_path) == [path]
     assert not caplog.text
 
@@ -125,9 +126,9 @@ def test_a_file_replaced_while_it_is_opened_leaves_the_new_one(llama, tmp_path, 
 
     with monkeypatch.context() as patch:
         patch.setattr(PromptCache, "_candidates", replaced_after)
-        assert found(stored, llama, ids) == 0
+        assert stored_length(stored, llama, ids) == 0
     assert files_in(tmp_path) == [path]
-    assert found(stored, llama, prompt(200, seed=4)) == 199
+    assert stored_length(stored, llama, prompt(200, seed=4)) == 199
 
 
 def test_a_damaged_file_that_was_replaced_since_leaves_the_new_one(llama, tmp_path):
@@ -155,7 +156,7 @@ def test_a_file_cut_short_while_it_is_used_changes_no_answer(llama, tmp_path, ca
     scheduler = Scheduler(llama, prompt_cache=cache_at(tmp_path))
     sequence = scheduler.submit(ids, Request(max_tokens=5, temperature=0.0, logprobs=8))
     pieces = [piece for _, piece in scheduler.step()]
-    os.truncate(path, 8192)
+    os.truncate(path, 8192)  # pages of 4,096 bytes behind this end can no longer be read
     while scheduler.busy:
         pieces += [piece for _, piece in scheduler.step()]
     assert [(piece.token, piece.logprob, piece.top_logprobs) for piece in pieces] == fresh
@@ -172,11 +173,13 @@ def test_a_file_of_another_version_is_not_used_and_is_reported(llama, name, tmp_
     again, reused = reused_of(llama, ids, cache_at(tmp_path, {**facts, name: "another"}))
     assert (again, reused) == (fresh, 0)
     assert f"{path} is not used: it was made with another {name}" in caplog.text
-    assert path.exists()  # another installation may use it
+    assert path.exists()  # kept: another installation may use it
 
 
 @pytest.mark.parametrize("name", ["adapters", "kv_type"])
-def test_files_of_other_adapters_or_forms_are_not_used(llama, name, tmp_path, caplog):
+def test_files_of_other_adapters_or_kv_types_are_not_used_and_not_reported(
+    llama, name, tmp_path, caplog
+):
     ids = prompt(100)
     store(llama, ids, tmp_path)
     _, reused = reused_of(llama, ids, cache_at(tmp_path, {**FACTS, name: "another"}))
@@ -192,14 +195,14 @@ def test_a_file_with_pages_of_another_shape_is_not_used(llama, tmp_path, caplog)
     assert f"{path} is not used" in caplog.text
 
 
-def test_files_of_other_users_and_links_are_left_out(llama, tmp_path, monkeypatch):
+def test_links_and_files_of_other_users_are_not_used(llama, tmp_path, monkeypatch):
     (path,) = store(llama, prompt(100), tmp_path / "a")
     linked = tmp_path / "b" / path.parent.name
     linked.mkdir(parents=True)
     (linked / path.name).symlink_to(path)
     assert reused_of(llama, prompt(100), cache_at(tmp_path / "b"))[1] == 0
     assert reused_of(llama, prompt(100), cache_at(tmp_path / "a"))[1] == 99
-    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)  # the files are now another user's
     assert reused_of(llama, prompt(100), cache_at(tmp_path / "a"))[1] == 0
 
 
@@ -213,7 +216,7 @@ def test_files_and_folders_are_private_from_the_first_byte(llama, tmp_path, monk
         return replace_file(self, target)
 
     monkeypatch.setattr(Path, "replace", observe)
-    mask = os.umask(0)
+    mask = os.umask(0)  # so that only the code itself restricts the modes
     try:
         (path,) = store(llama, prompt(100), tmp_path / "prompts")
     finally:
@@ -224,6 +227,7 @@ def test_files_and_folders_are_private_from_the_first_byte(llama, tmp_path, monk
     assert stat.S_IMODE((tmp_path / "prompts").stat().st_mode) == 0o700
 
 
+# Writes a prompt file and is killed by a limit on the size of files, or before the renaming.
 WRITE_AND_DIE = """
 import os, resource, signal, sys
 from pathlib import Path
@@ -250,16 +254,17 @@ def test_a_process_killed_while_it_writes_leaves_nothing_that_is_read(
     (path,) = store(llama, ids, tmp_path / "whole")
     folder = tmp_path / "prompts"
     command = [sys.executable, "-c", WRITE_AND_DIE, str(folder), moment, str(path)]
-    done = subprocess.run(command, check=False, timeout=waiting.PATIENCE_S)
-    assert done.returncode < 0
-    (draft,) = [its for its in folder.rglob("*") if its.is_file()]
-    assert draft.suffix == ".tmp"
+    completed = subprocess.run(command, check=False, timeout=waiting.PATIENCE_S)
+    assert completed.returncode < 0  # it was ended by a signal
+    (temporary,) = [file for file in folder.rglob("*") if file.is_file()]
+    assert temporary.suffix == ".tmp"
     again, reused = reused_of(llama, ids, cache_at(folder))
     assert (again, reused) == (fresh, 0)
 
+    # A temporary file of any age counts as abandoned, and the next write deletes it.
     monkeypatch.setattr(prompts, "ABANDONED_S", -1.0)
     assert len(store(llama, ids, folder)) == 1
-    assert not draft.exists()
+    assert not temporary.exists()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")

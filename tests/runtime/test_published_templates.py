@@ -32,17 +32,18 @@ needs_source = pytest.mark.skipif(
 def test_the_table_has_a_decision_for_every_published_template():
     assert len(TEMPLATES) >= 70
     for name, entry in TEMPLATES.items():
+        # A template takes the arguments of a call as an object or as JSON text, never both.
         assert ("arguments=object" in entry["facts"]) != ("arguments=text" in entry["facts"]), name
         assert set(entry["refused"]) <= set(CONVERSATIONS), name
         assert all(entry["refused"].values()), name
 
 
-def test_few_conversations_are_refused():
+def test_at_most_one_conversation_in_twenty_is_refused():
     refused = {
         (name, conversation)
         for name, entry in TEMPLATES.items()
         for conversation in entry["refused"]
-        if conversation not in ("unknown role", "result without call")
+        if conversation not in ("unknown role", "result without call")  # to be refused
     }
     assert len(refused) < len(TEMPLATES) * len(CONVERSATIONS) / 20
 
@@ -63,9 +64,10 @@ def test_the_table_has_a_format_of_calls_for_every_published_template():
     refused = {name for name, entry in TEMPLATES.items() if "refused" in entry["calls"]}
     assert refused == {"fireworks-ai-llama-3-firefunction-v2"}  # it fails without a variable
     for name, entry in TEMPLATES.items():
-        left = entry["calls"].get("left", "")
-        assert "get_forecast" not in left, name
-        assert "Paris" not in left, name
+        # Text that is left when the calls are read must contain no part of them.
+        unread = entry["calls"].get("left", "")
+        assert "get_forecast" not in unread, name
+        assert "Paris" not in unread, name
 
 
 @needs_source
@@ -77,11 +79,12 @@ def test_the_calls_that_a_template_writes_are_read_back_in_every_cut(name, conve
     tokenizer = tokenizer_of(source_of(name))
     answers = answer_with_calls(tokenizer, conversation)
     longest = max(len(text) for _, text, _ in answers)
+    # Characters that are read at a time.
     for size in (1, 2, 3, 5, 8, 13, 21, 34, 55, 89, longest):
         calls = []
         for answer in answers:
-            _, found = read_answer(tokenizer, *answer, size)
-            calls += found
+            _, calls_of_answer = read_answer(tokenizer, *answer, size)
+            calls += calls_of_answer
         assert calls == CALLS[conversation], size
 
 
@@ -108,17 +111,19 @@ def test_a_text_is_the_one_that_transformers_renders(name):
     for conversation, (messages, tools) in CONVERSATIONS.items():
         if conversation in TEMPLATES[name]["refused"]:
             continue
-        listed = tools if template.facts.tools else None
-        explained = () if listed or not tools else tools
-        turns = Turns(template, messages, tools=listed, explained=explained).messages
-        if listed is None and template.facts.needs_list:
-            listed = []
+        # A template without a place for tools gets their description in the system message.
+        offered = tools if template.facts.tools else None
+        explained = () if offered or not tools else tools
+        turns = Turns(template, messages, tools=offered, explained=explained).messages
+        # Some templates fail without a list of tools, even an empty one.
+        if offered is None and template.facts.needs_list:
+            offered = []
         (expected,), _ = utils.render_jinja_template(
             [[template.adapt(turn) for turn in turns]],
-            tools=listed,
+            tools=offered,
             chat_template=source,
             add_generation_prompt=True,
             bos_token="<s>",
             eos_token="</s>",
         )
-        assert template.render(turns, tools=listed) == expected, conversation
+        assert template.render(turns, tools=offered) == expected, conversation

@@ -21,13 +21,13 @@ from bitnet.convert.convert_options import ConvertOptions  # noqa: E402
 from bitnet.formats.containers import open_checkpoint  # noqa: E402
 
 pytestmark = QUIET
-# The compiled module keeps keys and values as 16 bits.
-MAX_DIFFERENCE = 2e-4
+MAX_DIFFERENCE = 2e-4  # of scores: the compiled module keeps keys and values in 16 bits
 HEAD = "ForSequenceClassification"
 QUERY = "dogs eating food"
-DOCUMENTS = [*TEXTS, "man 2 . , é " * 12]
+DOCUMENTS = [*TEXTS, "man 2 . , é " * 12]  # the last one is longer than a pair may be
 NEVER = WORDS.index("never")  # so that no token of a text is taken for padding
 ROTARY = {"pad_token_id": NEVER, "bos_token_id": 2, "eos_token_id": 3}
+# Prefix of the classes in transformers, and options of the configuration.
 KINDS = {
     "bert": ("Bert", {}),
     "bert without types": ("Bert", {"type_vocab_size": 1}),
@@ -44,6 +44,7 @@ KINDS = {
 
 
 def folder_of(path, kind, labels, **more):
+    """A folder of a random encoder of *kind* that scores *labels*, and reads 40 tokens at most."""
     name, options = KINDS[kind]
     encoder_folder(path, name, HEAD, num_labels=labels, **(options | more))
     change_json(path / "tokenizer_config.json", model_max_length=40)
@@ -55,6 +56,7 @@ def folder_of(path, kind, labels, **more):
 
 
 def expected_scores(path, query=QUERY, documents=DOCUMENTS):
+    """Scores of sentence-transformers, ``(N,)``."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = sentence_transformers.CrossEncoder(str(path), device="cpu")
@@ -72,6 +74,7 @@ def test_scores_are_those_of_the_cross_encoder(kind, tmp_path):
         )
     with load(path) as model:
         scores = model.rank(QUERY, DOCUMENTS)
+        # The same bits as in a batch of all documents.
         alone = np.concatenate([model.rank(QUERY, [document]) for document in DOCUMENTS])
         long = model.rank("a man " * 30, DOCUMENTS)
     np.testing.assert_allclose(scores, expected_scores(path), atol=MAX_DIFFERENCE)
@@ -83,11 +86,11 @@ def test_token_types_tell_the_texts_of_a_pair_apart(tmp_path):
     path = folder_of(tmp_path / "model", "bert", 1)
     with load(path) as model:
         pairs = model.rank(QUERY, ["dogs run"])
-        model.tokenizer.second_type = 0
+        model.tokenizer.second_type = 0  # as if both texts were the first one
         assert abs(pairs - model.rank(QUERY, ["dogs run"])) > 10 * MAX_DIFFERENCE
 
 
-def test_the_reference_backend_scores_alike(tmp_path, monkeypatch):
+def test_scores_on_the_reference_backend_are_those_of_the_cross_encoder(tmp_path, monkeypatch):
     monkeypatch.setenv("BITNET_BACKEND", "reference")
     path = folder_of(tmp_path / "model", "bert", 1)
     with load(path) as model:
@@ -99,15 +102,16 @@ def test_the_reference_backend_scores_alike(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "name", ["torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"]
 )
-def test_the_function_of_a_score_is_that_of_the_settings(name, tmp_path):
+def test_the_activation_of_a_score_is_that_of_the_settings(name, tmp_path):
     path = folder_of(tmp_path / "model", "bert", 1)
     change_json(path / "config.json", sentence_transformers={"activation_fn": name})
     with load(path) as model:
         scores = model.rank(QUERY, DOCUMENTS)
+    # Logits, without a sigmoid, differ by more than probabilities.
     np.testing.assert_allclose(scores, expected_scores(path), atol=5 * MAX_DIFFERENCE)
 
 
-def test_an_unknown_function_of_scores_is_refused(tmp_path):
+def test_an_unknown_activation_of_scores_is_refused(tmp_path):
     path = folder_of(tmp_path / "model", "bert", 1)
     change_json(path / "config.json", sbert_ce_default_activation_function="mine.Function")
     with pytest.raises(Unsupported, match=r"mine\.Function"):
@@ -123,7 +127,7 @@ def test_an_unknown_function_of_scores_is_refused(tmp_path):
         pytest.param("bert", "single_label_classification", marks=pytest.mark.slow),
     ],
 )
-def test_shares_of_labels_are_those_of_the_pipeline(kind, problem, tmp_path):
+def test_probabilities_of_labels_are_those_of_the_pipeline(kind, problem, tmp_path):
     labels = {0: "sad", 1: "neutral", 2: "glad"}
     path = folder_of(tmp_path / "model", kind, 3, id2label=labels, problem_type=problem)
     pipeline = transformers.pipeline(
@@ -131,11 +135,11 @@ def test_shares_of_labels_are_those_of_the_pipeline(kind, problem, tmp_path):
     )
     with load(path) as model:
         assert model.config.classifier.labels == tuple(labels.values())
-        found = model.classify(TEXTS)
-    for text, row in zip(TEXTS, found, strict=True):
+        rows = model.classify(TEXTS)
+    for text, row in zip(TEXTS, rows, strict=True):
         expected = {entry["label"]: entry["score"] for entry in pipeline([text])[0]}
-        for label, share in zip(labels.values(), row, strict=True):
-            assert share == pytest.approx(expected[label], abs=1e-3)
+        for label, probability in zip(labels.values(), row, strict=True):
+            assert probability == pytest.approx(expected[label], abs=1e-3)
 
 
 def test_a_decoder_scores_the_state_of_the_last_token(tmp_path):
@@ -158,11 +162,11 @@ def test_a_decoder_scores_the_state_of_the_last_token(tmp_path):
     ids = [2, 5, 6, 7, 8, 3]
     with torch.no_grad():
         logits = theirs(torch.tensor([ids])).logits[0].numpy()
-    shares = np.exp(logits - logits.max())
+    weights = np.exp(logits - logits.max())
     with load(path) as model:
         assert model.tokenizer.encode("a man is eat") == ids
-        found = model.classify(["a man is eat"])[0]
-    np.testing.assert_allclose(found, shares / shares.sum(), atol=MAX_DIFFERENCE)
+        probabilities = model.classify(["a man is eat"])[0]
+    np.testing.assert_allclose(probabilities, weights / weights.sum(), atol=MAX_DIFFERENCE)
 
 
 @pytest.mark.parametrize("kind", ["bert", "distilbert"])
@@ -171,13 +175,13 @@ def test_a_converted_file_has_the_scores_of_its_folder(kind, tmp_path):
     change_json(path / "tokenizer_config.json", model_max_length=64)
     file = tmp_path / "model.gguf"
     convert(path, file, ConvertOptions("F32"))
-    assert open_checkpoint(file).value("pooling_type") == 4
+    assert open_checkpoint(file).value("pooling_type") == 4  # llama.cpp's number of "rank"
     with load(path) as folder, load(file) as converted:
         expected = folder.rank(QUERY, DOCUMENTS[:3])
         np.testing.assert_array_equal(converted.rank(QUERY, DOCUMENTS[:3]), expected)
 
 
-def test_what_a_head_is_not_for_is_refused(tmp_path):
+def test_a_model_refuses_tasks_for_which_it_has_no_head(tmp_path):
     ranker = folder_of(tmp_path / "ranker", "bert", 1)
     classes = folder_of(tmp_path / "classes", "bert", 3)
     plain = encoder_folder(tmp_path / "plain")

@@ -34,7 +34,7 @@ def model(tmp_path_factory):
 
 
 def read(text, cuts=(), *, begun=False, marks=("<think>", "</think>")):
-    """Reasoning and text of *text*, which comes in pieces."""
+    """The reasoning in *text*, cut at the places *cuts*, and the rest of the text."""
     reader = ReasoningReader(ReasoningRules(*marks, begun))
     at = [0, *sorted(cut for cut in cuts if cut <= len(text)), len(text)]
     parts = [reader.read(text[begin:end]) for begin, end in pairwise(at)]
@@ -42,6 +42,7 @@ def read(text, cuts=(), *, begun=False, marks=("<think>", "</think>")):
     return "".join(part[0] for part in parts), "".join(part[1] for part in parts)
 
 
+# An answer, True if the prompt has opened the reasoning, and the answer's reasoning and text.
 @pytest.mark.parametrize(
     ("text", "begun", "expected"),
     [
@@ -65,6 +66,7 @@ def test_reasoning_is_found_wherever_the_text_is_cut(text, begun, expected, cuts
 CHANNEL = "<|channel|>analysis<|message|>"
 
 
+# An answer, its reasoning and its text.
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -74,7 +76,7 @@ CHANNEL = "<|channel|>analysis<|message|>"
     ],
 )
 @given(cuts=st.lists(st.integers(0, 99), max_size=6))
-def test_parts_of_the_reasoning_in_channels_are_apart(text, expected, cuts):
+def test_parts_of_the_reasoning_in_channels_are_joined_by_an_empty_line(text, expected, cuts):
     assert read(text, cuts, marks=(CHANNEL, "<|end|>")) == expected
 
 
@@ -92,8 +94,9 @@ def test_a_prompt_that_ends_with_an_opening_mark_begins_the_reasoning(
     assert rules.begun
     reader = ReasoningReader(rules)
     assert reader.read(f"I think.\n{closing}\nHello", final=True) == ("I think.", "Hello")
-    begun_and_ended = f"user. assistant {opening}\nI think.\n{closing}\n"
-    assert not reasoning_rules(with_template(sign), begun_and_ended).begun
+    # A prompt that closes the reasoning again, as templates do to turn it off.
+    closed_prompt = f"user. assistant {opening}\nI think.\n{closing}\n"
+    assert not reasoning_rules(with_template(sign), closed_prompt).begun
 
 
 @pytest.mark.parametrize(
@@ -101,28 +104,30 @@ def test_a_prompt_that_ends_with_an_opening_mark_begins_the_reasoning(
 )
 def test_an_answer_that_is_continued_has_the_marks_that_the_prompt_lacks(sign, opening, closing):
     message = {"content": "Hello", "reasoning_content": "I think."}
-    rest = f"I think.\n{closing}\n\nHello"
+    continuation = f"I think.\n{closing}\n\nHello"
     mark = opening.rstrip()
     tokenizer = with_template(sign)
-    assert render_beginning(tokenizer, f"assistant {mark}\n", message) == rest
-    assert render_beginning(tokenizer, "assistant ", message) == f"{mark}\n{rest}"
+    assert render_beginning(tokenizer, f"assistant {mark}\n", message) == continuation
+    assert render_beginning(tokenizer, "assistant ", message) == f"{mark}\n{continuation}"
 
 
 @given(st.text("<think/>ab \n", max_size=40), st.lists(st.integers(0, 40), max_size=6))
-def test_the_pieces_make_no_difference(text, cuts):
+def test_reasoning_in_pieces_is_that_of_the_whole_text(text, cuts):
     assert read(text, cuts) == read(text)
 
 
 def answer(model, **fields):
+    """An answer to ASK of 16 tokens, and its text; the end-of-sequence token is forbidden."""
     sampling = {"temperature": 1.0, "seed": 3, "logit_bias": {1: float("-inf")}}
     request = Request(messages=ASK, max_tokens=16, **sampling, **fields)
-    written = model.answer(request)
-    return written, "".join(written)
+    answered = model.answer(request)
+    return answered, "".join(answered)
 
 
 @pytest.mark.parametrize("lookup", [0, 8])
 def test_a_budget_ends_the_reasoning(model, lookup):
     written, text = answer(model, separate_reasoning=True, thinking_budget=5, lookup=lookup)
+    # The prompt opens the reasoning, so the budget counts from the first token.
     assert written.ids.index(TOKENS.index("</think>")) <= 5
     assert written.reasoning
     assert text
@@ -130,28 +135,28 @@ def test_a_budget_ends_the_reasoning(model, lookup):
     assert len(written.ids) == 16
 
 
-def test_a_budget_of_nothing_ends_it_at_once(model):
+def test_a_budget_of_zero_ends_the_reasoning_at_once(model):
     written, _ = answer(model, separate_reasoning=True, thinking_budget=0)
     assert (written.ids[0], written.reasoning) == (TOKENS.index("</think>"), "")
 
 
-def test_a_template_can_be_told_not_to_reason(model):
+def test_thinking_false_lets_the_template_close_the_reasoning_in_the_prompt(model):
     written, text = answer(model, separate_reasoning=True, thinking=False)
     assert (written.reasoning, bool(text)) == ("", True)
     assert written.prompt_ids[-1] == TOKENS.index("</think>")
 
 
-def test_a_template_is_told_by_the_name_that_it_reads(tmp_path):
+def test_thinking_is_passed_under_the_name_that_the_template_reads(tmp_path):
     template = OPEN + "{% if not thinking %}</think>{% endif %}"  # as DeepSeek V3.1's
     with bitnet.load(reasoning_gguf(tmp_path / "m.gguf", template)) as model:
-        begins = []
+        are_closed = []
         for thinking in (True, False, None):
             ids, _ = model.prepare(Request(messages=ASK, thinking=thinking))
-            begins.append(model.tokenizer.decode(ids).endswith("</think>"))
-    assert begins == [False, True, True]
+            are_closed.append(model.tokenizer.decode(ids).endswith("</think>"))
+    assert are_closed == [False, True, True]
 
 
-def test_reasoning_stays_in_the_text_unless_it_is_to_be_separate(model):
+def test_reasoning_stays_in_the_text_unless_it_is_requested_separately(model):
     written, text = answer(model)
     assert (written.reasoning, len(text) > 8) == ("", True)
 
@@ -191,11 +196,12 @@ def test_channels_are_reasoning_text_and_calls(tmp_path):
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_budget_counts_tokens_of_reasoning_alone(most, begun):
     marks = {"O": "<think>", "C": "</think>"}
+    # Of twelve tokens of reasoning, *most* are allowed; the mark is forced after them.
     rules = budget("C", most, begun=begun, marks=marks)
     written = write(rules, "abcdefghijkl" if begun else "Oabcdefghijkl", marks)
-    inside = "".join(written).removeprefix("<think>").partition("</think>")
-    assert inside[:2] == ("abcdefghijkl"[:most], "</think>")
-    assert inside[2] == "abcdefghijkl"[most:]
+    parts = "".join(written).removeprefix("<think>").partition("</think>")
+    assert parts[:2] == ("abcdefghijkl"[:most], "</think>")
+    assert parts[2] == "abcdefghijkl"[most:]
 
 
 def test_a_reasoning_that_ends_by_itself_is_not_ended_again():
@@ -209,7 +215,7 @@ def test_a_reasoning_that_ends_by_itself_is_not_ended_again():
     )
 
 
-def test_a_later_reasoning_has_what_the_first_one_left():
+def test_a_later_reasoning_gets_the_tokens_that_the_first_one_left():
     marks = {"O": "<think>", "C": "</think>"}
     written = write(budget("C", 4, begun=False, marks=marks), "OabcCdefOghij", marks)
     assert "".join(written) == "<think>abc</think>def<think>g</think>hij"
@@ -222,7 +228,7 @@ def test_a_character_is_completed_before_the_reasoning_ends():
     assert written == [*parts.values(), "</think>", "a", "b"]
 
 
-def test_a_message_stands_before_the_end_that_a_budget_forces(model):
+def test_a_thinking_message_is_written_before_the_end_that_a_budget_forces(model):
     written, text = answer(
         model, separate_reasoning=True, thinking_budget=2, thinking_message="enough."
     )
@@ -231,7 +237,7 @@ def test_a_message_stands_before_the_end_that_a_budget_forces(model):
 
 
 def budget(closing, most, *, begun, marks):
-    """A budget of a model whose tokens are letters, and those of *marks*."""
+    """A budget of *most* tokens; a token is a letter, which stands for itself or for a mark."""
 
     def token_bytes(token):
         text = marks.get(chr(token), chr(token))
@@ -242,11 +248,11 @@ def budget(closing, most, *, begun, marks):
 
 
 def write(limit, tokens, marks):
-    """Texts of what a model that would write *tokens* writes with the budget *limit*."""
-    left = list(tokens)
+    """Texts of the answer of a model that generates *tokens*, with what *limit* forces."""
+    remaining = list(tokens)
     written = []
-    while left:
-        token = chr(limit.next_token) if limit.next_token is not None else left.pop(0)
+    while remaining:
+        token = chr(limit.next_token) if limit.next_token is not None else remaining.pop(0)
         limit.add(ord(token))
         written.append(marks.get(token, token))
     return written

@@ -17,7 +17,8 @@ from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.load import load_spec
 
 VOCABULARY = Path(__file__).parents[1] / "data" / "vocab" / "ggml-vocab-gpt-2.gguf.xz"
-FLOAT32 = 2e-5  # of probabilities that llama.cpp computes in float32
+FLOAT32 = 2e-5  # absolute error of probabilities that llama.cpp computes in float32
+# Values of the four basic samplers that leave the logits as they are.
 FOUR = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
@@ -29,7 +30,7 @@ def vocabulary(tmp_path_factory):
 
 
 def chain(options, four=None, text=(), breakers=None, draw=lambda: 0.0):
-    """A chain without penalties."""
+    """A chain without penalties but DRY's; *four* are values of the samplers in FOUR."""
     repetitions = Repetitions(options, breakers or {}, text)
 
     def penalize_repetitions(tokens):
@@ -51,13 +52,17 @@ def chain(options, four=None, text=(), breakers=None, draw=lambda: 0.0):
 def distribution(options, logits, four=None, text=(), breakers=None):
     """Probabilities of the tokens that are left, by their ids."""
     tokens = Candidates(np.arange(len(logits)), np.asarray(logits, dtype=np.float64))
-    left = chain(options, four, text, breakers).filter(tokens, len(logits))
-    shares = left.probabilities()
-    return {int(id): share for id, share in zip(left.ids, shares, strict=True) if share > 0}
+    kept = chain(options, four, text, breakers).filter(tokens, len(logits))
+    probabilities = kept.probabilities()
+    return {
+        int(id): probability
+        for id, probability in zip(kept.ids, probabilities, strict=True)
+        if probability > 0
+    }
 
 
 def engine_chain(options, four):
-    """The same chain as llama.cpp has it, by names and values."""
+    """The chain of *options* and *four* as llama.cpp's samplers: a name and arguments for each."""
     values = {**FOUR, **four}
     least = options.min_keep
     steps = {
@@ -75,7 +80,7 @@ def engine_chain(options, four):
 
 
 def random_case(seed):
-    """Options and logits, in which nothing is at the edge of a filter but by accident."""
+    """Random options, values of the samplers in FOUR, and logits, which rarely meet a limit."""
     random = np.random.default_rng(seed)
     size = int(random.integers(2, 400))
     logits = (random.normal(size=size) * random.uniform(0.2, 6)).astype(np.float32)
@@ -105,20 +110,22 @@ def random_case(seed):
     if random.random() < 0.4:
         random.shuffle(names)
         if options["typical_p"] < 1:
-            names.sort(key="temperature".__eq__)
+            names.sort(key="temperature".__eq__)  # last: temperature 0 leaves zero probabilities
         options["samplers"] = names[: int(random.integers(1, len(names) + 1))]
     return Request(**options), four, logits
 
 
 def as_json(logits):
+    """Logits as JSON numbers; None: -inf."""
     return [None if logit == -np.inf else float(logit) for logit in logits]
 
 
 def assert_same(ours, theirs, what):
-    theirs = {int(id): share for id, share in theirs.items()}
+    """Check that both distributions have equal tokens and probabilities; *what* names the case."""
+    theirs = {int(id): probability for id, probability in theirs.items()}
     assert ours.keys() == theirs.keys(), what
-    for id, share in ours.items():
-        assert share == pytest.approx(theirs[id], abs=FLOAT32, rel=1e-3), what
+    for id, probability in ours.items():
+        assert probability == pytest.approx(theirs[id], abs=FLOAT32, rel=1e-3), what
 
 
 def test_any_chain_leaves_llama_cpps_tokens_with_its_probabilities(vocabulary, tmp_path):
@@ -147,11 +154,11 @@ def random_text(random):
     return text
 
 
-def test_dry_penalises_the_tokens_of_llama_cpp_as_much(vocabulary, tmp_path):
+def test_dry_penalizes_the_tokens_that_llama_cpp_penalizes_by_as_much(vocabulary, tmp_path):
     pytest.importorskip("xllamacpp")
     tokenizer = Tokenizer.from_spec(load_spec(vocabulary))
     texts = [["\n", ":", '"', "*"], ["AB", "+,"], ["!"], ["'()*", "*+"]]
-    found = [find_breakers(tokenizer, breakers) for breakers in texts]
+    breakers_by_text = [find_breakers(tokenizer, breakers) for breakers in texts]
     asked = []
     cases = []
     for seed in range(80):
@@ -172,19 +179,17 @@ def test_dry_penalises_the_tokens_of_llama_cpp_as_much(vocabulary, tmp_path):
         ]  # fmt: skip
         case = {"samplers": [["dry", *numbers, breakers]], "text": text, "logits": as_json(logits)}
         asked.append(case)
-        cases.append((options, logits, text, found[seed % len(texts)]))
-    touched = 0
+        cases.append((options, logits, text, breakers_by_text[seed % len(texts)]))
+    penalized = 0
     for case, theirs in zip(cases, ask("sample", vocabulary, asked, tmp_path), strict=True):
         options, logits, text, breakers = case
-        touched += bool(Repetitions(options, breakers, text).penalties())
+        penalized += bool(Repetitions(options, breakers, text).penalties())
         assert_same(distribution(options, logits, None, text, breakers), theirs, case[:3])
-    assert touched > 20  # of the cases have something to penalise
+    assert penalized > 20  # else the cases would prove little
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_mirostat_leaves_llama_cpps_tokens_while_it_follows_the_surprise(
-    vocabulary, tmp_path, version
-):
+def test_mirostat_keeps_llama_cpps_tokens_at_every_step(vocabulary, tmp_path, version):
     pytest.importorskip("xllamacpp")
     cases = []
     asked = []
@@ -198,10 +203,12 @@ def test_mirostat_leaves_llama_cpps_tokens_while_it_follows_the_surprise(
         temperature = float(random.uniform(0.3, 1.5))
         size = int(random.integers(3, 300))
         steps = [(random.normal(size=size) * 3).astype(np.float32) for _ in range(12)]
-        own = ["mirostat_v2", 1, options.mirostat_tau, options.mirostat_eta]
+        # Name, seed, tau and eta; version 1 also has the vocabulary's size, and takes the exponent
+        # from a hundred tokens.
+        mirostat = ["mirostat_v2", 1, options.mirostat_tau, options.mirostat_eta]
         if version == 1:
-            own = ["mirostat", size, 1, options.mirostat_tau, options.mirostat_eta, 100]
-        samplers = [["temp", temperature], own]
+            mirostat = ["mirostat", size, 1, options.mirostat_tau, options.mirostat_eta, 100]
+        samplers = [["temp", temperature], mirostat]
         asked.append({"samplers": samplers, "steps": [as_json(row) for row in steps]})
         cases.append((options, temperature, steps))
     lengths = set()
@@ -210,17 +217,17 @@ def test_mirostat_leaves_llama_cpps_tokens_while_it_follows_the_surprise(
         size = len(steps[0])
         drawn = 0.0
         ours = chain(options, {"temperature": temperature}, draw=lambda: drawn)  # noqa: B023
-        for logits, (left, chosen) in zip(steps, theirs, strict=True):
+        for logits, (their_ids, chosen) in zip(steps, theirs, strict=True):
             tokens = Candidates(np.arange(size), logits.astype(np.float64))
-            kept = ours.filter(tokens, size)
-            assert sorted(kept.ids.tolist()) == left
-            lengths.add(len(left))
-            # The same choice, so that the next bound is the same.
-            at = kept.ids.tolist().index(chosen)
-            before = float(kept.probabilities()[:at].sum())
-            drawn = before + float(kept.probabilities()[at]) / 2
+            our_tokens = ours.filter(tokens, size)
+            assert sorted(our_tokens.ids.tolist()) == their_ids
+            lengths.add(len(their_ids))
+            # Draw the middle of the token that llama.cpp chose, so that the next bound is the same.
+            at = our_tokens.ids.tolist().index(chosen)
+            before = float(our_tokens.probabilities()[:at].sum())
+            drawn = before + float(our_tokens.probabilities()[at]) / 2
             assert ours.choose(tokens, size) == chosen
-    assert len(lengths) > 20
+    assert len(lengths) > 20  # the bound on the surprise did move
 
 
 @given(st.text("ab", max_size=90).map(lambda text: [ord(letter) for letter in text]))

@@ -1,4 +1,4 @@
-"""Sequences that run together: each writes what it writes alone, within room and in order."""
+"""Sequences that run together: the tokens of each alone, memory budgets, order and failures."""
 
 import math
 from collections import defaultdict
@@ -15,6 +15,7 @@ from bitnet.models.load import load_model
 from bitnet.runtime.scheduler import Scheduler
 
 GREEDY = {"temperature": 0.0}
+# Makes sampling fail.
 NOTHING_ALLOWED = {"logit_bias": dict.fromkeys(range(VOCAB), -math.inf)}
 
 
@@ -23,20 +24,20 @@ def reference():
     return load_model(tiny("llama"))
 
 
-def test_sequences_of_mixed_lengths_write_what_each_writes_alone(model):
-    wanted = [
+def test_sequences_of_mixed_lengths_generate_what_each_generates_alone(model):
+    requests = [
         (prompt(length, seed=length), params(3 + length % 7, **sampled(length)))
         for length in (1, 2, 30, 3, 17, 41, 8, 5, 11)
     ]
     scheduler = Scheduler(model, max_batch=4, prefill_chunk=8)
-    sequences = [scheduler.submit(*one) for one in wanted]
+    sequences = [scheduler.submit(*request) for request in requests]
     written = run(scheduler)
-    for sequence, one in zip(sequences, wanted, strict=True):
-        assert written[sequence] == alone(model, *one)
+    for sequence, request in zip(sequences, requests, strict=True):
+        assert written[sequence] == alone(model, *request)
         assert sequence.finish_reason == "length"
 
 
-def test_one_that_joins_later_changes_nothing(model):
+def test_a_sequence_that_joins_later_changes_no_other_answer(model):
     scheduler = Scheduler(model)
     first = scheduler.submit(prompt(5), params(12))
     head = [piece.token for _ in range(4) for _, piece in scheduler.step()]
@@ -46,29 +47,29 @@ def test_one_that_joins_later_changes_nothing(model):
     assert written[second] == alone(model, prompt(20, seed=1), params(5))
 
 
-def test_a_long_prompt_holds_the_others_up_for_one_chunk_at_a_time(reference):
+def test_other_answers_continue_between_the_chunks_of_a_long_prompt(reference):
     scheduler = Scheduler(reference, prefill_chunk=4)
     quick = scheduler.submit(prompt(2), params(30))
     scheduler.step()
     long = scheduler.submit(prompt(22, seed=1), params(2))
-    for held in (4, 8, 12, 16, 20):
+    for length in (4, 8, 12, 16, 20):
         assert [sequence for sequence, _ in scheduler.step()] == [quick]
-        assert long.cache.length == held
+        assert long.cache.length == length
     assert {sequence for sequence, _ in scheduler.step()} == {quick, long}
 
 
-def test_without_time_to_wait_chunks_are_as_small_as_is_worth_it(reference):
+def test_chunks_are_smallest_if_prompts_may_not_delay_others(reference):
     scheduler = Scheduler(reference, max_stall_s=0.0)
     quick = scheduler.submit(prompt(2), params(30))
     scheduler.step()
     long = scheduler.submit(prompt(50, seed=1), params(2))
-    for held in (16, 32, 48):
+    for length in (16, 32, 48):  # in steps of SMALLEST_CHUNK
         assert [sequence for sequence, _ in scheduler.step()] == [quick]
-        assert long.cache.length == held
+        assert long.cache.length == length
     assert {sequence for sequence, _ in scheduler.step()} == {quick, long}
 
 
-def test_a_prompt_that_holds_no_answer_up_is_run_in_whole_chunks(reference):
+def test_a_prompt_that_delays_no_answer_is_run_in_whole_chunks(reference):
     scheduler = Scheduler(reference, max_stall_s=0.0)
     long = scheduler.submit(prompt(50), params(2))
     assert [sequence for sequence, _ in scheduler.step()] == [long]
@@ -78,7 +79,7 @@ def test_short_prompts_share_a_chunk(reference):
     scheduler = Scheduler(reference, prefill_chunk=16)
     sequences = [scheduler.submit(prompt(5, seed), params()) for seed in range(4)]
     assert [sequence for sequence, _ in scheduler.step()] == sequences[:3]
-    assert sequences[3].cache.length == 1
+    assert sequences[3].cache.length == 1  # 16 tokens: three prompts of five, and one more
     assert [sequence for sequence, _ in scheduler.step()] == sequences
 
 
@@ -86,6 +87,7 @@ def test_a_short_prompt_is_answered_in_its_first_pass_behind_long_ones(reference
     scheduler = Scheduler(reference, prefill_chunk=8)
     long = [scheduler.submit(prompt(length, seed=length), params(2)) for length in (60, 50)]
     scheduler.step()
+    # A quarter of a chunk of eight is reserved for the older prompt; the shorter one has the rest.
     assert [sequence.cache.length for sequence in long] == [2, 6]
     short = scheduler.submit(prompt(6, seed=1), params(1))
     assert [sequence for sequence, _ in scheduler.step()] == [short]
@@ -96,6 +98,7 @@ def test_a_long_prompt_goes_on_however_many_short_ones_come(reference):
     scheduler = Scheduler(reference, prefill_chunk=8)
     long = scheduler.submit(prompt(40), params(1))
     passes = 0
+    # In each pass a new prompt of six tokens takes the chunk, but for the reserve of two.
     while long.remaining > 6:
         passes += 1
         short = scheduler.submit(prompt(6, seed=100 + passes), params(1))
@@ -105,7 +108,7 @@ def test_a_long_prompt_goes_on_however_many_short_ones_come(reference):
     assert long.finish_reason == "length"
 
 
-def test_who_comes_first_runs_first(reference):
+def test_sequences_run_in_the_order_of_their_submission(reference):
     scheduler = Scheduler(reference, max_batch=2)
     sequences = [scheduler.submit(prompt(3, seed), params(2 + seed)) for seed in range(5)]
     ended = []
@@ -113,10 +116,10 @@ def test_who_comes_first_runs_first(reference):
         for sequence, piece in scheduler.step():
             ended += [sequence] if piece.finish_reason else []
         assert len(scheduler.running) <= 2
-    assert ended == sequences
+    assert ended == sequences  # later ones have longer answers, so they end in order as well
 
 
-def test_a_full_context_ends_one_and_not_the_other(reference):
+def test_a_full_context_ends_only_the_sequence_that_fills_it(reference):
     scheduler = Scheduler(reference, context=8)
     full = scheduler.submit(prompt(6), params(50))
     short = scheduler.submit(prompt(1), params(4))
@@ -159,6 +162,7 @@ def test_a_sequence_waits_until_its_memory_is_free(reference):
 
 
 def test_no_sequence_overtakes_the_one_that_waits_for_memory(roomy):
+    # Two pages for the first sequence, two for the large one, and one for the small one.
     scheduler = Scheduler(roomy, kv_budget_bytes=budget(roomy, 3))
     scheduler.submit(prompt(70), params(6))
     large = scheduler.submit(prompt(60, seed=1), params(6))
@@ -170,15 +174,16 @@ def test_no_sequence_overtakes_the_one_that_waits_for_memory(roomy):
         scheduler.step()
 
 
-def test_what_can_never_fit_is_refused_at_once(roomy):
+def test_a_request_larger_than_the_budget_is_refused_at_once(roomy):
     scheduler = Scheduler(roomy, kv_budget_bytes=budget(roomy, 1))
     with pytest.raises(InferenceError, match=r"60 tokens of prompt and 6 of answer take [\d,]+ b"):
         scheduler.submit(prompt(60), params(6))
+    # The last token needs no position, so this one has 64 positions, a page.
     scheduler.submit(prompt(60), params(5))
     assert len(scheduler.waiting) == 1
 
 
-def test_the_most_a_sequence_takes_is_the_context(roomy):
+def test_a_sequence_reserves_at_most_the_memory_of_the_context(roomy):
     scheduler = Scheduler(roomy, context=64, kv_budget_bytes=budget(roomy, 1))
     sequence = scheduler.submit(prompt(60), params(10_000))
     run(scheduler)
@@ -206,8 +211,8 @@ def test_a_cache_is_taken_over_where_a_copy_has_no_room(roomy):
 # Prefixes
 
 
-def passed(monkeypatch, model):
-    """Tokens that the model is run on from here on."""
+def count_tokens_of_passes(monkeypatch, model):
+    """A list to which each later pass of *model* adds its number of tokens."""
     counts = []
     hidden = model.hidden
 
@@ -224,7 +229,7 @@ def test_a_prompt_that_continues_another_reuses_its_cache(model, monkeypatch):
     first = scheduler.submit(prompt(10), params(4))
     answer = run(scheduler)[first]
     longer = [*prompt(10), *answer, 7]
-    counts = passed(monkeypatch, model)
+    counts = count_tokens_of_passes(monkeypatch, model)
     second = scheduler.submit(longer, params(3))
     written = run(scheduler)[second]
     monkeypatch.undo()
@@ -236,29 +241,31 @@ def test_a_prompt_that_continues_another_reuses_its_cache(model, monkeypatch):
 def test_a_prefix_is_shared_with_one_that_still_runs(model):
     shared = prompt(30)
     scheduler = Scheduler(model)
+    # Arguments of submit(): the prompt and the request.
     first, second = ((([*shared, at]), params(10, **sampled(at))) for at in (5, 6))
-    one = scheduler.submit(*first)
+    older = scheduler.submit(*first)
     head = [piece.token for _, piece in scheduler.step()]
-    other = scheduler.submit(*second)
+    younger = scheduler.submit(*second)
     written = run(scheduler)
-    assert other.reused_tokens == 30
-    assert head + written[one] == alone(model, *first)
-    assert written[other] == alone(model, *second)
+    assert younger.reused_tokens == 30
+    assert head + written[older] == alone(model, *first)
+    assert written[younger] == alone(model, *second)
 
 
 def test_prompts_that_arrive_together_compute_a_long_prefix_once(model, monkeypatch):
     shared = prompt(40)
     scheduler = Scheduler(model)
-    counts = passed(monkeypatch, model)
+    counts = count_tokens_of_passes(monkeypatch, model)
     sequences = [scheduler.submit([*shared, at, at], params(2)) for at in (5, 6, 7)]
     written = run(scheduler)
     monkeypatch.undo()
+    # A whole prompt, the two last ids of the others, and each answer's first token.
     assert sum(counts) == 42 + 2 * 2 + 3
     for at, sequence in zip((5, 6, 7), sequences, strict=True):
         assert written[sequence] == alone(model, [*shared, at, at], params(2))
 
 
-def test_a_cache_with_more_to_offer_is_copied_not_taken(reference):
+def test_a_cache_that_is_longer_than_the_shared_prefix_is_copied_not_taken_over(reference):
     scheduler = Scheduler(reference)
     first = scheduler.submit(prompt(20), params(4))
     run(scheduler)
@@ -266,6 +273,7 @@ def test_a_cache_with_more_to_offer_is_copied_not_taken(reference):
     run(scheduler)
     again = scheduler.submit(first.ids, params(4))
     run(scheduler)
+    # All of the first sequence is there again: 20 ids and 4 tokens, but for the last one.
     assert (branch.reused_tokens, again.reused_tokens) == (10, 23)
 
 
@@ -274,6 +282,7 @@ def test_only_the_latest_caches_are_kept(reference):
     for seed in range(3):
         scheduler.submit(prompt(8, seed), params(2))
         run(scheduler)
+    # There are as many caches as sequences may run, so the oldest one was dropped.
     assert [scheduler.caches.best([*prompt(8, seed), 5])[1] > 1 for seed in range(3)] == [
         False,
         True,
@@ -286,7 +295,7 @@ def test_only_the_latest_caches_are_kept(reference):
 # Cancelling and failing
 
 
-def test_cancelled_while_it_waits(reference):
+def test_a_waiting_sequence_can_be_cancelled(reference):
     scheduler = Scheduler(reference, max_batch=1)
     first = scheduler.submit(prompt(3), params(3))
     second = scheduler.submit(prompt(4), params(3))
@@ -296,11 +305,16 @@ def test_cancelled_while_it_waits(reference):
 
 
 @pytest.mark.parametrize("steps", [1, 3, 6])
-def test_cancelled_within_its_prompt_or_its_answer(model, steps):
+def test_a_sequence_cancelled_within_prompt_or_answer_changes_no_other_one(model, steps):
     scheduler = Scheduler(model, prefill_chunk=4)
     other = scheduler.submit(prompt(3), params(12))
     leaving = scheduler.submit(prompt(16, seed=1), params(12))
-    head = [piece.token for _ in range(steps) for one, piece in scheduler.step() if one is other]
+    head = [
+        piece.token
+        for _ in range(steps)
+        for sequence, piece in scheduler.step()
+        if sequence is other
+    ]
     scheduler.cancel(leaving)
     assert leaving.cache is None
     written = run(scheduler)
@@ -320,7 +334,7 @@ def test_cancelling_what_has_ended_changes_nothing(reference):
     assert sequence.finish_reason == "length"
 
 
-def test_one_that_fails_leaves_the_others_alone(reference):
+def test_a_sequence_that_fails_changes_no_other_one(reference):
     scheduler = Scheduler(reference)
     good = scheduler.submit(prompt(3), params(5))
     bad = scheduler.submit(prompt(4), params(5, **NOTHING_ALLOWED))
@@ -334,7 +348,7 @@ def test_one_that_fails_leaves_the_others_alone(reference):
 
 
 @pytest.mark.parametrize(("words", "reason"), [(["no room"], ": no room"), ([], "")])
-def test_without_memory_caches_go_first_and_the_latest_sequence_next(
+def test_a_pass_without_memory_frees_idle_caches_then_fails_the_newest_sequence(
     reference, monkeypatch, words, reason
 ):
     scheduler = Scheduler(reference)
@@ -354,7 +368,7 @@ def test_without_memory_caches_go_first_and_the_latest_sequence_next(
     assert run(scheduler)[first] == alone(reference, prompt(3, seed=1), params(4))
 
 
-def test_a_pass_that_breaks_off_leaves_the_caches_as_they_were(reference, monkeypatch):
+def test_an_interrupted_pass_leaves_the_caches_as_they_were(reference, monkeypatch):
     scheduler = Scheduler(reference)
     sequence = scheduler.submit(prompt(6), params(4))
     hidden = reference.hidden
@@ -371,7 +385,7 @@ def test_a_pass_that_breaks_off_leaves_the_caches_as_they_were(reference, monkey
 
 
 @pytest.mark.parametrize("ids", [[], [VOCAB], [-1]])
-def test_a_senseless_prompt_is_refused_at_once(reference, ids):
+def test_an_empty_prompt_or_an_id_outside_the_vocabulary_is_refused_at_once(reference, ids):
     with pytest.raises(UsageError):
         Scheduler(reference).submit(ids)
 
@@ -389,11 +403,11 @@ def test_sizes_below_one_are_refused(reference, name):
 
 
 @pytest.mark.parametrize("file", ["SmolLM2-135M-Instruct.Q4_1.gguf", "gemma-3-270m-q4_k_m.gguf"])
-def test_real_models_write_in_a_batch_what_they_write_alone(test_models, file):
+def test_real_models_generate_in_a_batch_what_they_generate_alone(test_models, file):
     pytest.importorskip("bitnet._native")
     with bitnet.load(test_models / file) as loaded:
         model = loaded.engine.model
-        wanted = [
+        requests = [
             (loaded.tokenizer.encode(text), params(14, **sampling, lookup=lookup))
             for text, sampling, lookup in (
                 ("The capital of France is", GREEDY, 0),
@@ -403,7 +417,7 @@ def test_real_models_write_in_a_batch_what_they_write_alone(test_models, file):
             )
         ]
         scheduler = Scheduler(model, prefill_chunk=16)
-        sequences = [scheduler.submit(*one) for one in wanted]
+        sequences = [scheduler.submit(*request) for request in requests]
         written = run(scheduler)
-        for sequence, (ids, one) in zip(sequences, wanted, strict=True):
-            assert written[sequence] == alone(model, ids, replace(one, lookup=0))
+        for sequence, (ids, request) in zip(sequences, requests, strict=True):
+            assert written[sequence] == alone(model, ids, replace(request, lookup=0))

@@ -14,12 +14,13 @@ from bitnet.kernels.native import select
 from bitnet.models.load import load_model
 from bitnet.runtime.scheduler import Scheduler
 
-PREFIXES = [prompt(20, seed=7), prompt(12, seed=8)]
-EXPECTED = {}
+PREFIXES = [prompt(20, seed=7), prompt(12, seed=8)]  # prompts begin with a part of one of these
+EXPECTED = {}  # the answers of expected()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _model():
+    """Load the model of each machine, and delete it behind the tests of this file."""
     drafting = tiny("qwen35", block_count=3, nextn_predict_layers=1)
     machines = {
         AnyOrder: tiny("llama"),
@@ -42,7 +43,7 @@ def _model():
 
 
 def expected(model, ids, wanted):
-    """Answers generated alone and without drafts; computed once for each."""
+    """Tokens of the answer to *ids* and the request *wanted* alone, without drafts; cached."""
     kind = model.config.architecture, model.config.drafter is None
     key = (kind, tuple(ids), wanted.max_tokens, wanted.seed)
     if key not in EXPECTED:
@@ -93,7 +94,7 @@ class AnyOrder(RuleBasedStateMachine):
             for sequence, piece in self.scheduler.step():
                 self.written[sequence].append(piece.token)
 
-    @precondition(lambda self: self.wanted)
+    @precondition(lambda self: self.wanted)  # ended sequences are cancelled, too
     @rule(data=st.data())
     def cancel(self, data):
         self.scheduler.cancel(data.draw(st.sampled_from(list(self.wanted))))
@@ -107,6 +108,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert sequence.ids == ids + written
             if sequence.finish_reason == "length":
                 assert len(written) == len(whole)
+            # The last token was not run; without a cache a sequence has ended, or did not begin.
             if sequence.cache:
                 assert sequence.cache.length < len(sequence.ids)
             else:

@@ -23,7 +23,7 @@ def model():
 
 
 def greedy_by_hand(model, ids, count):
-    """The likeliest token after everything so far, recomputed from nothing each time."""
+    """*count* greedy tokens after *ids*; each is computed from all ids before it, without reuse."""
     ids = list(ids)
     for _ in range(count):
         cache = KVCache(model.config, 64, dtype=np.float32)
@@ -35,14 +35,14 @@ def tokens(pieces):
     return [piece.token for piece in pieces]
 
 
-def test_greedy_generation_is_what_recomputing_gives(model):
+def test_greedy_tokens_are_those_of_recomputing_every_step(model):
     engine = Scheduler(model, cache_dtype=np.float32)
     pieces = list(engine.generate(PROMPT, Request(max_tokens=8)))
     assert tokens(pieces) == greedy_by_hand(model, PROMPT, 8)
     assert [piece.finish_reason for piece in pieces] == [None] * 7 + ["length"]
 
 
-def test_a_prompt_longer_than_a_chunk_changes_nothing(model):
+def test_a_prompt_in_chunks_has_the_same_answer(model):
     whole = list(Scheduler(model).generate(PROMPT * 5, Request(max_tokens=5)))
     chunked = Scheduler(model)
     chunked.prefill_chunk = 3
@@ -82,7 +82,7 @@ def test_a_context_beyond_the_models_is_refused(model):
 
 
 @pytest.mark.parametrize("ids", [[], [VOCAB], [-1]])
-def test_a_senseless_prompt_is_refused_at_once(model, ids):
+def test_an_empty_prompt_or_an_id_outside_the_vocabulary_is_refused_at_once(model, ids):
     with pytest.raises(UsageError):
         Scheduler(model).generate(ids)
 
@@ -101,29 +101,29 @@ def test_an_engine_goes_on_after_a_cancelled_prompt(model):
     pieces = engine.generate(PROMPT)
     next(pieces)
     pieces.close()
-    found = tokens(engine.generate(PROMPT, Request(max_tokens=4)))
-    assert found == greedy_by_hand(model, PROMPT, 4)
+    generated = tokens(engine.generate(PROMPT, Request(max_tokens=4)))
+    assert generated == greedy_by_hand(model, PROMPT, 4)
 
 
 def test_a_continued_prompt_reuses_what_is_cached(model, monkeypatch):
     engine = Scheduler(model, cache_dtype=np.float32)
     answer = tokens(engine.generate(PROMPT, Request(max_tokens=4)))
     longer = [*PROMPT, *answer, 7]
-    passed = []
+    tokens_per_pass = []
     hidden = model.hidden
 
-    def counting(parts, *adapters):
-        passed.append(len(parts[0].tokens))
+    def counting_hidden(parts, *adapters):
+        tokens_per_pass.append(len(parts[0].tokens))
         return hidden(parts, *adapters)
 
-    monkeypatch.setattr(model, "hidden", counting)
+    monkeypatch.setattr(model, "hidden", counting_hidden)
     continued = tokens(engine.generate(longer, Request(max_tokens=3)))
     monkeypatch.undo()
-    assert passed == [2, 1, 1]  # the last token of the answer was never run
+    assert tokens_per_pass == [2, 1, 1]  # the last token of the answer was never run
     assert continued == greedy_by_hand(model, longer, 3)
 
 
-def test_another_prompt_does_not_see_the_last_one(model):
+def test_a_prompt_that_shares_a_prefix_with_the_last_one_has_its_own_answer(model):
     engine = Scheduler(model, cache_dtype=np.float32)
     list(engine.generate(PROMPT, Request(max_tokens=4)))
     other = [5, 9, 1, 1]
@@ -139,7 +139,7 @@ def test_the_same_seed_repeats_and_another_one_differs(model):
     assert run(1) != run(2)
 
 
-def test_logits_of_every_position(model):
+def test_logits_have_every_position_and_the_answer_follows_the_last_one(model):
     engine = Scheduler(model, cache_dtype=np.float32)
     logits = engine.logits(PROMPT)
     assert logits.shape == (4, VOCAB)
@@ -148,27 +148,29 @@ def test_logits_of_every_position(model):
     assert [token for token, _ in piece.top_logprobs] == np.argsort(-logits[-1])[:3].tolist()
 
 
-def test_no_tokens_to_generate_is_a_usage_error():
+def test_a_request_for_zero_tokens_is_refused():
     with pytest.raises(UsageError, match="max_tokens is 0"):
         Request(max_tokens=0)
 
 
-def test_a_cache_of_codes_stays_close(model):
+def test_logits_with_a_cache_of_16_bit_codes_are_close_to_those_of_float32(model):
     codes = Scheduler(model).logits(PROMPT)
     single = Scheduler(model, cache_dtype="f4").logits(PROMPT)
+    # A thousandth of their range.
     assert 0 < np.abs(codes - single).max() < 1e-3 * np.ptp(single)
 
 
-def test_threads_that_share_an_engine_get_the_answers_of_one(model):
+def test_threads_that_share_an_engine_get_the_answers_of_a_single_thread(model):
     engine = Scheduler(model)
     params = Request(max_tokens=20)
     prompts = [[*PROMPT, at] for at in range(6)]
     alone = [tokens(engine.generate(prompt, params)) for prompt in prompts]
     with ThreadPoolExecutor(len(prompts)) as pool:
         together = pool.map(lambda prompt: tokens(engine.generate(prompt, params)), prompts * 4)
-        rows = list(pool.map(lambda prompt: engine.logits(prompt)[-1].argmax(), prompts))
+        likeliest = list(pool.map(lambda prompt: engine.logits(prompt)[-1].argmax(), prompts))
         assert list(together) == alone * 4
-    assert rows == [first for first, *_ in alone]
+    # The first token of each answer is the likeliest one by the logits.
+    assert likeliest == [first for first, *_ in alone]
 
 
 class Signal(BaseException):
