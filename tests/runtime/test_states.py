@@ -1,4 +1,4 @@
-"""Layers with a state of fixed size: it returns to kept lengths, and to no other."""
+"""Layers with a state of fixed size, which can return only to lengths that were kept."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ compiled = pytest.mark.skipif(native.module() is None, reason="the compiled modu
 
 
 class Sums:
-    """A cache whose state is the sum of the ids it has seen, beside these."""
+    """A cache whose state is the sum of the ids in it, and these ids."""
 
     def __init__(self):
         self.cache = KVCache(CONFIG, CONTEXT)
@@ -36,11 +36,13 @@ class Sums:
         state = self.cache.begin()
         assert (state == sum(self.ids[: self.cache.length])).all()
         state += sum(ids)
+        # Layer 1 has attention: keys and values of two heads.
         rows = np.zeros((len(ids), 2, 64), np.float32)
         self.cache.append(1, rows, rows)
         self.cache.advance(len(ids))
 
 
+# Steps of take_steps(): a name and a number of ids or a length.
 STEPS = st.one_of(
     st.tuples(st.just("append"), st.integers(1, 60)),
     st.tuples(st.just("keep"), st.integers(0, 300)),
@@ -55,40 +57,42 @@ STEPS = st.one_of(
 @given(st.lists(STEPS, min_size=4, max_size=25))
 def test_a_state_is_that_of_its_length_in_any_order_of_steps(steps):
     def costs_what_it_may(sequence):
+        # 60 is the largest number of ids that a step appends.
         assert sequence.cache.size_bytes <= sequence.cache.cost(CONTEXT, 60)
 
     take_steps(Sums, steps, CONTEXT, costs_what_it_may)
 
 
-def test_it_returns_to_kept_lengths_alone():
-    one = Sums()
-    one.cache.keep(40)
-    one.append(list(range(30)))
-    assert one.cache.next_stop == 40
-    one.append(list(range(10)))
-    assert one.cache.next_stop is None
-    one.append(list(range(50)))
-    assert [one.cache.reusable(length) for length in (100, 89, 40, 39)] == [90, 40, 40, 0]
-    one.cache.mark()
-    one.append([1, 2, 3])
-    one.cache.truncate(92)
-    assert one.cache.length == 90
+def test_a_state_returns_to_kept_and_marked_lengths_alone():
+    sequence = Sums()
+    sequence.cache.keep(40)
+    sequence.append(list(range(30)))
+    assert sequence.cache.next_stop == 40
+    sequence.append(list(range(10)))
+    assert sequence.cache.next_stop is None
+    sequence.append(list(range(50)))
+    assert [sequence.cache.reusable(length) for length in (100, 89, 40, 39)] == [90, 40, 40, 0]
+    sequence.cache.mark()  # at 90
+    sequence.append([1, 2, 3])
+    sequence.cache.truncate(92)
+    assert sequence.cache.length == 90
     other = KVCache(CONFIG, CONTEXT)
     with pytest.raises(InferenceError, match="80 positions to copy; there are 40"):
-        other.copy_prefix(one.cache, 80)
-    one.append([5])
+        other.copy_prefix(sequence.cache, 80)
+    sequence.append([5])
 
 
-def test_a_pass_that_was_interrupted_is_not_continued():
+def test_a_pass_after_an_interrupted_one_is_refused():
     states = States(4, np.float32)
     states.begin(0)
     states.end(3)
-    states.begin(3)
+    states.begin(3)  # this pass never ends
     with pytest.raises(InferenceError, match="a pass was interrupted"):
         states.begin(3)
 
 
 def model_on(ops, architecture="qwen35"):
+    """A tiny model: F32 weights on the reference backend, ternary ones on the compiled backend."""
     checkpoint = tiny(architecture, block_count=4, context_length=CONTEXT)
     exact = isinstance(ops, ReferenceOps)
     return load_model(checkpoint if exact else in_encoding(checkpoint, "I2_S"), ops=ops)
@@ -103,12 +107,15 @@ def model(request):
 @pytest.mark.parametrize("architecture", HYBRIDS)
 def test_the_two_backends_agree(architecture):
     exact = model_on(ReferenceOps(dtype=np.float64), architecture)
-    fast = load_model(tiny(architecture, block_count=4, context_length=CONTEXT), ops=NativeOps())
+    native_model = load_model(
+        tiny(architecture, block_count=4, context_length=CONTEXT), ops=NativeOps()
+    )
     ids = prompt(100, seed=1)
     expected, found = (
-        it.forward(ids, KVCache(it.config, 128, dtype=kind), all_positions=True)
-        for it, kind in ((exact, np.float64), (fast, np.int16))
+        model.forward(ids, KVCache(model.config, 128, dtype=dtype), all_positions=True)
+        for model, dtype in ((exact, np.float64), (native_model, np.int16))
     )
+    # A thousandth of the range: the compiled cache has 16-bit codes.
     assert np.abs(found - expected).max() < 1e-3 * np.ptp(expected)
 
 
@@ -120,13 +127,14 @@ def test_the_same_prompt_again_starts_from_its_state(model):
     written = run(scheduler)[first]
     again = scheduler.submit(ids, params(20))
     assert run(scheduler)[again] == written[:20]
-    assert again.reused_tokens == 299
-    on = scheduler.submit([*ids, *written[:20], 5], params(5))
+    assert again.reused_tokens == 299  # all but the last id, which is always run
+    continued = scheduler.submit([*ids, *written[:20], 5], params(5))
     run(scheduler)
-    assert on.reused_tokens == 319
-    turn = scheduler.submit([*on.ids, 6, 7], params(5))
+    # All ids of *again* but the last one, which was never run.
+    assert continued.reused_tokens == 319
+    turn = scheduler.submit([*continued.ids, 6, 7], params(5))
     run(scheduler)
-    assert turn.reused_tokens == len(on.ids) - 1
+    assert turn.reused_tokens == len(continued.ids) - 1
 
 
 @compiled
@@ -146,37 +154,37 @@ def test_prompts_that_begin_alike_share_the_state_where_they_part(model):
         written |= run(scheduler)
         return [written[one] for one in sequences], [one.reused_tokens for one in sequences]
 
-    alone, nothing = write(False, max_batch=1)
-    beside, reused = write(True, max_batch=3)
-    assert nothing == [0, 0, 0]
+    alone, reused_alone = write(False, max_batch=1)
+    batched, reused = write(True, max_batch=3)
+    assert reused_alone == [0, 0, 0]
     assert reused[1:] == [150, 150]
-    assert beside == alone
+    assert batched == alone
 
 
 @compiled
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.usefixtures("free_drafts")
-def test_rejected_drafts_leave_no_trace_in_a_state(model, seed):
+def test_rejected_drafts_do_not_change_a_state(model, seed):
     ids = [*prompt(8, seed=seed)] * 6
     written = []
     for lookup in (0, 8):
         scheduler = Scheduler(model, context=CONTEXT)
         sequence = scheduler.submit(ids, params(60, **sampled(seed), lookup=lookup))
         written.append(run(scheduler)[sequence])
-    assert sequence.drafted > sequence.accepted
+    assert sequence.drafted > sequence.accepted  # some drafts were rejected
     assert written[0] == written[1]
 
 
 @compiled
-def test_a_pass_that_fails_is_run_again_from_a_state_that_is_whole(model):
+def test_after_an_interrupted_pass_answers_continue_from_the_last_whole_state(model):
     answers = []
-    for broken in (False, True):
+    for is_interrupted in (False, True):
         scheduler = Scheduler(model, context=CONTEXT, prefill_chunk=50)
         sequences = [scheduler.submit(prompt(120, seed=seed), params(20)) for seed in (1, 2)]
         written = {one: [] for one in sequences}
         passes = 0
         while scheduler.busy:
-            if broken and passes % 5 == 3:  # what an interrupt within a pass leaves
+            if is_interrupted and passes % 5 == 3:  # what an interrupt within a pass leaves
                 for sequence in scheduler.running:
                     sequence.cache.begin()[:] = np.nan
                     sequence.cache.truncate(sequence.cache.length)
@@ -200,7 +208,7 @@ def test_one_sequence_that_fails_in_a_batch_leaves_the_other_exact(model):
     scheduler = Scheduler(model, context=CONTEXT, prefill_chunk=40)
     good = scheduler.submit(ids, params(12))
     bad = scheduler.submit(prompt(60, seed=4), params(12))
-    scheduler._admit()
+    scheduler._admit()  # gives each sequence its cache
     bad.cache.__class__ = Broken
     assert run(scheduler)[good] == expected
     assert bad.finish_reason == "error"
@@ -216,7 +224,9 @@ def test_two_segments_share_no_state():
     model = load_model(tiny("qwen35"), ops=ReferenceOps())
     caches = [KVCache(model.config, 16) for _ in range(2)]
     ids = [prompt(6, seed=1), prompt(9, seed=2)]
-    both = model.run([Segment(part, cache, "all") for part, cache in zip(ids, caches, strict=True)])
-    for part, rows in zip(ids, both, strict=True):
+    batched = model.run(
+        [Segment(part, cache, "all") for part, cache in zip(ids, caches, strict=True)]
+    )
+    for part, rows in zip(ids, batched, strict=True):
         alone = model.forward(part, KVCache(model.config, 16), all_positions=True)
         np.testing.assert_allclose(rows, alone, rtol=1e-4, atol=1e-4)

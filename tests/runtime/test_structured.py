@@ -18,13 +18,14 @@ from bitnet.runtime.structured import Grammars, with_ascii_classes
 
 pytest.importorskip("llguidance")
 
-SPACE = "\u0120"
+SPACE = "\u0120"  # a space in GPT-2's spelling of bytes
 TOKENS = [
     *("<s>", "</s>", "<end>"),
     *'{}[]":,-.+0123456789abcdefghijklmnopqrstuvwxyz',
     *(SPACE, '{"', '":', ":" + SPACE, "," + SPACE, '"}', "true", "false", "null", "12", "ab"),
 ]
 TOKENS += [f"Q{at}" for at in range(VOCAB - len(TOKENS))]
+# Every property ends by itself, so that also a random model ends its answer.
 PERSON = {
     "type": "object",
     "properties": {
@@ -49,11 +50,12 @@ def model(tmp_path_factory):
 
 
 def wild(seed, **more):
+    """Options that sample at a high temperature, so that answers vary with *seed*."""
     return {"temperature": 4.0, "seed": seed, **more}
 
 
 def is_person(value):
-    """True if *value* follows PERSON, said by hand."""
+    """True if *value* follows the schema PERSON; written without a library for schemas."""
     return (
         list(value) == ["name", "age", "tags", "ok"]
         and len(value["name"]) <= 6
@@ -65,7 +67,7 @@ def is_person(value):
 
 
 @pytest.mark.parametrize("lookup", [0, 8])
-def test_whatever_a_model_writes_follows_the_schema(model, lookup):
+def test_sampled_answers_follow_the_schema(model, lookup):
     for seed in range(8):
         answer = model.stream("ab", max_tokens=99, **wild(seed), json_schema=PERSON, lookup=lookup)
         assert is_person(json.loads("".join(answer)))
@@ -114,9 +116,10 @@ SCHEMAS = {
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_every_kind_of_schema_is_kept_to(model, name):
+def test_sampled_answers_follow_every_kind_of_schema(model, name):
     jsonschema = pytest.importorskip("jsonschema")
     validator = jsonschema.Draft202012Validator(SCHEMAS[name])
+    # A random model rarely ends a list, so "]" is made more likely.
     closing = {"temperature": 4.0, "logit_bias": {TOKENS.index("]"): 8.0}}
     ended = 0
     for seed in range(8):
@@ -125,10 +128,10 @@ def test_every_kind_of_schema_is_kept_to(model, name):
         if answer.finish_reason == "stop":
             validator.validate(json.loads(text))
             ended += 1
-    assert ended > 4
+    assert ended > 4  # of eight; the others reached max_tokens
 
 
-def test_the_likeliest_answer_follows_the_schema_too(model):
+def test_a_greedy_answer_follows_the_schema(model):
     assert is_person(json.loads(model.generate("ab", max_tokens=99, json_schema=PERSON)))
 
 
@@ -140,8 +143,8 @@ def test_drafts_do_not_change_a_structured_answer(model):
         assert (list(plain), plain.ids) == (list(drafted), drafted.ids)
 
 
-def test_any_object_is_an_object(model):
-    # Strings and objects are left at the first occasion, most of the time.
+def test_answers_to_a_schema_of_any_object_are_objects(model):
+    # The signs that end strings and objects are more likely, so that most answers end in time.
     bias = {TOKENS.index(end): float(size) for end, size in (('"', 12), ('"}', 18), ("}", 9))}
     ended = 0
     for seed in range(12):
@@ -163,10 +166,11 @@ def test_any_object_is_an_object(model):
 def test_the_schema_true_is_any_json(model, schema):
     bias = {TOKENS.index("1"): 90.0}
     answer = model.stream("ab", max_tokens=9, **wild(1, logit_bias=bias), json_schema=schema)
+    # The bias makes every token "1", up to max_tokens.
     assert json.loads("".join(answer)) == 111_111_111
 
 
-def test_json_object_is_the_schema_of_any_object(model):
+def test_an_answer_to_a_schema_of_any_object_begins_with_a_brace(model):
     matcher = model.grammars.json_schema({"type": "object"}).start()
     assert {TOKENS[token] for token in matcher.next_ids()} <= {"{", '{"'}
 
@@ -181,37 +185,39 @@ def test_the_whole_answer_matches_a_regex(model, pattern):
 def test_an_answer_ends_as_soon_as_nothing_may_follow(model):
     answer = model.stream("ab", max_tokens=30, regex="true")
     assert ("".join(answer), answer.finish_reason) == ("true", "stop")
+    # No pass is spent on a stop id.
     assert len(answer.ids) == answer.tokens == answer.sequence.passes
     assert not set(answer.ids) & model.tokenizer.stop_ids
 
 
-def test_an_answer_that_may_end_ends_with_any_stop_id(model):
-    ends = set()
+def test_where_an_answer_may_end_every_stop_id_is_allowed(model):
+    allowed = set()
     for seed in range(8):
         matcher = model.grammars.regex("a+").start()
         matcher.accept(TOKENS.index("a"))
-        ends = {TOKENS[token] for token in matcher.next_ids()}
+        allowed = {TOKENS[token] for token in matcher.next_ids()}
         answer = model.stream("ab", max_tokens=50, **wild(seed), regex="a+")
         assert re.fullmatch("a+", "".join(answer))
-    assert {"</s>", "<end>", "a"} <= ends
-    assert "<s>" not in ends
+    assert {"</s>", "<end>", "a"} <= allowed
+    assert "<s>" not in allowed
 
 
 def test_log_probabilities_are_the_models_own_under_a_grammar(model):
-    free = model.stream("ab", max_tokens=1, logprobs=3)
-    bound = model.stream("ab", max_tokens=1, logprobs=3, regex="true")
-    assert list(free)
-    assert "true".startswith("".join(bound))
-    assert bound.logprobs[0].top == free.logprobs[0].top
-    assert bound.logprobs[0].logprob <= free.logprobs[0].logprob
+    unconstrained = model.stream("ab", max_tokens=1, logprobs=3)
+    constrained = model.stream("ab", max_tokens=1, logprobs=3, regex="true")
+    assert list(unconstrained)
+    assert "true".startswith("".join(constrained))  # one token: "true", or a beginning of it
+    assert constrained.logprobs[0].top == unconstrained.logprobs[0].top
+    assert constrained.logprobs[0].logprob <= unconstrained.logprobs[0].logprob
 
 
 def test_penalties_and_bias_work_within_the_grammar(model):
     forced = {"logit_bias": {TOKENS.index("b"): 1e6, TOKENS.index("q"): 1e8}}
+    # "q" has the highest bias, but the grammar does not allow it.
     assert model.generate("ab", max_tokens=30, **forced, regex="[abc]{5}") == "bbbbb"
 
 
-def test_a_grammar_without_any_token_for_it_is_an_error(model):
+def test_a_regex_that_no_token_can_spell_is_refused(model):
     with pytest.raises(Unsupported, match="no token of the model continues"):
         model.generate("ab", regex="\u65e5")
 
@@ -242,7 +248,7 @@ def test_a_wrong_regex_is_refused_before_the_model_runs(model, pattern):
         model.stream("ab", regex=pattern)
 
 
-def test_a_schema_and_a_regex_are_one_too_many(model):
+def test_a_schema_together_with_a_regex_is_refused(model):
     with pytest.raises(UsageError, match="both given"):
         model.stream("ab", regex="a", json_schema={})
 
@@ -254,7 +260,7 @@ def test_without_the_library_the_hint_installs_it(model, monkeypatch):
     assert refused.value.hint == extra_command("structured")
 
 
-def test_a_vocabulary_without_an_end_still_ends(tmp_path):
+def test_an_answer_without_stop_ids_ends_when_the_grammar_is_complete(tmp_path):
     words = vocabulary(
         TOKENS, merges=[], token_types=[3, 1, 1, *[1] * (VOCAB - 3)], pre="gpt-2", bos_token_id=0
     )
@@ -265,7 +271,7 @@ def test_a_vocabulary_without_an_end_still_ends(tmp_path):
         assert ("".join(answer), answer.finish_reason) == ("ababab", "stop")
 
 
-def test_a_real_model_writes_what_the_schema_says(test_models):
+def test_answers_of_a_real_model_follow_the_schema(test_models):
     with bitnet.load(test_models / "SmolLM2-135M-Instruct.Q4_1.gguf") as model:
         question = [{"role": "user", "content": "Bob is 42. Who is it? Answer in JSON."}]
         schema = {
@@ -278,11 +284,11 @@ def test_a_real_model_writes_what_the_schema_says(test_models):
         assert json.loads(plain) == {"name": "Bob", "age": 42}
         assert model.chat(question, json_schema=schema, max_tokens=40, lookup=8) == plain
         sampled = {"temperature": 1.5, "seed": 4}
-        found = model.chat(question, json_schema=PERSON, max_tokens=90, **sampled)
-        assert is_person(json.loads(found))
+        text = model.chat(question, json_schema=PERSON, max_tokens=90, **sampled)
+        assert is_person(json.loads(text))
 
 
-def test_a_sentencepiece_model_writes_what_the_regex_says(test_models):
+def test_an_answer_of_a_sentencepiece_model_matches_the_regex(test_models):
     with bitnet.load(test_models / "gemma-3-270m-q4_k_m.gguf") as model:
         text = model.generate("The capital of France is", regex=" [A-Z][a-z]{2,8}\\.")
         assert re.fullmatch(" [A-Z][a-z]{2,8}\\.", text)
@@ -299,14 +305,15 @@ def test_a_sentencepiece_model_writes_what_the_regex_says(test_models):
         (r"[[:alpha:]\d]\d", r"[[:alpha:][:digit:]][[:digit:]]"),
     ],
 )
-def test_classes_of_a_regex_are_ascii(pattern, expected, model):
+def test_character_classes_of_a_regex_are_rewritten_as_ascii_classes(pattern, expected, model):
     assert with_ascii_classes(pattern) == expected
-    model.grammars.regex(pattern)
+    model.grammars.regex(pattern)  # the library compiles it
 
 
 def test_digits_of_other_scripts_do_not_match_a_regex():
     with bitnet.load("bitnet-tiny") as model:
         arabic = model.tokenizer.encode("\u0663", add_special=False)
+        # U+0663 is the Arabic digit three, which Python's \d matches.
         assert model.grammars.regex(r"\D+").start().count_valid(arabic) == len(arabic)
         assert model.grammars.regex(r"\d+").start().count_valid(arabic) == 0
 
@@ -324,12 +331,13 @@ def test_a_regex_that_is_not_supported_is_refused_with_the_reason(pattern, reaso
         model.grammars.regex(pattern)
 
 
-def test_a_clients_schema_cannot_lift_the_guarantee(model):
-    """The grammar library reads options from a key of the schema."""
+def test_options_of_the_grammar_library_in_a_clients_schema_have_no_effect(model):
+    """The library reads options from the key ``x-guidance`` of a schema."""
     strict = {"type": "object", "unevaluatedProperties": False}
     for options in ({"lenient": True}, {"coerce_one_of": True, "lenient": True}):
         with pytest.raises(UsageError, match="unevaluatedProperties"):
             model.grammars.json_schema(strict | {"x-guidance": options})
+    # With the client's separator, the grammar would accept this text completely.
     spaced = {"const": [1, 2], "x-guidance": {"item_separator": "    ,"}}
     (ids,) = {tuple(model.tokenizer.encode("[1    ,2]", add_special=False))}
     assert model.grammars.json_schema(spaced).start().count_valid(ids) < len(ids)

@@ -17,33 +17,37 @@ from bitnet.runtime.tool_formats import FORMATS, GEMMA, HERMES, CallRules
 from bitnet.tokenizer.chat import ChatTemplate
 
 ASK = [{"role": "user", "content": "a"}]
-NAMES = {"weather": {}, "clock": {}}
+NAMES = {"weather": {}, "clock": {}}  # known functions, with schemas that allow any arguments
 ROME = '{"city": "rome"}'
 BRACES = '{"city": "} ] \\" {", "n": 1.5}'
 
 
 def form(family):
+    """Format of the calls of *family*."""
     return GEMMA if family == "gemma" else form_named_in(SIGNS[family])
 
 
 def read(rules, text, cuts=()):
-    """Text and calls in *text*, handed over in parts."""
+    """Text and calls in *text*, which the reader gets in parts cut at *cuts*."""
     reader = call_reader(rules)
-    said = ""
+    plain_text = ""
     calls = []
     begin = 0
     parts = [*sorted(cuts), len(text), None]
     for end in parts:
-        more, deltas = reader.read("", final=True) if end is None else reader.read(text[begin:end])
-        said, begin = said + more, end
+        part_of_text, deltas = (
+            reader.read("", final=True) if end is None else reader.read(text[begin:end])
+        )
+        plain_text, begin = plain_text + part_of_text, end
         for delta in deltas:
             if delta.id:
                 calls.append([delta.name, ""])
             calls[delta.index][1] += delta.arguments
-    return said, [tuple(call) for call in calls]
+    return plain_text, [tuple(call) for call in calls]
 
 
 def object_of(name, arguments, key="arguments"):
+    """A call as a JSON object, whose arguments are JSON text."""
     return f'{{"name": "{name}", "{key}": {arguments}}}'
 
 
@@ -55,11 +59,13 @@ TO = "<|channel|>commentary to=functions."
 
 
 def coder(name, **parameters):
+    """A call in the format of Qwen Coder."""
     parts = [f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in parameters.items()]
     return f"<tool_call>\n<function={name}>\n{''.join(parts)}</function>\n</tool_call>"
 
 
 def keys(name, line="", **values):
+    """A call in GLM's format, with the text *line* between its parts."""
     pairs = [
         f"<arg_key>{key}</arg_key>{line}<arg_value>{value}</arg_value>{line}"
         for key, value in values.items()
@@ -68,18 +74,22 @@ def keys(name, line="", **values):
 
 
 def pythonic(*calls):
+    """Python expressions *calls* in LFM2's format."""
     return f"<|tool_call_start|>[{', '.join(calls)}]<|tool_call_end|>"
 
 
 def gemma(call):
+    """The *call* of a name and braces in FunctionGemma's format."""
     return f"<start_function_call>call:{call}<end_function_call>"
 
 
 def deepseek(*calls):
+    """The *calls* in DeepSeek's format."""
     parts = [f"<｜tool▁call▁begin｜>{call}<｜tool▁call▁end｜>" for call in calls]
     return f"<｜tool▁calls▁begin｜>{''.join(parts)}<｜tool▁calls▁end｜>"
 
 
+# Family of the format, an answer, its text without calls, and its calls.
 CASES = [
     ("hermes", f"<tool_call>\n{ONE}\n</tool_call>", "", [("weather", ROME)]),
     ("hermes", f"<tool_call>{ODD}</tool_call>", "", [("weather", BRACES)]),
@@ -176,15 +186,18 @@ def test_calls_are_found_however_the_text_is_cut(family, text, said, calls, data
     assert read(CallRules(form(family), NAMES), text, cuts) == (said, calls)
 
 
-SPACED = "clock~{~a~:~<escape> x <escape>~,~b~:~[~<escape>y<escape>~,~1~]~,~c~:~{~d~:~true~}~}~"
+# White space may be where a tilde is.
+CALL_WITH_SPACES = (
+    "clock~{~a~:~<escape> x <escape>~,~b~:~[~<escape>y<escape>~,~1~]~,~c~:~{~d~:~true~}~}~"
+)
 
 
 @pytest.mark.parametrize("space", ["", " ", "\n", " \t\n  "])
 def test_white_space_around_the_parts_of_braces_has_no_meaning(space):
-    said, ((name, arguments),) = read(
-        CallRules(form("functiongemma"), NAMES), gemma(SPACED.replace("~", space))
+    plain_text, ((name, arguments),) = read(
+        CallRules(form("functiongemma"), NAMES), gemma(CALL_WITH_SPACES.replace("~", space))
     )
-    assert (said, name) == ("", "clock")
+    assert (plain_text, name) == ("", "clock")
     assert json.loads(arguments) == {"a": " x ", "b": ["y", 1], "c": {"d": True}}
 
 
@@ -217,8 +230,9 @@ def schema_of(value):
 def test_calls_are_read_as_they_are_written_in_every_format(call_format, calls, size):
     if call_format.notation.kind == "braces":  # its texts are sorted by their keys
         calls = [(name, dict(sorted(arguments.items()))) for name, arguments in calls]
-    if call_format.headers:
+    if call_format.headers:  # an answer is a single message, with one call
         calls = calls[:1]
+    # A property has one type, that of its last value; arguments of other types are left out.
     properties = {key: schema_of(value) for _, each in calls for key, value in each.items()}
     calls = [
         (name, {key: each[key] for key in each if properties[key] == schema_of(each[key])})
@@ -230,10 +244,11 @@ def test_calls_are_read_as_they_are_written_in_every_format(call_format, calls, 
         [{"function": {"name": name, "arguments": arguments}} for name, arguments in calls],
     )
     cuts = range(0, len(written), size)
-    _, found = read(CallRules(call_format, schemas), written, cuts)
-    assert [(name, json.loads(arguments)) for name, arguments in found] == calls
+    _, calls_read = read(CallRules(call_format, schemas), written, cuts)
+    assert [(name, json.loads(arguments)) for name, arguments in calls_read] == calls
 
 
+# An argument that is not written as JSON, the schema of its property, and the value.
 @pytest.mark.parametrize(
     ("raw", "schema", "value"),
     [
@@ -274,14 +289,14 @@ def test_a_template_whose_calls_no_format_reads_is_refused_for_tools():
     assert error.value.field == "tools"
 
 
-def test_only_the_first_call_counts_where_one_is_requested():
+def test_only_the_first_call_is_read_if_parallel_calls_are_off():
     rules = CallRules(HERMES, NAMES, parallel=False)
     assert read(rules, f"<tool_call>{ONE}</tool_call><tool_call>{ODD}</tool_call>") == (
         "", [("weather", ROME)]
     )  # fmt: skip
 
 
-def test_a_guided_call_is_told_while_it_is_written():
+def test_a_guided_call_is_returned_in_parts_while_it_is_generated():
     reader = call_reader(CallRules(HERMES, NAMES, guided=True))
     _, (begun,) = reader.read('<tool_call>\n{"name": "weather", "arguments": ')
     assert (begun.name, begun.arguments) == ("weather", "")
@@ -289,14 +304,16 @@ def test_a_guided_call_is_told_while_it_is_written():
     assert [delta.arguments for delta in reader.read(': "}"}}\n</')[1]] == [': "}"}']
 
 
-def test_ids_of_calls_are_what_every_template_takes():
+def test_ids_of_calls_are_unique_and_have_nine_letters_and_digits():
     reader = call_reader(CallRules(HERMES, NAMES, guided=True))
     _, deltas = reader.read("".join(f"<tool_call>\n{ONE}\n</tool_call>\n" for _ in range(20)))
     ids = [delta.id for delta in deltas if delta.id]
     assert len(set(ids)) == 20
+    # Mistral's templates demand this form.
     assert all(len(one) == 9 and one.isalnum() for one in ids)
 
 
+# Marks of a format that are control tokens in the vocabularies of its models.
 CONTROL = {
     "hermes": ["<tool_call>", "</tool_call>"],
     "mistral": ["[TOOL_CALLS]"],
@@ -318,7 +335,7 @@ CONTROL["gemma-4"] = ["<|tool_call>", "<tool_call|>", '<|"|>']
 CONTROL["minimax-m3"] = ["]<]minimax[>["]
 CONTROL["solar"] = ["<|tool_calls|>", "<|tool_call:begin|>", "<|tool_call:name|>",
                     "<|tool_call:args|>", "<|tool_call:end|>", "<|calls|>"]  # fmt: skip
-# Their marks have characters that a tiny vocabulary cannot spell.
+# Families without DeepSeek's, whose marks have characters that a tiny vocabulary cannot spell.
 SPELLED = [family for family in [*SIGNS, "plain"] if not family.startswith("deepseek")]
 
 
@@ -326,24 +343,24 @@ SPELLED = [family for family in [*SIGNS, "plain"] if not family.startswith("deep
     ("family", "control"),
     [*((family, ()) for family in SPELLED), *CONTROL.items()],
 )
-def test_a_wanted_call_is_valid_whatever_the_model(tmp_path, family, control):
+def test_a_required_call_is_valid_although_the_model_is_random(tmp_path, family, control):
     pytest.importorskip("llguidance")
     with load(tool_gguf(tmp_path / "m.gguf", family, control=control)) as model:
-        wanted = Request(max_tokens=400, messages=ASK, tools=[WEATHER, CLOCK])
+        with_tools = Request(max_tokens=400, messages=ASK, tools=[WEATHER, CLOCK])
 
-        def asked(choice, **more):
-            request = Request(**vars(wanted) | {"tool_choice": choice} | more)
+        def answer_with(choice, **more):
+            request = Request(**vars(with_tools) | {"tool_choice": choice} | more)
             answer = model.answer(request)
             assert "".join(answer) == answer.text == ""
             return answer
 
-        (call,) = asked("required", parallel_tool_calls=False).calls
+        (call,) = answer_with("required", parallel_tool_calls=False).calls
         arguments = json.loads(call.arguments)
         if call.name == "weather":
             assert arguments["city"] in CITIES
         else:
             assert (call.name, set(arguments)) == ("clock", {"zone", "exact"})
-        answer = asked({"type": "function", "function": {"name": "clock"}})
+        answer = answer_with({"type": "function", "function": {"name": "clock"}})
         (call,) = answer.calls
         assert call.name == "clock"
         assert answer.finish_reason == "stop"
@@ -364,10 +381,10 @@ def test_a_schema_with_references_guides_a_call(tmp_path):
         "type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "required": ["a"],
         "additionalProperties": False, "$defs": {"A": {"const": "x"}},
     }  # fmt: skip
-    given = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    function = {"type": "function", "function": {"name": "f", "parameters": schema}}
     with load(tool_gguf(tmp_path / "m.gguf")) as model:
         answer = model.answer(
-            Request(max_tokens=300, messages=ASK, tools=[given], tool_choice="required",
+            Request(max_tokens=300, messages=ASK, tools=[function], tool_choice="required",
                     parallel_tool_calls=False)
         )  # fmt: skip
         list(answer)
@@ -383,7 +400,9 @@ def test_a_schema_with_references_guides_a_call(tmp_path):
         ({"type": "object", "required": ["a"]}, "tools"),
     ],
 )
-def test_a_schema_that_a_form_cannot_guarantee_is_refused(tmp_path, family, schema, field):
+def test_a_schema_that_the_grammar_of_a_format_cannot_express_is_refused(
+    tmp_path, family, schema, field
+):
     pytest.importorskip("llguidance")
     function = {"type": "function", "function": {"name": "f", "parameters": schema}}
     with load(tool_gguf(tmp_path / "m.gguf", family)) as model:
@@ -445,17 +464,17 @@ def test_tools_are_described_where_the_template_has_no_place_for_them(tmp_path):
             ids, _ = model.prepare(Request(messages=messages, tools=tools))
             return model.tokenizer.decode(ids)
 
-        told = text(*ASK, tools=[WEATHER])
-        assert '"name": "weather"' in told
-        assert "<tool_call>" in told
+        described = text(*ASK, tools=[WEATHER])
+        assert '"name": "weather"' in described
+        assert "<tool_call>" in described
         assert "weather" not in text(*ASK)
         call = {"id": "1", "type": "function",
                 "function": {"name": "weather", "arguments": ROME}}  # fmt: skip
-        answered = text(
+        with_result = text(
             *ASK, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "rain"}
         )
-        assert f"<tool_call>\n{ONE}\n</tool_call>" in answered
-        assert "<tool_response>\nrain\n</tool_response>" in answered
+        assert f"<tool_call>\n{ONE}\n</tool_call>" in with_result
+        assert "<tool_response>\nrain\n</tool_response>" in with_result
 
 
 @pytest.mark.parametrize(

@@ -31,36 +31,37 @@ FORMS_OF_SIGNS = {
     "<|END_THINKING|>": COHERE,
 }
 SCHEMAS = {"weather": {}, "clock": CLOCK["function"]["parameters"]}
-#: A text of an answer has no letters in common with the marks of any format.
+#: Letters of the texts and arguments here; no mark of a format has any of them.
 LETTERS = frozenset("абвгдежзиклмнопрстуфхцчшщ")
 
 
 def call(name, **arguments):
+    """A call of the function *name*, as in a message."""
     return {"function": {"name": name, "arguments": arguments}}
 
 
 def calls_of(form):
-    """Calls in *form*: a known function, two of them, and those with an unknown one."""
+    """Answers in *form* of one, two and three calls; the function of the third is unknown."""
     calls = [call("weather", city="аб", note="в"), call("clock", zone="г"), call("other", a="де")]
     return [write_calls(form, calls[:length]) for length in (1, 2, 3)]
 
 
 def messages_of(form):
-    """Answers that consist of messages with headers."""
-    once, *_ = calls_of(form)
+    """Answers in *form*, whose messages have headers: for the user, for the model itself, calls."""
+    one_call, *_ = calls_of(form)
     start = form.headers.dropped
     end = form.headers.ends[0]
     final = "<|channel|>final<|message|>" if form is HARMONY else "<|message|>"
-    own = "<|channel|>analysis<|message|>" if form is HARMONY else " to=self<|message|>"
-    unknown = once.replace("weather", "other")
+    thinking = "<|channel|>analysis<|message|>" if form is HARMONY else " to=self<|message|>"
+    unknown = one_call.replace("weather", "other")
     return [
         f"{final}ж з",
         f"{final}и{end}{start}{final}к{end}",
-        f"{final}л{end}{start}{once}",
-        f"{own}м{end}{start}{own}н{end}{start}{final}о",
-        f"{own}п{end}{start}{start}{final}р",
+        f"{final}л{end}{start}{one_call}",
+        f"{thinking}м{end}{start}{thinking}н{end}{start}{final}о",
+        f"{thinking}п{end}{start}{start}{final}р",
         f"{unknown}{start}{final}с",
-        f"{once}{start}{final}т",
+        f"{one_call}{start}{final}т",
         f"{start}{final}у{end}{start}{end}ф",
     ]
 
@@ -75,7 +76,7 @@ def answers_of(form):
 
 
 class Reader:
-    """The readers of an answer one after the other, as the answer itself has them."""
+    """The readers of reasoning and of calls, one after the other, as in :class:`Answer`."""
 
     def __init__(self, rules, thoughts=None):
         self.reader = call_reader(rules)
@@ -105,7 +106,10 @@ def read(reader, parts, *, last=""):
 
 
 def check_beginnings(answer, size, new_reader):
-    """Every beginning of *answer* is read completely, in parts of *size* as in one; the texts."""
+    """Check that each beginning of *answer* is read without loss; return the texts.
+
+    It is read in parts of *size* characters, and at once.
+    """
     texts = []
     for length in range(len(answer) + 1):
         begun = answer[:length]
@@ -120,7 +124,7 @@ def check_beginnings(answer, size, new_reader):
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 def test_an_answer_that_ends_anywhere_is_read_to_its_end_and_loses_no_text(form):
-    size = 1 if form.headers else 17
+    size = 1 if form.headers else 17  # characters of a part
     for answer in [*answers_of(form), "ж з", f"и{''.join(answers_of(form)[:1])}"]:
         texts = check_beginnings(answer, size, lambda: Reader(CallRules(form, SCHEMAS)))
         # The beginning of the next message's header is not text.
@@ -141,6 +145,7 @@ def test_reasoning_before_an_answer_that_ends_anywhere_loses_no_text(marks, is_b
     rules = ReasoningRules(opening, closing, is_begun)
     start = form.headers.dropped if form.headers else ""
     first = "" if is_begun else opening
+    # The reasoning has two parts, the second one in marks of its own.
     for answer in messages_of(form) if form.headers else calls_of(form)[:1]:
         check_beginnings(
             f"{first}х ц{closing}{start}{opening}ч{closing}{start}{answer}",

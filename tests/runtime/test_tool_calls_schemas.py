@@ -24,6 +24,7 @@ SCHEMA = {
     "$defs": {"A": {"type": "string"}},
 }
 ARGUMENTS = {"a": 1, "o": {"b": "x"}, "l": ["x"]}
+# Values of many types, to be put at every place of SCHEMA.
 WRONG = (
     *(5, 1.5, "x", "", b"x", True, None, object(), [], [5], ["x"], [None], [["x"]], [{}]),
     *({}, {5: 5}, {"x": 5}, {"x": {"y": [1]}}, {("x", 1)}, float("nan"), 10**400, "\ud800"),
@@ -31,7 +32,7 @@ WRONG = (
 
 
 def places_in(schema, place=()):
-    """Places of all parts of *schema*, as keys and indices from the outside."""
+    """Yield the place of each part of *schema*: keys and indices from the outside to the inside."""
     yield place
     parts = ()
     if isinstance(schema, dict):
@@ -55,6 +56,7 @@ def put(schema, place, value):
 
 
 def tool_with(schema, **more):
+    """A tool whose function has the parameters *schema*."""
     return {"type": "function", "function": {"name": "f", "parameters": schema, **more}}
 
 
@@ -77,6 +79,7 @@ def test_a_part_of_a_wrong_type_is_refused_by_its_field_or_has_no_effect(place):
     for value in WRONG:
         schema = put(SCHEMA, place, value)
         field = refused_field(check_tools, [tool_with(schema)])
+        # A schema that is not refused must still be usable in every format of calls.
         assert not field or field.startswith("tools")
         for form in () if field else forms:
             schemas = {"f": schema or {}}
@@ -108,7 +111,7 @@ def test_the_error_names_the_part_of_the_schema(schema, field):
 
 
 @pytest.mark.parametrize("family", ["hermes", "qwen-coder", "functiongemma", "plain"])
-def test_what_clients_write_otherwise_than_the_standard_is_taken(tmp_path, family):
+def test_null_is_accepted_for_optional_parts_of_a_tool(tmp_path, family):
     schema = {
         "type": "object",
         "properties": {"a": {"enum": None}},
@@ -140,5 +143,6 @@ def test_a_text_with_the_character_of_a_placeholder_stays_as_it_is(form, charact
     escaped = json.dumps(character)[1:-1]
     plain_grammar, plain_call = grammar_and_call_of(form, "zq")
     grammar, call = grammar_and_call_of(form, character)
+    # "zq" has no meaning in any format: with it in place of the character, nothing differs.
     assert grammar.replace(escaped, "zq") == plain_grammar
     assert call.replace(escaped, "zq").replace(character, "zq") == plain_call

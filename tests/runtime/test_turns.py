@@ -7,6 +7,7 @@ from bitnet.base.errors import UsageError
 from bitnet.runtime.turns import Turns
 from bitnet.tokenizer.chat import ChatTemplate
 
+# Parts of templates.
 EACH = "{% for m in messages %}"
 COPIED = "[{{ m.role }}]{{ m.content }}"
 CALLS = (
@@ -16,6 +17,7 @@ CALLS = (
 END = "{% endfor %}[assistant]"
 TOOLS = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
 WHOLE = TOOLS + EACH + COPIED + CALLS + END
+# Refuses messages of user and assistant that do not alternate.
 ALTERNATE = (
     "{% for m in messages if m.role in ('user', 'assistant') and not m.tool_calls %}"
     "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate') }}"
@@ -29,6 +31,7 @@ def only(*roles):
 
 
 def text(template, messages, tools=None):
+    """Text of *messages* in *template*, which gets *tools* as a list or as a description."""
     template = ChatTemplate(template)
     if tools and not template.facts.tools:
         return template.render(Turns(template, messages, explained=tools).messages)
@@ -47,6 +50,7 @@ def test_a_developer_that_the_template_knows_keeps_its_role():
     assert text(template, [SYSTEM | {"role": "developer"}, USER]).startswith("(D)[developer]Be")
 
 
+# Writes a system message only if it is the first message.
 FIRST = (
     "{% if messages[0].role == 'system' %}[system]{{ messages[0].content }}{% endif %}"
     "{% for m in messages if m.role != 'system' %}" + COPIED + END
@@ -55,8 +59,8 @@ FIRST = (
 
 def test_later_system_messages_join_the_first_where_only_that_is_written():
     messages, _ = CONVERSATIONS["later system"]
-    told = text(FIRST, messages)
-    assert told.startswith("[system]Be brief.\n\nBe kind.[user]Is it warm")
+    rendered = text(FIRST, messages)
+    assert rendered.startswith("[system]Be brief.\n\nBe kind.[user]Is it warm")
     assert text(FIRST, messages[1:]).startswith("[system]Be kind.[user]Is it warm")
     # A template that writes them where they are keeps their places.
     assert "Paris.[system]Be kind.[user]And" in text(WHOLE, messages)
@@ -72,19 +76,20 @@ def test_instructions_begin_the_users_message_where_no_system_is_written():
 
 
 def test_a_system_message_that_is_written_at_times_is_never_lost():
-    # As Mistral Nemo's template: beside the last message, if that is the user's.
+    # As Mistral Nemo's template: the system message is written before the last message, and only if
+    # that is the user's.
     template = (
         "{% for m in messages if m.role != 'system' %}"
         "{% if loop.last and m.role == 'user' and messages[0].role == 'system' %}"
         "{{ messages[0].content }} {% endif %}" + COPIED + CALLS + END
     )
     assert "[user]Is it warm" in text(template, [SYSTEM, USER])
-    told = text(template, [SYSTEM, USER, CALLED, TOLD], [TOOL])
-    assert "Be brief." in told
-    assert "21 degrees" in told
+    rendered = text(template, [SYSTEM, USER, CALLED, TOLD], [TOOL])
+    assert "Be brief." in rendered
+    assert "21 degrees" in rendered
 
 
-def test_users_that_may_not_follow_each_other_are_joined():
+def test_messages_of_a_user_that_may_not_follow_each_other_are_joined():
     messages, _ = CONVERSATIONS["two users"]
     joined = "[user]Is it warm in Paris?\n\nIn degrees, please.[assistant]"
     assert text(ALTERNATE + WHOLE, messages) == joined
@@ -92,38 +97,49 @@ def test_users_that_may_not_follow_each_other_are_joined():
 
 
 def test_the_text_beside_a_call_becomes_a_message_where_it_is_dropped():
-    either = EACH + "{% if m.tool_calls %}" + CALLS + "{% else %}" + COPIED + "{% endif %}" + END
+    calls_or_text = (
+        EACH + "{% if m.tool_calls %}" + CALLS + "{% else %}" + COPIED + "{% endif %}" + END
+    )
     messages, tools = CONVERSATIONS["text and call"]
     expected = '[assistant]I will look.<get_weather {"city": "Paris"}>[tool]21 degrees'
-    assert expected in text(TOOLS + either, messages, tools)
+    assert expected in text(TOOLS + calls_or_text, messages, tools)
 
 
 def test_the_text_beside_a_call_that_has_no_other_place_is_refused():
-    either = EACH + "{% if m.tool_calls %}" + CALLS + "{% else %}" + COPIED + "{% endif %}" + END
-    once = "{% if (messages | selectattr('role', 'equalto', 'assistant') | list | length) > 1 %}"
-    once += "{{ raise_exception('one answer') }}{% endif %}"
+    calls_or_text = (
+        EACH + "{% if m.tool_calls %}" + CALLS + "{% else %}" + COPIED + "{% endif %}" + END
+    )
+    one_answer = (
+        "{% if (messages | selectattr('role', 'equalto', 'assistant') | list | length) > 1 %}"
+    )
+    one_answer += "{{ raise_exception('one answer') }}{% endif %}"
+    # The template drops the text beside a call, and refuses a second message of the assistant.
     messages, tools = CONVERSATIONS["text and call"]
     with pytest.raises(UsageError, match=r"one answer|messages\.1.*the text"):
-        text(TOOLS + once + either, messages, tools)
+        text(TOOLS + one_answer + calls_or_text, messages, tools)
 
 
-def test_calls_that_the_template_drops_are_text():
+def test_calls_that_the_template_drops_are_written_as_text():
     messages, tools = CONVERSATIONS["call"]
-    told = text(TOOLS + EACH + COPIED + END + "<tool_call>", messages, tools)
-    called = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
-    assert f"[assistant]{called}[tool]21 degrees" in told
-    without = text(EACH + COPIED + END, messages)
-    assert f"[assistant]{called}[user]<tool_response>\n21 degrees\n</tool_response>" in without
+    with_tools = text(TOOLS + EACH + COPIED + END + "<tool_call>", messages, tools)
+    call_text = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+    assert f"[assistant]{call_text}[tool]21 degrees" in with_tools
+    without_tools = text(EACH + COPIED + END, messages)
+    assert (
+        f"[assistant]{call_text}[user]<tool_response>\n21 degrees\n</tool_response>"
+        in without_tools
+    )
 
 
-def test_several_calls_become_one_each_where_only_the_first_is_written():
-    written = "{% if m.tool_calls %}{{ m.tool_calls[0].function.arguments | tojson }}{% endif %}"
+def test_several_calls_become_a_message_each_where_only_the_first_is_written():
+    first_call = "{% if m.tool_calls %}{{ m.tool_calls[0].function.arguments | tojson }}{% endif %}"
     messages, tools = CONVERSATIONS["two calls"]
-    told = text(TOOLS + EACH + COPIED + written + END, messages, tools)
-    places = [told.index(each) for each in ('Paris"', "21 degrees", 'Rome"', "25 degrees")]
-    assert places == sorted(places)
+    rendered = text(TOOLS + EACH + COPIED + first_call + END, messages, tools)
+    places = [rendered.index(each) for each in ('Paris"', "21 degrees", 'Rome"', "25 degrees")]
+    assert places == sorted(places)  # each result follows its call
 
 
+# Writes only the first call of a message.
 ONE_CALL = (
     TOOLS + EACH + "{% if m.tool_calls %}" + CALLS.replace("m.tool_calls", "m.tool_calls[:1]")
     + "{% elif m.role == 'tool' %}{{ m.content }}{% else %}" + COPIED + "{% endif %}{% endfor %}"
@@ -131,7 +147,7 @@ ONE_CALL = (
 
 
 def numbered(*names, ids="012"):
-    """A message of calls of functions with *names*, numbered from 0 on in each message."""
+    """A message that calls the functions *names*; the digits of *ids* are the ids of the calls."""
     calls = [
         {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": "{}"}}
         for number, name in zip(ids, names, strict=False)
@@ -144,6 +160,8 @@ def numbered_result(number, content):
 
 
 @pytest.mark.parametrize(
+    # Messages of a first and a second turn, whose calls have the same ids, and the text behind the
+    # first question.
     ("first", "second", "expected"),
     [
         (
@@ -180,35 +198,37 @@ def test_ids_are_shortened_for_templates_that_demand_nine_characters():
         "{% if m.role == 'tool' %}({{ m.tool_call_id }}){% endif %}"
     )
     messages, tools = CONVERSATIONS["call"]
-    told = text(TOOLS + EACH + COPIED + demands + END, messages, tools)
-    ids = [part.partition(")")[0] for part in told.split("(")[1:]]
+    shortened = text(TOOLS + EACH + COPIED + demands + END, messages, tools)
+    ids = [part.partition(")")[0] for part in shortened.split("(")[1:]]
+    # The id of the call and that of its result.
     assert len(ids) == 2
     assert len(set(ids)) == 1
-    as_sent = text(TOOLS + EACH + COPIED + demands.replace("!= 9", "< 9") + END, messages, tools)
-    assert as_sent.count(f"({call(1, 'Paris')['id']})") == 2
+    unchanged = text(TOOLS + EACH + COPIED + demands.replace("!= 9", "< 9") + END, messages, tools)
+    assert unchanged.count(f"({call(1, 'Paris')['id']})") == 2
 
 
 def test_results_without_ids_belong_to_the_calls_in_their_order():
     template = TOOLS + EACH + COPIED + CALLS + "{{ m.name }}/{{ m.tool_call_id }}" + END
-    named = [{"type": "function", "function": {"name": n, "arguments": ""}} for n in ("a", "b")]
+    calls = [{"type": "function", "function": {"name": n, "arguments": ""}} for n in ("a", "b")]
     messages = [
         USER,
-        {"role": "assistant", "tool_calls": named},
+        {"role": "assistant", "tool_calls": calls},
         {"role": "tool", "content": "1"},
         {"role": "tool", "content": None},
     ]
-    told = text(template, messages)
-    assert "<a {}><b {}>" in told
-    assert "[tool]1a/call1.0[tool]b/call1.1" in told  # and never the word None
+    rendered = text(template, messages)
+    assert "<a {}><b {}>" in rendered
+    # Results get names and made-up ids; an empty one is not written as "None".
+    assert "[tool]1a/call1.0[tool]b/call1.1" in rendered
 
 
-def test_an_empty_list_of_calls_is_none():
+def test_an_empty_list_of_calls_is_left_out():
     template = EACH + COPIED + "{% if m.tool_calls is defined %}CALLS{% endif %}" + END
     assert "CALLS" not in text(template, [USER, ANSWER | {"tool_calls": []}, THANKS])
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
-def test_reasoning_has_many_names(name):
+def test_reasoning_is_read_under_each_of_its_names(name):
     shown = "{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}"
     template = TOOLS + EACH + COPIED + shown + CALLS + END
     assert "(Hm.)<get" in text(template, [USER, CALLED | {name: "Hm."}, TOLD], [TOOL])
@@ -232,12 +252,12 @@ def test_a_role_that_the_template_drops_is_refused_by_name():
         ([{"function": {"name": "f", "arguments": "1"}}], r"arguments: not a JSON object"),
     ],
 )
-def test_calls_that_are_not_calls_are_refused_where_they_are(calls, where):
+def test_malformed_calls_are_refused_with_their_place(calls, where):
     with pytest.raises(UsageError, match=where):
         text(WHOLE, [USER, {"role": "assistant", "tool_calls": calls}])
 
 
-def test_conversations_of_one_form_are_proved_once(monkeypatch):
+def test_the_check_that_nothing_is_lost_is_cached_for_conversations_of_one_form(monkeypatch):
     template = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
     rendered = []
     render = ChatTemplate.render
@@ -256,13 +276,14 @@ def test_conversations_of_one_form_are_proved_once(monkeypatch):
     assert turns("a", "b", "c")[2]["content"] == "c"
     first = len(rendered)
     assert first > 0
+    # Another conversation of three messages needs no further check, which renders the template.
     assert turns("other", "texts", "here")[0]["content"] == "other"
     assert len(rendered) == first
     turns("one", "more", "turn", "is", "another form")
     assert len(rendered) > first
 
 
-def test_what_a_template_leaves_out_is_refused_again(monkeypatch):
+def test_a_refusal_is_repeated_for_the_next_conversation_of_that_form(monkeypatch):
     template = ChatTemplate("{% for m in messages[-1:] %}{{ m.content }}{% endfor %}")
     for text in ("a", "b"):
         messages = [{"role": "user", "content": text}, {"role": "assistant", "content": "c"}]

@@ -1,4 +1,4 @@
-"""Vectors of texts: pooled, ended and rounded."""
+"""Vectors of texts: pooling, end token, prompts, truncated dimensions and rounding."""
 
 import json
 from dataclasses import replace
@@ -26,18 +26,22 @@ END = TOKENS.index("</s>")
 
 
 def ids_of(text):
+    """Ids of the letters of *text*, without special tokens."""
     return [TOKENS.index(character) for character in text]
 
 
 def states(model, ids):
+    """Hidden states after each of *ids*, ``(T, dim)``."""
     cache = KVCache(model.config, len(ids))
     return model.model.hidden([Segment(ids, cache, "all")])[0].astype(np.float64)
 
 
 def unit(row):
+    """*row* with length 1."""
     return row / np.linalg.norm(row)
 
 
+# Pooling of hidden states by GGUF's ``pooling_type``: mean, first and last.
 POOLED = {
     1: lambda rows: rows.mean(axis=0),
     2: lambda rows: rows[0],
@@ -48,9 +52,9 @@ POOLED = {
 @pytest.mark.parametrize("pooling", POOLED)
 def test_vectors_are_the_pooled_hidden_states_behind_the_end_token(pooling, tmp_path):
     with load(gguf(tmp_path / "model.gguf", "qwen3", pooling_type=pooling)) as model:
-        found = model.embed(TEXTS)
-        plain = model.embed(TEXTS, normalize=False)
-        for row, raw, text in zip(found, plain, TEXTS, strict=True):
+        vectors = model.embed(TEXTS)
+        raw_vectors = model.embed(TEXTS, normalize=False)
+        for row, raw, text in zip(vectors, raw_vectors, TEXTS, strict=True):
             expected = POOLED[pooling](states(model, [*ids_of(text), END]))
             np.testing.assert_allclose(row, unit(expected), atol=1e-6)
             np.testing.assert_allclose(raw, expected, rtol=1e-5, atol=1e-5)
@@ -58,19 +62,22 @@ def test_vectors_are_the_pooled_hidden_states_behind_the_end_token(pooling, tmp_
 
 @pytest.mark.parametrize("kind", ["qwen3", "gemma3"])
 def test_the_folder_and_the_file_give_the_same_vectors(kind, tmp_path):
-    with load(folder(tmp_path / "model", kind)) as one, load(gguf(tmp_path / "m", kind)) as other:
-        np.testing.assert_array_equal(one.embed(TEXTS), other.embed(TEXTS))
+    with (
+        load(folder(tmp_path / "model", kind)) as model_of_folder,
+        load(gguf(tmp_path / "m", kind)) as model_of_file,
+    ):
+        np.testing.assert_array_equal(model_of_folder.embed(TEXTS), model_of_file.embed(TEXTS))
 
 
-def test_ids_are_taken_as_they_are(tmp_path):
+def test_ids_are_embedded_without_an_added_end_token(tmp_path):
     with load(gguf(tmp_path / "model.gguf", "gemma3")) as model:
         bare, ended = model.embed([ids_of("abc"), [*ids_of("abc"), END]])
         assert np.array_equal(ended, model.embed("abc")[0])
         assert not np.allclose(bare, ended)
 
 
-def test_a_vector_is_the_same_whatever_is_beside_it_and_however_it_is_cut(tmp_path):
-    """The texts are longer together than what is run at once."""
+def test_a_vector_does_not_depend_on_the_other_texts_of_a_call(tmp_path):
+    """Together the texts have more tokens than one chunk of prompts, so some are run in parts."""
     with load(tiny_gguf(tmp_path / "tiny.gguf")) as model:
         texts = ["abcdefghij" * 5, *("klmno" * count for count in range(1, 12))]
         together = model.embed(texts)
@@ -78,25 +85,25 @@ def test_a_vector_is_the_same_whatever_is_beside_it_and_however_it_is_cut(tmp_pa
     np.testing.assert_allclose(together, alone, atol=1e-5)
 
 
-def test_prompts_of_the_folder_stand_before_texts(tmp_path):
+def test_a_prompt_of_the_folder_is_put_before_the_text(tmp_path):
     with load(folder(tmp_path / "model", "qwen3")) as model:
         assert model.config.pooling == "last"
-        asked = model.embed("cd", prompt_name="query")
-        np.testing.assert_array_equal(asked, model.embed("abcd"))
-        assert not np.allclose(asked, model.embed("cd"))
+        vectors = model.embed("cd", prompt_name="query")  # whose text is "ab"
+        np.testing.assert_array_equal(vectors, model.embed("abcd"))
+        assert not np.allclose(vectors, model.embed("cd"))
         with pytest.raises(UsageError, match="no prompt called 'passage'; it has: document, query"):
             model.embed("cd", prompt_name="passage")
 
 
-def test_the_default_prompt_is_taken_where_none_is_named(tmp_path):
+def test_the_default_prompt_is_used_unless_another_is_named(tmp_path):
     path = folder(tmp_path / "model", "qwen3")
-    said = {"prompts": {"query": "ab", "plain": ""}, "default_prompt_name": "query"}
-    (path / "config_sentence_transformers.json").write_text(json.dumps(said))
+    settings = {"prompts": {"query": "ab", "plain": ""}, "default_prompt_name": "query"}
+    (path / "config_sentence_transformers.json").write_text(json.dumps(settings))
     with load(path) as model:
         np.testing.assert_array_equal(model.embed("c"), model.embed("abc", prompt_name="plain"))
 
 
-def test_fewer_dimensions_are_the_first_ones(tmp_path):
+def test_a_shorter_vector_has_the_first_dimensions_scaled_to_length_one(tmp_path):
     with load(gguf(tmp_path / "model.gguf", "qwen3")) as model:
         whole = model.embed("abc")[0]
         short = model.embed("abc", dimensions=24)[0]
@@ -106,7 +113,7 @@ def test_fewer_dimensions_are_the_first_ones(tmp_path):
                 model.embed("abc", dimensions=wrong)
 
 
-def test_a_model_that_writes_gives_the_mean(tmp_path):
+def test_vectors_of_a_generating_model_are_the_mean_of_its_states(tmp_path):
     with load(tiny_gguf(tmp_path / "tiny.gguf")) as model:
         ids = ids_of("abc")
         np.testing.assert_allclose(
@@ -114,7 +121,7 @@ def test_a_model_that_writes_gives_the_mean(tmp_path):
         )
 
 
-def test_a_model_that_makes_vectors_does_not_write(tmp_path):
+def test_a_model_of_vectors_refuses_to_generate(tmp_path):
     with (
         load(gguf(tmp_path / "model.gguf", "qwen3")) as model,
         pytest.raises(Unsupported, match="makes vectors of texts"),
@@ -122,7 +129,7 @@ def test_a_model_that_makes_vectors_does_not_write(tmp_path):
         model.generate("abc")
 
 
-def test_no_texts_give_no_rows_and_wrong_inputs_are_named(tmp_path):
+def test_no_texts_give_no_rows_and_wrong_inputs_are_refused_by_name(tmp_path):
     with load(gguf(tmp_path / "model.gguf", "qwen3")) as model:
         assert model.embed([]).shape == (0, DIM)
         assert model.embed("").shape == (1, DIM)  # the end token alone
@@ -138,7 +145,7 @@ def test_no_texts_give_no_rows_and_wrong_inputs_are_named(tmp_path):
             model.embed("a" * 64)
 
 
-def test_weights_that_give_no_numbers_give_no_vector(tmp_path):
+def test_vectors_that_are_not_finite_are_refused(tmp_path):
     checkpoint = open_checkpoint(gguf(tmp_path / "model.gguf", "qwen3"))
     weight = checkpoint.weights["output_norm.weight"]
     data = weight.data.copy()
@@ -148,15 +155,19 @@ def test_weights_that_give_no_numbers_give_no_vector(tmp_path):
         model.embed("abc")
 
 
-def test_small_numbers_and_bits():
+def test_vectors_are_rounded_to_bytes_and_bits():
     rows = np.array([[0.5, -1.0, 0.0, 0.25, -0.1, 0.2, 0.3, -0.4]], np.float32)
     assert round_vectors(rows, "int8").tolist() == [[64, -127, 0, 32, -13, 25, 38, -51]]
+    # The same plus 128.
     assert round_vectors(rows, "uint8").tolist() == [[192, 1, 128, 160, 115, 153, 166, 77]]
+    # A bit for each positive number, the first one highest.
     assert round_vectors(rows, "ubinary").tolist() == [[0b10010110]]
     assert round_vectors(rows, "binary").tolist() == [[0b10010110 - 128]]
+    # Zeros are not divided by their largest number.
     assert round_vectors(np.zeros((1, 8), np.float32), "int8").tolist() == [[0] * 8]
 
 
+# A file of the folder, its contents, and words of the error.
 @pytest.mark.parametrize(
     ("name", "said", "words"),
     [
@@ -171,7 +182,7 @@ def test_small_numbers_and_bits():
         ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case"),
     ],
 )  # fmt: skip
-def test_what_is_not_pooled_so_is_refused_by_name(name, said, words, tmp_path):
+def test_unsupported_modules_and_poolings_are_refused_by_name(name, said, words, tmp_path):
     path = folder(tmp_path / "model", "qwen3")
     (path / name).write_text(json.dumps(said))
     with pytest.raises(Unsupported, match=words):
@@ -191,37 +202,38 @@ def test_what_is_not_pooled_so_is_refused_by_name(name, said, words, tmp_path):
         ("config_sentence_transformers.json", '{"prompts": {}, "default_prompt_name": "query"}'),
     ],
 )
-def test_damaged_files_beside_the_model_are_named(name, content, tmp_path):
+def test_damaged_settings_of_a_folder_are_refused_by_name(name, content, tmp_path):
     path = folder(tmp_path / "model", "qwen3")
     (path / name).write_text(content)
     with pytest.raises(InvalidFormat, match=r"modules\.json|config"):
         open_checkpoint(path)
 
 
-def test_the_newer_word_for_pooling_is_read(tmp_path):
+def test_the_newer_key_for_pooling_is_read(tmp_path):
     path = folder(tmp_path / "model", "qwen3")
     (path / "1_Pooling/config.json").write_text('{"pooling_mode": "cls"}')
-    assert open_checkpoint(path).value("pooling_type") == 2
+    assert open_checkpoint(path).value("pooling_type") == 2  # the first token
 
 
-def test_a_folder_without_a_head_and_a_word_on_pooling_gives_the_mean(tmp_path):
+def test_a_folder_without_a_head_and_settings_of_pooling_has_the_mean(tmp_path):
     path = folder(tmp_path / "model", "qwen3")
     (path / "modules.json").unlink()
     assert open_checkpoint(path).value("pooling_type") == 1
 
 
+# Attention in both directions, the last state as the vector, and a window.
 BOTH_WAYS = {"attention.causal": False, "pooling_type": 3, "attention.sliding_window": 4}
 
 
 def forward_alone(model, text):
-    """The last hidden state of a whole text on the reference, unit length."""
+    """The last hidden state of *text* on the reference backend, scaled to length 1."""
     reference = load_model(open_checkpoint(model.path), ops=ReferenceOps())
     cache = KVCache(reference.config, len(text))
     return unit(reference.hidden([Segment(ids_of(text), cache)])[0][-1].astype(np.float64))
 
 
-def test_a_model_that_looks_both_ways_runs_whole_texts(tmp_path, monkeypatch):
-    """Whatever fits into one pass otherwise, and with windows narrower than the text."""
+def test_a_model_with_attention_in_both_directions_runs_whole_texts(tmp_path, monkeypatch):
+    """Some texts are longer than a chunk of prompts, here 4 tokens, and than the window."""
     monkeypatch.setattr(LanguageModel, "scheduler", lambda self, **more: Scheduler(
         self.model, context=self.context, prefill_chunk=4, **more))  # fmt: skip
     checkpoint = tiny("gemma-embedding", **BOTH_WAYS)
@@ -229,18 +241,19 @@ def test_a_model_that_looks_both_ways_runs_whole_texts(tmp_path, monkeypatch):
     path = write_gguf(tmp_path / "tiny.gguf", dict(checkpoint.metadata) | letters(), tensors)
     texts = ["abcdefghijkl", "zy", "mnopqrstuvwxyzabcdefghijklmnopq"]
     with load(path) as model:
-        found = model.embed([ids_of(text) for text in texts])
-        assert {its.window for its in model.config.attentions} == {3}
+        vectors = model.embed([ids_of(text) for text in texts])
+        # Of 4, half on each side and the position itself.
+        assert {attention.window for attention in model.config.attentions} == {3}
         expected = [forward_alone(model, text) for text in texts]
-        np.testing.assert_allclose(found, expected, atol=2e-3)  # codes of keys, sums in any order
-        first = model.embed([ids_of("abc"), ids_of("abd")], normalize=False)
-        assert not np.allclose(*first)
+        np.testing.assert_allclose(vectors, expected, atol=2e-3)  # codes of keys, sums in any order
+        differing_ends = model.embed([ids_of("abc"), ids_of("abd")], normalize=False)
+        assert not np.allclose(*differing_ends)
         with pytest.raises(Unsupported, match="does not write any"):
             model.generate("abc")
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_a_position_sees_those_behind_it_only_where_the_model_looks_both_ways(causal):
+def test_a_later_token_changes_the_first_state_only_without_causal_attention(causal):
     model = load_model(tiny("qwen2", **{"attention.causal": causal}), ops=ReferenceOps())
 
     def first_of(ids):
@@ -250,7 +263,7 @@ def test_a_position_sees_those_behind_it_only_where_the_model_looks_both_ways(ca
     assert np.allclose(first_of([5, 6, 7]), first_of([5, 6, 8]), atol=1e-5) == causal
 
 
-def test_a_text_that_is_seen_both_ways_is_not_run_in_parts():
+def test_a_model_without_causal_attention_refuses_a_text_in_parts():
     model = load_model(tiny("qwen2", **{"attention.causal": False}), ops=ReferenceOps())
     cache = KVCache(model.config, 8)
     model.forward([5, 6], cache)
@@ -259,7 +272,7 @@ def test_a_text_that_is_seen_both_ways_is_not_run_in_parts():
 
 
 @pytest.mark.parametrize("truncate", [False, True])
-def test_texts_in_a_template_are_refused_with_a_hint_that_helps(tmp_path, truncate):
+def test_a_pair_that_is_too_long_for_a_template_is_refused_with_a_hint(tmp_path, truncate):
     pair = ("a", "b" * 50)
     with load(tiny_gguf(tmp_path / "m.gguf")) as model:
         tokenizer = model.tokenizer
@@ -269,6 +282,7 @@ def test_texts_in_a_template_are_refused_with_a_hint_that_helps(tmp_path, trunca
 
 
 @pytest.mark.parametrize(
+    # Dimensions of the model's vectors, and those that were requested (None: all).
     ("dim", "dimensions", "hint"),
     [
         (64, 20, "ask for 16 dimensions"),

@@ -1,4 +1,4 @@
-"""Layers that see a window: what is let go of is never missed, and what is kept is bounded."""
+"""Layers with sliding windows: freed pages are never read again, and memory is bounded."""
 
 import numpy as np
 import pytest
@@ -22,13 +22,15 @@ from bitnet.models.transformer import Model
 from bitnet.runtime.scheduler import Scheduler
 
 CONTEXT = 1024
-WINDOWS = (70, 0, 200, 70)  # two tables of two lengths, and one that keeps everything
+# Positions that each layer attends to; 0: all. Layers with the same window share a table of pages.
+WINDOWS = (70, 0, 200, 70)
 LAYERS = len(WINDOWS)
 IDS = prompt(700, seed=3)
 compiled = pytest.mark.skipif(native.module() is None, reason="the compiled module is not built")
 
 
 def checkpoint():
+    """A tiny Gemma 3 of four layers; :func:`config` replaces its windows by WINDOWS."""
     more = {"block_count": LAYERS, "context_length": CONTEXT, "attention.sliding_window": 70}
     return tiny("gemma3", **more)
 
@@ -60,7 +62,8 @@ def test_layers_of_one_window_share_their_pages():
 @pytest.mark.parametrize(("step", "threads"), [(1, 1), (63, 3), (64, 1), (256, 3)])
 def test_a_long_prompt_gives_the_same_bits_however_it_is_cut(step, threads):
     model = model_on(NativeOps(threads=threads))
-    start = 600 if step == 1 else 0  # one pass lets go of nothing until it has ended
+    # Single tokens come behind 600 at once: a pass frees pages only when it has ended.
+    start = 600 if step == 1 else 0
     cuts = range(start or step, len(IDS), step)
     assert logits(model, cuts).tobytes() == logits(model, []).tobytes()
 
@@ -74,8 +77,8 @@ def test_the_interpreter_gives_the_bits_of_the_compiled_program():
     caches = [KVCache(model.config, CONTEXT) for _ in range(2)]
     for at in range(0, 640, 80):
         segments = [Segment(IDS[at : at + 80], cache, "all") for cache in caches]
-        (whole,) = model.hidden(segments[:1])
-        assert interpreter.run(segments[1:]).tobytes() == whole.tobytes()
+        (compiled_rows,) = model.hidden(segments[:1])
+        assert interpreter.run(segments[1:]).tobytes() == compiled_rows.tobytes()
 
 
 def test_the_reference_computes_the_same_as_with_everything_kept():
@@ -98,23 +101,24 @@ def test_memory_stops_growing_with_the_windows():
     whole = 20_480 // PAGE * table
     windows = cache.size_bytes - whole
     assert cache.cost(PAGE, 1) == full.cost(PAGE, 1)
-    # Pages that a window of 70 or 200 before a pass of 256 touches.
+    # Pages that a window of 70, in two layers, or of 200 touches in a pass of 256.
     assert windows == 2 * table * 6 + table * 8
     assert full.cost(20_480, step) == 4 * whole
+    # The bound on the cost has room for kept prefixes, too: less than 40 pages for each layer.
     assert cache.cost(20_480, step) < whole + 4 * table * 40
 
 
 @settings(max_examples=20)
 @given(st.integers(1, 5000), st.integers(1, 300))
-def test_what_is_affordable_is_what_the_costs_allow(positions, step):
+def test_affordable_positions_are_the_most_whose_cost_fits(positions, step):
     cache = KVCache(config(), 4096)
-    enough = cache.affordable(cache.cost(positions, step), step)
-    assert min(positions, 4096) <= enough
-    assert enough == 4096 or cache.cost(enough + 1, step) > cache.cost(positions, step)
+    affordable = cache.affordable(cache.cost(positions, step), step)
+    assert min(positions, 4096) <= affordable
+    assert affordable == 4096 or cache.cost(affordable + 1, step) > cache.cost(positions, step)
 
 
 class Sequence:
-    """A cache beside the numbers of the ids it holds."""
+    """A cache whose keys are the ids in it and whose values are their negatives, and these ids."""
 
     def __init__(self):
         self.cache = KVCache(CONFIG, CONTEXT)
@@ -134,6 +138,7 @@ class Sequence:
 
 
 CONFIG = config()
+# Steps of take_steps(): a name and a number of ids or a length.
 STEPS = st.one_of(
     st.tuples(st.just("append"), st.integers(1, 140)),
     st.tuples(st.just("keep"), st.integers(0, 700)),
@@ -144,28 +149,28 @@ STEPS = st.one_of(
 
 @settings(max_examples=60)
 @given(st.lists(STEPS, min_size=4, max_size=25))
-def test_every_visible_position_is_there_in_any_order_of_steps(steps):
+def test_every_position_within_a_window_is_stored_after_any_order_of_steps(steps):
     take_steps(Sequence, steps, CONTEXT)
 
 
-def test_a_place_that_is_kept_can_be_come_back_to_and_others_cannot():
-    one = Sequence()
-    one.cache.keep(400)
+def test_a_cache_returns_to_a_kept_length_but_not_to_lengths_whose_pages_are_freed():
+    sequence = Sequence()
+    sequence.cache.keep(400)
     for at in range(0, 1000, 100):
-        one.append(list(range(at, at + 100)))
-    one.append([5])
-    assert one.cache.reusable(1000) == 1000
-    assert [one.cache.reusable(length) for length in (400, 399, 150)] == [400, 399, 150]
-    assert one.cache.reusable(800) == 448  # the end of the page that holds the last one kept
-    assert one.cache.reusable(100) == 0
+        sequence.append(list(range(at, at + 100)))
+    sequence.append([5])
+    assert sequence.cache.reusable(1000) == 1000
+    assert [sequence.cache.reusable(length) for length in (400, 399, 150)] == [400, 399, 150]
+    assert sequence.cache.reusable(800) == 448  # the end of the page of position 399, which is kept
+    assert sequence.cache.reusable(100) == 0  # more than SLACK before the kept length
     other = KVCache(CONFIG, CONTEXT)
     with pytest.raises(InferenceError, match="800 positions to copy; there are 448"):
-        other.copy_prefix(one.cache, 800)
-    other.copy_prefix(one.cache, 400)
-    assert other.size_bytes < one.cache.size_bytes
-    one.cache.truncate(800)
-    assert one.cache.length == 448
-    one.append([1, 2, 3])
+        other.copy_prefix(sequence.cache, 800)
+    other.copy_prefix(sequence.cache, 400)
+    assert other.size_bytes < sequence.cache.size_bytes
+    sequence.cache.truncate(800)
+    assert sequence.cache.length == 448
+    sequence.append([1, 2, 3])
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +178,7 @@ def model():
     return model_on(NativeOps(threads=2) if native.module() else ReferenceOps())
 
 
-def test_the_same_prompt_again_is_not_computed_again(model):
+def test_a_repeated_prompt_is_reused_but_for_its_last_token(model):
     scheduler = Scheduler(model, context=CONTEXT, max_batch=1, prefill_chunk=64)
     ids = prompt(500, seed=5)
     first = scheduler.submit(ids, params(400))
@@ -186,7 +191,7 @@ def test_the_same_prompt_again_is_not_computed_again(model):
     assert longer.reused_tokens == 450
 
 
-def test_where_two_prompts_part_a_third_one_goes_on(model):
+def test_a_third_prompt_reuses_the_prefix_that_two_others_shared(model):
     scheduler = Scheduler(model, context=CONTEXT, max_batch=3, prefill_chunk=64)
     system = prompt(400, seed=6)
     reused = []
@@ -194,11 +199,12 @@ def test_where_two_prompts_part_a_third_one_goes_on(model):
         own = scheduler.submit(system + prompt(420, seed=seed), params(5))
         run(scheduler)
         reused.append(own.reused_tokens)
+    # The second prompt shows that the prefix is shared, so its end is kept for the third.
     assert reused[0] == 0
     assert reused[2] == 400
 
 
-def test_prompts_that_begin_alike_wait_for_each_other_and_write_as_if_alone(model):
+def test_prompts_with_one_prefix_compute_it_once_and_generate_what_each_generates_alone(model):
     system = prompt(300, seed=6)
     prompts = [[*system, 3 + seed, *prompt(150 + 40 * seed, seed=seed)] for seed in range(3)]
 
@@ -212,20 +218,22 @@ def test_prompts_that_begin_alike_wait_for_each_other_and_write_as_if_alone(mode
                 written |= run(scheduler)
                 scheduler.forget()
         written |= run(scheduler)
-        return [written[one] for one in sequences], [one.reused_tokens for one in sequences]
+        return [written[sequence] for sequence in sequences], [
+            sequence.reused_tokens for sequence in sequences
+        ]
 
-    alone, nothing = write(False, max_batch=1)
-    beside, reused = write(True, max_batch=3)
-    assert nothing == [0, 0, 0]
+    alone, reused_alone = write(False, max_batch=1)
+    batched, reused = write(True, max_batch=3)
+    assert reused_alone == [0, 0, 0]
     assert reused == [0, 300, 300]
     if isinstance(model.ops, NativeOps):  # the reference promises no bits
-        assert beside == alone
+        assert batched == alone
 
 
 def test_a_late_prompt_does_not_wait_for_one_that_has_passed_it(model):
     scheduler = Scheduler(model, context=CONTEXT, max_batch=2, prefill_chunk=100)
     first = scheduler.submit(prompt(900, seed=1), params(3))
-    for _ in range(6):
+    for _ in range(6):  # 600 tokens: the pages of the first 150 are freed in layers with a window
         scheduler.step()
     late = scheduler.submit([*prompt(900, seed=1)[:150], 3, 4, 5], params(3))
     for _ in range(4):

@@ -24,12 +24,13 @@ from bitnet.formats.containers import open_checkpoint  # noqa: E402
 from bitnet.tokenizer.spec import byte_spelling  # noqa: E402
 
 pytestmark = QUIET
-MAX_DIFFERENCE = 2e-4
+MAX_DIFFERENCE = 2e-4  # of scores: the compiled module keeps keys and values in 16 bits
 QUERY = "which animals eat"
 DOCUMENTS = ["dogs eat", "", "the sky is blue {query}", "a man {document} " * 3, "Dogs eat food."]
 TOKENS = [*(byte_spelling(bytes([byte])) for byte in range(256)), "yes", "no", "<pad>"]
 YES = 256
 NO = 257
+# The prompt of a pair, in a GGUF file and as a chat template of a folder.
 TEMPLATE = "judge only yes or no\nquery: {query}\ndocument: {document}\nanswer:\n\n"
 CHAT = """{% for message in messages %}{% if message.role == "system" %}{{ message.content }}
 {% endif %}{% endfor %}query: {{ messages | selectattr("role", "eq", "query") |
@@ -39,6 +40,7 @@ document: {{ messages | selectattr("role", "eq", "document") | map(attribute="co
 
 
 def decoder():
+    """A random Qwen3 of transformers, whose weights are the same in each call."""
     torch.manual_seed(2)
     config = transformers.Qwen3Config(
         vocab_size=len(TOKENS),
@@ -113,7 +115,7 @@ def reranker_file(path, **changes):
 
 
 def expected_scores(texts):
-    """Share of yes beside no at the last byte of each text, by transformers."""
+    """Probability of YES rather than NO after each text, by transformers, ``(N,)``."""
     model = decoder()
     scores = []
     for text in texts:
@@ -125,8 +127,9 @@ def expected_scores(texts):
 
 
 def filled(document):
-    before, rest = TEMPLATE.split("{query}")
-    return f"{before}{QUERY}{rest.replace('{document}', document)}"
+    """TEMPLATE with QUERY and *document*; braces in the document stay as they are."""
+    before, after = TEMPLATE.split("{query}")
+    return f"{before}{QUERY}{after.replace('{document}', document)}"
 
 
 def test_scores_of_a_file_are_those_of_transformers(tmp_path):
@@ -134,7 +137,7 @@ def test_scores_of_a_file_are_those_of_transformers(tmp_path):
     with load(file) as model:
         scores = model.rank(QUERY, DOCUMENTS)
     expected = expected_scores([filled(document) for document in DOCUMENTS])
-    assert np.ptp(expected) > 0.01
+    assert np.ptp(expected) > 0.01  # the documents have different scores
     np.testing.assert_allclose(scores, expected, atol=MAX_DIFFERENCE)
 
 
@@ -152,7 +155,8 @@ def test_scores_of_a_file_are_those_of_llama_cpp(tmp_path):
     settings.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_RANK
     settings.n_ctx = 256
     settings.warmup = False
-    documents = [document for document in DOCUMENTS if "{" not in document]  # it fills them, too
+    # llama.cpp would also fill placeholders within a document.
+    documents = [document for document in DOCUMENTS if "{" not in document]
     question = {"query": QUERY, "documents": documents, "model": "it"}
     answer = xllamacpp.Server(settings).handle_rerank(question)
     theirs = np.empty(len(documents))
@@ -175,7 +179,7 @@ def test_a_model_without_a_template_is_refused(tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A reranker as sentence-transformers writes it."""
+    """Folder of a reranker as sentence-transformers writes it, and its CrossEncoder."""
     source = tmp_path / "source"
     decoder().save_pretrained(source)
     tokenizer_folder(source, TOKENS)
@@ -205,7 +209,9 @@ def test_scores_of_a_folder_are_those_of_the_cross_encoder(folder):
 
 
 @pytest.mark.parametrize("function", [torch.nn.Identity(), torch.nn.Sigmoid()])
-def test_the_function_of_the_difference_is_that_of_the_cross_encoder(folder, function, tmp_path):
+def test_the_activation_of_the_logit_difference_is_that_of_the_cross_encoder(
+    folder, function, tmp_path
+):
     _, encoder = folder
     encoder.activation_fn = function
     path = tmp_path / "saved"
@@ -213,10 +219,11 @@ def test_the_function_of_the_difference_is_that_of_the_cross_encoder(folder, fun
     expected = encoder.predict([(QUERY, document) for document in DOCUMENTS])
     with load(path) as model:
         scores = model.rank(QUERY, DOCUMENTS)
+    # Differences of logits, without a sigmoid, are larger than probabilities.
     np.testing.assert_allclose(scores, expected, atol=10 * MAX_DIFFERENCE)
 
 
-def test_an_unknown_function_of_the_difference_is_refused(folder):
+def test_an_unknown_activation_of_the_logit_difference_is_refused(folder):
     path, _ = folder
     change_json(path / "config_sentence_transformers.json", activation_fn="torch.nn.Tanh")
     with pytest.raises(Unsupported, match=r"activation_fn = .torch\.nn\.Tanh"):
