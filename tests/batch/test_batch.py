@@ -1,4 +1,4 @@
-"""Rows of a file answered into another, whole, broken and killed in between."""
+"""Batches: rows of a file are answered into another one, also after errors and kills."""
 
 import json
 import signal
@@ -19,12 +19,14 @@ from bitnet.batch.ray_engine import cores_per_actor
 from bitnet.batch.rows import BatchRow, answers, in_order
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
+# A row without an id gets the number of its line as one.
 ROWS = [
     {"id": "a", "prompt": "ab", "max_tokens": 5},
     {"prompt": "cde"},
     {"id": 7, "messages": [{"role": "user", "content": "f"}], "temperature": 9.0, "seed": 3},
     {"id": "stop", "prompt": "ab", "stop": ["b"]},
 ]
+# A line of the input, and a part of the error that it gets instead of an answer.
 BROKEN = [
     ("{", "not JSON"),
     ("[]", "not a JSON object"),
@@ -63,26 +65,27 @@ def source(tmp_path):
     return path
 
 
-def lines(path):
+def answers_by_id(path):
+    """Answers in the file *path*, by the id of their row."""
     return {facts["id"]: facts for facts in map(json.loads, path.read_text().splitlines())}
 
 
-def test_every_row_gets_the_answer_it_gets_alone(bitnet, model_path, source, tmp_path):
+def test_every_row_has_the_answer_that_it_has_alone(bitnet, model_path, source, tmp_path):
     target = tmp_path / "deep" / "out.jsonl"
     done = bitnet("batch", "--model", model_path, "--input", source, "--output", target,
                   "--max-tokens", 12, "--json")  # fmt: skip
     assert json.loads(done.out) == {"rows": 4, "answered_before": 0, "failed": 0}
-    found = lines(target)
-    assert set(found) == {"a", "2", "7", "stop"}
+    by_id = answers_by_id(target)
+    assert set(by_id) == {"a", "2", "7", "stop"}
     with load(model_path) as model:
-        assert found["a"]["text"] == model.generate("ab", max_tokens=5)
-        assert found["2"]["text"] == model.generate("cde", max_tokens=12)
-        assert found["stop"]["text"] == model.generate("ab", max_tokens=12, stop=["b"])
-    assert found["a"]["finish_reason"] == "length"
-    assert found["a"]["tokens"] == 5
+        assert by_id["a"]["text"] == model.generate("ab", max_tokens=5)
+        assert by_id["2"]["text"] == model.generate("cde", max_tokens=12)
+        assert by_id["stop"]["text"] == model.generate("ab", max_tokens=12, stop=["b"])
+    assert by_id["a"]["finish_reason"] == "length"
+    assert by_id["a"]["tokens"] == 5
 
 
-def test_a_row_that_cannot_be_answered_says_why_and_harms_no_other(
+def test_a_row_that_cannot_be_answered_has_an_error_and_affects_no_other_row(
     bitnet, model_path, source, tmp_path
 ):
     source.write_text(
@@ -90,14 +93,16 @@ def test_a_row_that_cannot_be_answered_says_why_and_harms_no_other(
     )
     target = tmp_path / "out.jsonl"
     done = bitnet("batch", "--model", model_path, "--input", source, "--output", target, "--json")
-    found = lines(target)
+    by_id = answers_by_id(target)
     for number, (text, words) in enumerate(BROKEN, 1):
-        assert words in found[str(number)].get("error", ""), text
-    assert "error" not in found["good"]
-    assert json.loads(done.out)["failed"] == sum("error" in facts for facts in found.values())
+        assert words in by_id[str(number)].get("error", ""), text
+    assert "error" not in by_id["good"]
+    assert json.loads(done.out)["failed"] == sum("error" in facts for facts in by_id.values())
 
 
-def test_rows_end_where_lines_do_and_nowhere_else(bitnet, model_path, tmp_path):
+def test_rows_end_at_newlines_and_not_at_other_line_separators_of_unicode(
+    bitnet, model_path, tmp_path
+):
     source = tmp_path / "in.jsonl"
     target = tmp_path / "out.jsonl"
     source.write_bytes(
@@ -105,11 +110,11 @@ def test_rows_end_where_lines_do_and_nowhere_else(bitnet, model_path, tmp_path):
         '{"id": "\\ud800", "prompt": "b", "max_tokens": 2}\r\n'.encode()
     )
     words = ("batch", "--model", model_path, "--input", source, "--output", target, "--json")
-    for before in (0, 2):
+    for before in (0, 2):  # rows answered before: none in the first run, all in the second
         done = bitnet(*words)
         assert json.loads(done.out) == {"rows": 2, "answered_before": before, "failed": 0}
-    found = [json.loads(line) for line in target.read_bytes().splitlines()]
-    assert {facts["id"] for facts in found} == {"a\u2028", "\ud800"}
+    written = [json.loads(line) for line in target.read_bytes().splitlines()]
+    assert {facts["id"] for facts in written} == {"a\u2028", "\ud800"}
 
 
 def test_a_folder_for_the_answers_is_refused(bitnet, source, tmp_path):
@@ -121,7 +126,7 @@ def test_a_folder_for_the_answers_is_refused(bitnet, source, tmp_path):
     assert "a file is where a folder belongs" in inside_a_file.err
 
 
-def test_what_processes_of_ray_do_not_know_is_refused(bitnet, source, tmp_path):
+def test_options_that_processes_of_ray_do_not_get_are_refused(bitnet, source, tmp_path):
     for option, value in (("--tokenizer", "t.json"), ("--context", "32"), ("--i2-s-layout", "arm")):
         target = tmp_path / "out.jsonl"
         done = bitnet("batch", "--input", source, "--output", target, "--engine", "ray",
@@ -131,7 +136,9 @@ def test_what_processes_of_ray_do_not_know_is_refused(bitnet, source, tmp_path):
         assert not target.exists()
 
 
-def test_what_is_answered_is_never_computed_again(model_path, source, tmp_path):
+def test_answered_rows_are_not_computed_again_after_a_run_was_cut_short(
+    model_path, source, tmp_path
+):
     target = tmp_path / "out.jsonl"
     with load(model_path) as model:
         with BatchFiles(source, target) as files:
@@ -142,20 +149,21 @@ def test_what_is_answered_is_never_computed_again(model_path, source, tmp_path):
                 if count == 1:
                     break
         before = target.read_bytes()
+        # A killed run may leave a part of a line, which is dropped.
         target.write_bytes(before + b'{"id": "half of a li')
         with BatchFiles(source, target) as files:
             assert files.done == 2
-            rest = list(files.remaining_rows())
-            assert len(rest) == 2
-            for row, facts in answers(rest, model, max_tokens=4):
+            remaining = list(files.remaining_rows())
+            assert len(remaining) == 2
+            for row, facts in answers(remaining, model, max_tokens=4):
                 files.write(row, facts)
     assert target.read_bytes().startswith(before)
-    assert set(lines(target)) == {"a", "2", "7", "stop"}
+    assert set(answers_by_id(target)) == {"a", "2", "7", "stop"}
     with BatchFiles(source, target) as files:
         assert list(files.remaining_rows()) == []
 
 
-def test_failed_rows_are_answered_again_when_asked_to(tmp_path):
+def test_failed_rows_are_answered_again_only_with_retry_errors(tmp_path):
     source = tmp_path / "in.jsonl"
     target = tmp_path / "out.jsonl"
     source.write_text('{"id": 1, "prompt": "a"}\n{"id": 2, "prompt": "b"}\n')
@@ -173,13 +181,13 @@ def test_failed_rows_are_answered_again_when_asked_to(tmp_path):
         assert (files.done, len(files.errors)) == (2, 0)
 
 
-def test_answers_to_other_rows_are_not_mixed_with_these(tmp_path):
+def test_an_output_with_other_content_is_refused_and_not_changed(tmp_path):
     source = tmp_path / "in.jsonl"
     target = tmp_path / "out.jsonl"
     source.write_text('{"id": 1, "prompt": "a"}\n')
     with BatchFiles(source, target) as files:
         files.write(next(files.remaining_rows()), {"text": "y"})
-    kept = target.read_bytes()
+    content = target.read_bytes()
     source.write_text('{"id": 1, "prompt": "other"}\n')
     with pytest.raises(UsageError, match="another row '1'"):
         BatchFiles(source, target)
@@ -191,23 +199,24 @@ def test_answers_to_other_rows_are_not_mixed_with_these(tmp_path):
     with pytest.raises(UsageError, match="something other than answers"):
         BatchFiles(source, target)
     source.write_text('{"id": 1, "prompt": "a"}\n{"id": 1, "prompt": "b"}\n')
-    target.write_bytes(kept)
+    target.write_bytes(content)
     with pytest.raises(UsageError, match="two rows have the id '1'"):
         BatchFiles(source, target)
-    assert target.read_bytes() == kept
+    assert target.read_bytes() == content
 
 
 @pytest.mark.parametrize(
     "first",
     ["not json", "[]", '{"id": [1], "prompt": "a"}', '{"prompt": ""}', '{"prompt": "a"}'],
 )
-def test_a_line_without_an_id_leaves_every_id_to_the_row_that_states_it(first, tmp_path):
+def test_a_line_without_an_id_never_takes_the_id_that_another_row_states(first, tmp_path):
     source = tmp_path / "in.jsonl"
     target = tmp_path / "out.jsonl"
     stated = [{"id": 1, "prompt": "x"}, {"id": "line 1", "prompt": "y"}]
     source.write_text("\n".join([first, *map(json.dumps, stated)]))
     with BatchFiles(source, target) as files:
         rows = list(files.remaining_rows())
+        # "1" and "line 1" are stated by other rows, so the first line gets a third name.
         assert [row.id for row in rows] == ["line line 1", "1", "line 1"]
         assert [row.problem for row in rows[1:]] == ["", ""]
         for row in rows:
@@ -216,7 +225,7 @@ def test_a_line_without_an_id_leaves_every_id_to_the_row_that_states_it(first, t
         assert files.done == 3
 
 
-NOT_ANSWERS = {
+DAMAGED_OUTPUTS = {
     "nested": b'{"id": "a", "row": ' + b"[" * 200_000 + b"]" * 200_000 + b"}\n",
     "nested, unfinished": b'{"id": "a", "row": ' + b"[" * 200_000,
     "digits": b'{"id": "a", "row": "b", "tokens": 1' + b"0" * 5000 + b"}\n",
@@ -225,7 +234,7 @@ NOT_ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("content", NOT_ANSWERS.values(), ids=NOT_ANSWERS)
+@pytest.mark.parametrize("content", DAMAGED_OUTPUTS.values(), ids=DAMAGED_OUTPUTS)
 def test_a_file_of_something_other_than_answers_is_refused_and_kept(content, tmp_path):
     source = tmp_path / "in.jsonl"
     target = tmp_path / "out.jsonl"
@@ -236,7 +245,7 @@ def test_a_file_of_something_other_than_answers_is_refused_and_kept(content, tmp
     assert target.read_bytes() == content
 
 
-def test_a_killed_run_goes_on(model_path, tmp_path):
+def test_a_run_continues_where_a_killed_one_has_stopped(model_path, tmp_path):
     source = tmp_path / "in.jsonl"
     target = tmp_path / "out.jsonl"
     rows = [{"id": n, "prompt": "ab", "max_tokens": 40, "seed": n} for n in range(200)]
@@ -248,17 +257,18 @@ def test_a_killed_run_goes_on(model_path, tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     before = target.read_bytes()
-    whole = before[: before.rfind(b"\n") + 1]
+    whole_lines = before[: before.rfind(b"\n") + 1]
     done = subprocess.run([*words, "--json"], capture_output=True, text=True, check=True)
     facts = json.loads(done.stdout)
-    assert facts["answered_before"] == whole.count(b"\n")
-    assert target.read_bytes().startswith(whole)
-    found = lines(target)
-    assert len(found) == 200
-    assert len({facts["text"] for facts in found.values()}) == 1
+    assert facts["answered_before"] == whole_lines.count(b"\n")
+    assert target.read_bytes().startswith(whole_lines)
+    by_id = answers_by_id(target)
+    assert len(by_id) == 200
+    # All rows have the same prompt and are greedy.
+    assert len({facts["text"] for facts in by_id.values()}) == 1
 
 
-def test_two_runs_do_not_write_the_same_file_and_leave_no_other(
+def test_a_second_run_with_the_same_output_is_refused_and_leaves_no_file(
     bitnet, model_path, source, tmp_path
 ):
     folder = tmp_path / "answers"
@@ -267,13 +277,13 @@ def test_two_runs_do_not_write_the_same_file_and_leave_no_other(
     link = tmp_path / "link.jsonl"
     link.symlink_to(target)
     words = ["batch", "--model", str(model_path), "--output"]
-    # It holds the file until its rows, on stdin, have come.
+    # It holds the lock of the output until stdin, with its rows, has ended.
     first = subprocess.Popen(
         [sys.executable, "-m", "bitnet", *words, str(target), "--input", "-"],
         stdin=subprocess.PIPE,
     )
     lock = folder / ".out.jsonl.bitnet-lock"
-    until(lambda: locks.is_held(lock), first)  # written once it is held
+    until(lambda: locks.is_held(lock), first)
     for name in (target, link):
         done = bitnet(*words, name, "--input", source)
         assert done.code == 21
@@ -282,11 +292,11 @@ def test_two_runs_do_not_write_the_same_file_and_leave_no_other(
     assert not target.exists()
     first.communicate(source.read_bytes())
     assert first.returncode == 0
-    assert set(lines(target)) == {"a", "2", "7", "stop"}
+    assert set(answers_by_id(target)) == {"a", "2", "7", "stop"}
     assert [path.name for path in folder.iterdir()] == ["out.jsonl"]
 
 
-def test_what_a_killed_run_leaves_goes_with_the_next_one(bitnet, model_path, source, tmp_path):
+def test_the_next_run_removes_the_lock_file_of_a_killed_one(bitnet, model_path, source, tmp_path):
     folder = tmp_path / "answers"
     folder.mkdir()
     target = folder / "out.jsonl"
@@ -294,23 +304,24 @@ def test_what_a_killed_run_leaves_goes_with_the_next_one(bitnet, model_path, sou
     target.write_text('{"id": "half')
     killed = subprocess.Popen([sys.executable, "-m", "bitnet", *words, "-"], stdin=subprocess.PIPE)
     lock = folder / ".out.jsonl.bitnet-lock"
-    until(lambda: locks.is_held(lock), killed)  # written once it is held
+    until(lambda: locks.is_held(lock), killed)
     killed.kill()
     killed.communicate()
     assert lock.exists()
     done = bitnet(*words, source)
     assert done.code == 0, done.err
-    assert set(lines(target)) == {"a", "2", "7", "stop"}
+    assert set(answers_by_id(target)) == {"a", "2", "7", "stop"}
     assert [path.name for path in folder.iterdir()] == ["out.jsonl"]
 
 
-def test_when_the_disk_is_full_what_was_written_counts(model_path, tmp_path):
+def test_answers_written_before_the_disk_was_full_are_kept(model_path, tmp_path):
     source = tmp_path / "in.jsonl"
     target = tmp_path / "out.jsonl"
     rows = [{"id": n, "prompt": "ab", "max_tokens": 9} for n in range(40)]
     source.write_text("\n".join(map(json.dumps, rows)))
     words = ["-m", "bitnet", "batch", "--model", str(model_path), "--input", str(source)]
     words += ["--output", str(target)]
+    # A limit of 2,000 bytes on files stands for a full disk; without SIGXFSZ, writing fails.
     limited = (
         "import resource, runpy, signal, sys;"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
@@ -322,7 +333,7 @@ def test_when_the_disk_is_full_what_was_written_counts(model_path, tmp_path):
     assert full.returncode == 10, full.stderr
     assert 0 < target.stat().st_size <= 2000
     subprocess.run([sys.executable, *words], capture_output=True, check=True)
-    assert len(lines(target)) == 40
+    assert len(answers_by_id(target)) == 40
 
 
 @pytest.mark.parametrize("options", [{"max_tokens": 0}, {"actors": 0}, {"address": "auto"}])
@@ -331,7 +342,7 @@ def test_bad_options_are_refused(options):
         BatchOptions(**options)
 
 
-def test_the_digest_of_a_row_is_of_all_of_it():
+def test_rows_with_different_prompts_have_different_digests():
     assert (
         BatchRow.parse('{"prompt": "a"}', 1).digest != BatchRow.parse('{"prompt": "b"}', 1).digest
     )
@@ -362,7 +373,7 @@ def test_rows_come_from_stdin(model_path, tmp_path):
     for before in (0, 1):
         done = subprocess.run(words, input=rows, capture_output=True, text=True, check=True)
         assert json.loads(done.stdout)["answered_before"] == before
-    assert set(lines(target)) == {"a"}
+    assert set(answers_by_id(target)) == {"a"}
 
 
 def test_ordered_answers_are_in_the_order_of_the_rows(bitnet, model_path, tmp_path):
@@ -373,49 +384,50 @@ def test_ordered_answers_are_in_the_order_of_the_rows(bitnet, model_path, tmp_pa
     source.write_text("\n".join(map(json.dumps, rows)))
     words = ("batch", "--model", model_path, "--input", source, "--output", target)
     assert bitnet(*words, "--ordered").code == 0
-    assert list(lines(target)) == [str(n) for n in range(6)]
-    free = tmp_path / "free.jsonl"
+    assert list(answers_by_id(target)) == [str(n) for n in range(6)]
+    free = tmp_path / "free.jsonl"  # the same rows without --ordered
     assert bitnet(*words[:-1], free).code == 0
-    assert next(iter(lines(free))) != "0"  # short ones end first
-    assert lines(free) == lines(target)
+    assert next(iter(answers_by_id(free))) != "0"  # short ones end first
+    assert answers_by_id(free) == answers_by_id(target)
 
 
 def test_an_answer_that_is_early_waits_for_those_before_it():
     rows = [BatchRow(str(n), "") for n in range(4)]
-    finished = iter([(rows[n], {"n": n}) for n in (2, 0, 3, 1)])
-    found = in_order(rows, finished)
-    assert [facts["n"] for _, facts in found] == [0, 1, 2, 3]
+    finished = iter([(rows[n], {"n": n}) for n in (2, 0, 3, 1)])  # the order in which they end
+    ordered = in_order(rows, finished)
+    assert [facts["n"] for _, facts in ordered] == [0, 1, 2, 3]
 
 
-def test_schemas_tools_and_log_probabilities_are_done(tmp_path):
+def test_rows_with_schemas_tools_and_log_probabilities_are_answered(tmp_path):
     pytest.importorskip("llguidance")
     schema = {"type": "json_schema", "json_schema": {"schema": {"const": {"a": 1}}}}
     ask = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 300}
-    named = {"type": "function", "function": {"name": "weather"}}
+    choice = {"type": "function", "function": {"name": "weather"}}
     rows = [
         {"id": "schema", "response_format": schema, "logprobs": 1, **ask},
         {"id": "any", "response_format": {"type": "text"}, "prompt": "a", "max_tokens": 1},
-        {"id": "tool", "tools": [WEATHER], "tool_choice": named, **ask},
+        {"id": "tool", "tools": [WEATHER], "tool_choice": choice, **ask},
         {"id": "wrong", "response_format": {"type": "xml"}, **ask},
         {"id": "both", "response_format": schema, "json_schema": {}, **ask},
     ]
     parsed = [BatchRow.parse(json.dumps(row), number) for number, row in enumerate(rows)]
     with load(tool_gguf(tmp_path / "tools.gguf")) as model:
-        found = {row.id: facts for row, facts in answers(parsed, model)}
-    assert json.loads(found["schema"]["text"]) == {"a": 1}
-    said = "".join(token["token"] for token in found["schema"]["logprobs"])
-    assert said == found["schema"]["text"]
-    assert all(len(token["top"]) == 1 for token in found["schema"]["logprobs"])
-    assert "logprobs" not in found["any"]
-    (call,) = found["tool"]["tool_calls"]
+        by_id = {row.id: facts for row, facts in answers(parsed, model)}
+    assert json.loads(by_id["schema"]["text"]) == {"a": 1}
+    spelled = "".join(token["token"] for token in by_id["schema"]["logprobs"])
+    assert spelled == by_id["schema"]["text"]
+    assert all(len(token["top"]) == 1 for token in by_id["schema"]["logprobs"])
+    assert "logprobs" not in by_id["any"]
+    (call,) = by_id["tool"]["tool_calls"]
     assert (call["name"], json.loads(call["arguments"])["city"] in CITIES) == ("weather", True)
-    assert "response_format is none of text, json_object and json_schema" in found["wrong"]["error"]
-    assert "both given" in found["both"]["error"]
+    assert "response_format is none of text, json_object and json_schema" in by_id["wrong"]["error"]
+    assert "both given" in by_id["both"]["error"]
 
 
 @pytest.mark.parametrize(
+    # Cores of each node, number of actors, and cores of an actor.
     ("nodes", "actors", "cores"),
     [([8, 8], 1, 8), ([8, 8], 2, 8), ([8, 8], 3, 4), ([16, 2], 3, 5), ([2], 4, 1), ([], 1, 1)],
 )
-def test_an_actor_on_a_cluster_has_cores_of_one_node(nodes, actors, cores):
+def test_an_actor_gets_the_most_cores_with_which_all_actors_fit_on_nodes(nodes, actors, cores):
     assert cores_per_actor(nodes, actors) == cores

@@ -25,7 +25,7 @@ def _own_folder():
         yield
 
 
-def test_a_cluster_gives_the_answers_of_one_machine(bitnet, tmp_path, monkeypatch):
+def test_a_ray_cluster_gives_the_answers_of_a_local_run(bitnet, tmp_path, monkeypatch):
     import ray
 
     monkeypatch.setenv("RAY_DEDUP_LOGS", "0")
@@ -37,7 +37,7 @@ def test_a_cluster_gives_the_answers_of_one_machine(bitnet, tmp_path, monkeypatc
     words = ["batch", "--model", model, "--input", source, "--threads", 1, "--output"]
     local = tmp_path / "local.jsonl"
     cluster = tmp_path / "cluster.jsonl"
-    failed = 24  # the row without a text
+    failed = 24  # exit code if a row failed: here the one without a text
     assert bitnet(*words, local).code == failed
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
@@ -49,7 +49,7 @@ def test_a_cluster_gives_the_answers_of_one_machine(bitnet, tmp_path, monkeypatc
 
 
 def test_an_actor_imports_nothing_from_the_folder_of_the_command(tmp_path):
-    lay_traps(tmp_path)
+    lay_traps(tmp_path)  # modules in the current folder that note when they are imported
     tiny_gguf(tmp_path / "tiny.gguf")
     (tmp_path / "in.jsonl").write_text('{"prompt": "ab", "max_tokens": 2}\n')
     words = "batch --model tiny.gguf --input in.jsonl --output out.jsonl --engine ray --actors 1"

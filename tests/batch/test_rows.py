@@ -31,12 +31,13 @@ def model_path(tmp_path):
 
 
 def line(custom_id, url, **body):
+    """A row in the form of OpenAI's batch files."""
     return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
 
 
 @pytest.fixture
 def answered(bitnet, tmp_path):
-    """A function that runs a batch: how the command ended, and the rows of the output."""
+    """A function that runs a batch; returns the ended command and the rows of its output."""
 
     def run(model, rows, *more):
         source = tmp_path / "in.jsonl"
@@ -56,7 +57,7 @@ def bodies(answers):
     return [answer["response"]["body"] for answer in answers]
 
 
-def test_rows_of_all_addresses_are_answered_in_one_file(answered, model_path):
+def test_one_batch_may_have_rows_of_every_address(answered, model_path):
     rows = [
         line("chat", CHAT, model="any", messages=ASK, max_completion_tokens=4, temperature=0,
              logprobs=True),
@@ -65,17 +66,17 @@ def test_rows_of_all_addresses_are_answered_in_one_file(answered, model_path):
         line("vectors", VECTORS, input=["ab", "cde"]),
         line("items", ITEMS, input="a", instructions="b", max_output_tokens=4, temperature=0),
     ]  # fmt: skip
-    done, found = answered(model_path, rows)
+    done, replies = answered(model_path, rows)
     assert done.code == 0, done.err
-    assert [row.get("custom_id", row["id"]) for row in found] == [
+    assert [row.get("custom_id", row["id"]) for row in replies] == [
         "chat", "own", "text", "vectors", "items",
     ]  # fmt: skip
-    chat, text, vectors, items = bodies([found[0], *found[2:]])
+    chat, text, vectors, items = bodies([replies[0], *replies[2:]])
     with load(model_path) as model:
         reply = ChatCompletion.model_validate(chat, strict=True)
         assert reply.choices[0].message.content == model.chat(ASK, max_tokens=4)
         assert len(reply.choices[0].logprobs.content) == reply.usage.completion_tokens == 4
-        assert found[1]["text"] == model.generate("ab", max_tokens=3)
+        assert replies[1]["text"] == model.generate("ab", max_tokens=3)
         reply = Completion.model_validate(text, strict=True)
         expected = [model.generate(prompt, max_tokens=5) for prompt in ("ab", "cde")]
         assert [choice.text for choice in reply.choices] == expected
@@ -95,10 +96,10 @@ def test_a_row_for_another_model_is_answered_and_names_the_model_that_did(answer
         line("wrong", CHAT, model="other", messages=ASK, max_completion_tokens=1),
         line("right", CHAT, model=model_path.stem, messages=ASK, max_completion_tokens=1),
     ]
-    done, found = answered(model_path, rows)
+    done, replies = answered(model_path, rows)
     assert done.code == 0
-    assert found[0]["response"]["ignored"] == [f"model 'other': {model_path.stem} answers"]
-    assert "ignored" not in found[1]["response"]
+    assert replies[0]["response"]["ignored"] == [f"model 'other': {model_path.stem} answers"]
+    assert "ignored" not in replies[1]["response"]
 
 
 def test_a_strict_batch_refuses_rows_for_another_model(answered, model_path):
@@ -109,13 +110,14 @@ def test_a_strict_batch_refuses_rows_for_another_model(answered, model_path):
 
 
 def test_a_row_may_have_several_choices(answered, model_path):
+    # --max-batch 2 is less than the number of choices.
     rows = [
         line("chat", CHAT, messages=ASK, n=3, max_tokens=9, temperature=9.0, seed=1),
         line("text", TEXT, prompt=["ab", "c"], n=2, max_tokens=9, temperature=9.0,
              seed=1),
     ]  # fmt: skip
-    _, found = answered(model_path, rows, "--max-batch", 2)
-    chat, text = bodies(found)
+    _, replies = answered(model_path, rows, "--max-batch", 2)
+    chat, text = bodies(replies)
     assert len({choice["message"]["content"] for choice in chat["choices"]}) == 3
     assert [choice["index"] for choice in text["choices"]] == [0, 1, 2, 3]
     texts = [choice["text"] for choice in text["choices"]]
@@ -126,14 +128,14 @@ def test_a_row_may_have_several_choices(answered, model_path):
         assert prompts == [len(ids[0]) + len(ids[1]), len(model.encode_chat(ASK))]
 
 
-def test_vectors_come_in_the_forms_of_the_worker(answered, model_path):
+def test_vectors_have_the_requested_dimensions_encoding_and_type(answered, model_path):
     rows = [
         line("short", VECTORS, input="ab", dimensions=8, normalize=False),
         line("base64", VECTORS, input=[[3, 4], [5]], encoding_format="base64"),
         line("bits", VECTORS, input=[3, 4], output_dtype="ubinary"),
     ]
-    _, found = answered(model_path, rows)
-    short, packed, bits = bodies(found)
+    _, replies = answered(model_path, rows)
+    short, packed, bits = bodies(replies)
     with load(model_path) as model:
         expected = model.embed("ab", dimensions=8, normalize=False)[0]
         assert np.array_equal(np.float32(short["data"][0]["embedding"]), expected)
@@ -144,21 +146,21 @@ def test_vectors_come_in_the_forms_of_the_worker(answered, model_path):
         assert bits["data"][0]["embedding"] == bytes_of.tolist()
 
 
-def test_functions_and_schemas_are_done_in_responses_and_completions(answered, tmp_path):
+def test_rows_of_responses_and_completions_may_have_functions_and_schemas(answered, tmp_path):
     pytest.importorskip("llguidance")
     model = tool_gguf(tmp_path / "tools.gguf")
     tool = {"type": "function", **WEATHER["function"]}
     schema = {"const": {"a": 1}}
     form = {"type": "json_schema", "name": "x", "schema": schema}
-    named = {"type": "function", "name": "weather"}
+    choice = {"type": "function", "name": "weather"}
     rows = [
-        line("call", ITEMS, input=ASK, tools=[tool], tool_choice=named, max_output_tokens=300),
+        line("call", ITEMS, input=ASK, tools=[tool], tool_choice=choice, max_output_tokens=300),
         line("schema", ITEMS, input="a", text={"format": form}, max_output_tokens=300),
         line("guided", TEXT, prompt="a", structured_outputs={"json": schema}, max_tokens=300),
     ]
-    done, found = answered(model, rows)
+    done, replies = answered(model, rows)
     assert done.code == 0, done.err
-    call, items, text = bodies(found)
+    call, items, text = bodies(replies)
     (item,) = Response.model_validate(call).output
     assert item.name == "weather"
     assert json.loads(item.arguments)["city"] in CITIES
@@ -167,6 +169,7 @@ def test_functions_and_schemas_are_done_in_responses_and_completions(answered, t
 
 
 DEEP = json.loads('{"not": ' * 200 + "{}" + "}" * 200)
+# A row, and a part of the error that it gets instead of an answer.
 WRONG = [
     (line("", CHAT, messages=ASK, max_tokens=0), "body.max_tokens is 0, expected at least 1"),
     (line("", "/v1/images", prompt="a"), "url is '/v1/images', expected one of"),
@@ -220,18 +223,18 @@ WRONG = [
 ]  # fmt: skip
 
 
-def test_a_row_that_cannot_be_answered_names_the_field_and_harms_no_other(answered, model_path):
+def test_a_row_that_cannot_be_answered_has_an_error_and_affects_no_other_row(answered, model_path):
     rows = [row | {"custom_id": str(number)} for number, (row, _) in enumerate(WRONG)]
-    done, found = answered(model_path, [*rows, line("good", VECTORS, input="a")])
-    assert done.code == 24
-    for (row, expected), answer in zip(WRONG, found, strict=False):
+    done, replies = answered(model_path, [*rows, line("good", VECTORS, input="a")])
+    assert done.code == 24  # some rows failed
+    for (row, expected), answer in zip(WRONG, replies, strict=False):
         assert answer["response"] is None, row
         assert expected in answer["error"]["message"], row
     assert "row '0': body.max_tokens is 0" in done.err
-    assert bodies(found[-1:])[0]["data"][0]["embedding"]
+    assert bodies(replies[-1:])[0]["data"][0]["embedding"]
     again, _ = answered(model_path, [*rows, line("good", VECTORS, input="a")], "--json")
     facts = json.loads(again.out)
-    assert (again.code, facts["answered_before"], facts["failed"]) == (24, len(found), len(WRONG))
+    assert (again.code, facts["answered_before"], facts["failed"]) == (24, len(replies), len(WRONG))
 
 
 @pytest.mark.parametrize(("field", "value"), [("dimensions", 10**6), ("output_dtype", "int4")])
@@ -245,7 +248,7 @@ def test_vectors_of_an_unknown_form_are_refused_before_the_model_runs(
     assert f"body.{field}" in answer["error"]
 
 
-def test_a_model_that_writes_nothing_answers_the_rows_that_want_vectors(answered, tmp_path):
+def test_a_model_of_vectors_answers_the_rows_that_request_vectors(answered, tmp_path):
     path = tiny_gguf(tmp_path / "both.gguf", **{"llama.attention.causal": False})
     rows = [line("text", TEXT, prompt="a"), line("vector", VECTORS, input="a")]
     done, (text, vector) = answered(path, rows)
@@ -279,9 +282,10 @@ ROWS = [
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.get("url", "own"))
-def test_a_wrong_value_at_any_place_is_taken_or_the_problem_of_its_row(row):
+def test_a_wrong_value_at_any_place_of_a_row_never_raises(row):
     form = URLS.get(row.get("url"), PLAIN)
-    everything = [*with_wrong_values(form.fields if form is PLAIN else (), row)]
-    for _, raw in random.Random(1).sample(everything, min(200, len(everything))):
-        read = BatchRow.parse(raw.decode(), 3)
-        assert json.dumps(read.output({"error": read.problem}))
+    variants = [*with_wrong_values(form.fields if form is PLAIN else (), row)]
+    for _, raw in random.Random(1).sample(variants, min(200, len(variants))):
+        # It is accepted, or it is the problem of the row, which is written to the output.
+        parsed = BatchRow.parse(raw.decode(), 3)
+        assert json.dumps(parsed.output({"error": parsed.problem}))

@@ -1,4 +1,4 @@
-"""Reports of bench: plans, spreads, comparison, and what is read back."""
+"""Reports of ``bench``: plans, statistics, comparison with an earlier report, and reading."""
 
 import json
 
@@ -38,13 +38,14 @@ REPORT = {
 }
 
 
-def saved(tmp_path, facts):
+def write_report(tmp_path, facts):
+    """Path of a report file with these *facts*."""
     path = tmp_path / "report.json"
     path.write_text(json.dumps(facts))
     return path
 
 
-def test_the_median_is_the_middle_sample():
+def test_a_spread_has_median_minimum_maximum_and_samples():
     assert spread((10.0, 20.0))["median"] == 15
     assert spread((0.5, 0.4, 0.9)) == {
         "median": 0.5,
@@ -54,8 +55,8 @@ def test_the_median_is_the_middle_sample():
     }
 
 
-def test_a_report_reads_back_as_it_was(tmp_path):
-    read = read_report(saved(tmp_path, REPORT))
+def test_a_report_that_is_read_back_equals_the_written_one(tmp_path):
+    read = read_report(write_report(tmp_path, REPORT))
     assert read["results"] == REPORT["results"]
     assert {change["ratio"] for change in changes(read, REPORT)} == {1.0}
 
@@ -76,6 +77,7 @@ def test_a_ratio_above_one_is_better():
         "load_s": spread([1.0]),
         "peak_memory_bytes": 2_500_000,
     }
+    # Only tests that both reports have are compared. Less time and less memory are better.
     assert {change["what"]: change["ratio"] for change in changes(REPORT, faster)} == {
         "pp8 @1 tok/s": 2.0,
         "load s": 0.5,
@@ -96,14 +98,14 @@ def test_a_ratio_above_one_is_better():
         ({"peak_memory_bytes": "much"}, InvalidFormat),
     ],
 )
-def test_what_is_not_a_report_is_refused(tmp_path, change, error):
+def test_a_report_with_missing_or_wrong_parts_is_refused(tmp_path, change, error):
     with pytest.raises(error, match=r"report\.json"):
-        read_report(saved(tmp_path, REPORT | change))
+        read_report(write_report(tmp_path, REPORT | change))
 
 
-def test_other_files_are_not_reports(tmp_path):
+def test_files_that_are_not_reports_are_refused(tmp_path):
     with pytest.raises(InvalidFormat):
-        read_report(saved(tmp_path, [1, 2]))
+        read_report(write_report(tmp_path, [1, 2]))
     (tmp_path / "report.json").write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidFormat):
         read_report(tmp_path / "report.json")
@@ -122,10 +124,11 @@ def test_a_plan_measures_with_one_thread_and_with_all():
 
 def test_numpy_has_threads_of_its_own(monkeypatch):
     monkeypatch.setenv("BITNET_BACKEND", "reference")
-    assert BenchPlan.of("pp8", "1,2", 1).threads == (0,)
+    assert BenchPlan.of("pp8", "1,2", 1).threads == (0,)  # 0: as many as NumPy starts
 
 
 @pytest.mark.parametrize(
+    # Names of tests, numbers of threads, and repetitions.
     ("tests", "counts", "repetitions"),
     [
         ("pp", "", 1),
@@ -143,7 +146,7 @@ def test_numpy_has_threads_of_its_own(monkeypatch):
         ("pp8", "", 0),
     ],
 )
-def test_a_plan_that_makes_no_sense_is_refused(tests, counts, repetitions):
+def test_a_plan_with_wrong_tests_threads_or_repetitions_is_refused(tests, counts, repetitions):
     with pytest.raises(UsageError):
         BenchPlan.of(tests, counts, repetitions)
 
@@ -153,7 +156,7 @@ def tiny(tmp_path):
     return tiny_gguf(tmp_path / "tiny.gguf")
 
 
-def test_every_test_is_timed_as_often_as_asked_for(tiny):
+def test_every_test_is_repeated_as_often_as_requested(tiny):
     plan = BenchPlan.of("pp16,tg5", "1", 3)
     report = measure(bitnet.load(tiny), plan, reload=lambda: bitnet.load(tiny))
     assert [one["test"] for one in report["results"]] == ["pp16", "tg5"]
@@ -166,7 +169,7 @@ def test_every_test_is_timed_as_often_as_asked_for(tiny):
 
 
 class Recorder:
-    """An engine that notes what is asked of it, and which positions it has already."""
+    """An engine that records each request: prompt ids, those already cached, tokens to generate."""
 
     def __init__(self, engine):
         self.engine = engine
@@ -190,7 +193,7 @@ class Recorder:
         ("pp8@20", [(20, 0, 1), (28, 20, 1)]),  # only the last eight are read while the clock runs
     ],
 )
-def test_a_depth_is_filled_before(tiny, name, asked):
+def test_a_test_reads_its_depth_before_the_measured_tokens(tiny, name, asked):
     (test,) = BenchPlan.of(name, "", 1).tests
     assert test.name == name
     assert (test.positions, test.depth) == (sum(asked[-1][::2]) - 1, 20 * ("@" in name))
@@ -202,7 +205,7 @@ def test_a_depth_is_filled_before(tiny, name, asked):
     assert engine.asked == asked
 
 
-def test_a_test_with_a_depth_is_measured_and_shown(tiny):
+def test_a_test_with_a_depth_is_measured_and_its_row_is_aligned(tiny):
     plan = BenchPlan.of("tg2@30,pp4@30", "1", 1)
     report = measure(bitnet.load(tiny), plan, reload=lambda: bitnet.load(tiny))
     assert [one["test"] for one in report["results"]] == ["tg2@30", "pp4@30"]

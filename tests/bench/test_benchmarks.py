@@ -1,4 +1,4 @@
-"""The programs of ``benchmarks/``: they start, end what they started, and count what they say."""
+"""Programs of ``benchmarks/``: they import, end their processes, and count what they report."""
 
 import argparse
 import asyncio
@@ -34,7 +34,7 @@ def load():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_program_finds_what_it_imports(load, name):
+def test_every_program_can_be_imported(load, name):
     try:
         assert load(name).__doc__
     except ModuleNotFoundError as error:
@@ -46,11 +46,11 @@ def test_every_program_finds_what_it_imports(load, name):
 def test_the_savings_of_the_store_are_measured(load):
     facts = load("download").measure_store(1)
     assert facts["transfer"] == pytest.approx(1, abs=0.01)
-    assert 0.1 < facts["rest_transfer"] < 0.2
+    assert 0.1 < facts["rest_transfer"] < 0.2  # the transfer is cut at 86 % and resumed
 
 
 @pytest.mark.parametrize("requests", [1, 4, 30])
-def test_no_prompt_of_the_rates_begins_like_one_before(load, requests):
+def test_no_two_prompts_of_the_rates_begin_alike(load, requests):
     serve = load("serve")
     options = argparse.Namespace(turns=5, turn_requests=requests)
     turns = list(serve.turns_of(options))
@@ -58,18 +58,19 @@ def test_no_prompt_of_the_rates_begins_like_one_before(load, requests):
         *itertools.product(range(6), (1, serve.SLOTS))
     ]
     assert [len(prompts) for _, _, prompts in turns[:2]] == [requests, 8 * requests]
+    # A prompt begins with a number of its own, so that no prefix of it is cached.
     numbers = [prompt.partition(".")[0] for _, _, prompts in turns for prompt in prompts]
     assert len(set(numbers)) == len(numbers)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 19, 100])
-def test_a_percentile_is_not_beyond_the_values(load, count):
+def test_percentiles_are_within_the_range_of_the_values(load, count):
     cuts = load("serve").quantiles([float(value) for value in range(1, count + 1)])
     assert cuts["p50"] == (1 + count) / 2
     assert cuts["p50"] <= cuts["p95"] <= count
 
 
-def test_requests_without_an_answer_are_lost(load):
+def test_requests_without_an_answer_are_counted_as_lost_or_raise(load):
     serve = load("serve")
     lost = []
     replies = asyncio.run(serve.load_of(free_port(), 2, ["a", "b", "c"], 1, lost=lost))
@@ -95,7 +96,7 @@ class FullQueue(QuietHandler, BaseHTTPRequestHandler):
         self.close_connection = True
 
 
-def test_every_kind_of_request_can_be_refused(load):
+def test_a_refusal_of_every_kind_of_request_is_raised_with_its_message(load):
     mixed = load("serve_mixed")
     server = LoopbackServer(FullQueue, None)
     server.start()
@@ -127,7 +128,7 @@ def test_a_reply_of_another_form_counts_as_wrong(load, status, reply):
     assert len(facts["wrong"]) == len(mixed.KINDS) - right
 
 
-def test_every_kind_of_request_gets_its_answer(load, tmp_path):
+def test_every_kind_of_request_is_answered_rightly(load, tmp_path):
     pytest.importorskip("httpx", reason="httpx is not installed")
     from server_process import listening
 
@@ -172,7 +173,7 @@ class WithoutPage(QuietHandler, BaseHTTPRequestHandler):
         self.wfile.write(STREAM)
 
 
-def test_hostile_bodies_end_with_a_server_that_has_no_page(load, monkeypatch):
+def test_hostile_bodies_need_the_openapi_page_of_the_server(load, monkeypatch):
     pytest.importorskip("httpx", reason="httpx is not installed")
     hostile = load("serve_hostile")
     server = LoopbackServer(WithoutPage, None)
@@ -188,6 +189,7 @@ def test_hostile_bodies_end_with_a_server_that_has_no_page(load, monkeypatch):
         server.stop()
 
 
+# A fake worker: 2 s for each test, and 3 MB of memory when an empty line ends it.
 WORKER = """
 import json, sys
 print(json.dumps({"load_s": 1.0}), flush=True)
@@ -208,7 +210,7 @@ def engine(load, tmp_path, monkeypatch):
     return lambda: runtime.Engine("bitnet", sys.executable, tmp_path / "m.gguf", 1, 64)
 
 
-def test_engines_end_with_the_measurement_that_fails(load, engine):
+def test_engines_are_ended_if_the_measurement_fails(load, engine):
     engines = {}
 
     def measure():
@@ -225,7 +227,7 @@ def test_engines_end_with_the_measurement_that_fails(load, engine):
     assert all(each.process.returncode is not None for each in engines.values() if each)
 
 
-def test_an_engine_that_does_not_load_ends(load, engine, monkeypatch, tmp_path):
+def test_an_engine_that_does_not_load_is_ended(load, engine, monkeypatch, tmp_path):
     runtime = load("runtime")
     (tmp_path / "worker.py").write_text("print('not JSON', flush=True); input()")
     processes = []
@@ -241,17 +243,18 @@ def test_an_engine_that_does_not_load_ends(load, engine, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("program", ["runtime", "builds"])
-def test_only_measurements_that_count_are_busy(load, engine, monkeypatch, program):
+def test_disturbed_measurements_are_counted_once_for_each_rate(load, engine, monkeypatch, program):
     runtime = load("runtime")
-    disturbed = argparse.Namespace(share=lambda: 1.0)
+    disturbed = argparse.Namespace(share=lambda: 1.0)  # other processes use a whole core
     monkeypatch.setattr(runtime, "Others", lambda pids: disturbed)
     options = argparse.Namespace(turns=2, tries=1, minutes=1, wait_for=None)
     engines = {}
     with runtime.killed_at_last(engines):
         engines["bitnet"] = engine()
+        # The fake worker takes 2 s for eight tokens of a prompt and for four that are generated.
         rates = load(program).measure_rates(engines, ["pp8", "tg4", "tg4@16"], options)
         assert rates == {"bitnet": {"pp8": [4.0] * 2, "tg4": [2.0] * 2, "tg4@16": [2.0] * 2}}
-        assert engines["bitnet"].busy == 3 * 2
+        assert engines["bitnet"].busy == 3 * 2  # three tests in two turns
 
 
 @pytest.mark.parametrize(
@@ -282,9 +285,11 @@ def test_a_wrong_option_is_refused_before_anything_is_measured(
     assert expected in capsys.readouterr().err
 
 
+# The part of a row that identifies it.
 OURS = {"model": "m", "threads": 1, "engine": "bitnet"}
 
 
+# Rates recorded before, rates of the new measurement, and the completed row.
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
@@ -296,7 +301,7 @@ OURS = {"model": "m", "threads": 1, "engine": "bitnet"}
     ],
     ids=["both", "old rate of unknown turns", "all rates are new"],
 )  # fmt: skip
-def test_new_rates_complete_the_row_of_a_machine(load, old, new, expected):
+def test_new_rates_are_added_to_the_row_of_a_machine(load, old, new, expected):
     machines = load("machines")
     entry = {"machine": "x", "date": "", "builds": {}}
     old_entry = entry | {"rows": [OURS | old]}
@@ -328,7 +333,7 @@ def test_a_table_that_is_not_current_is_named(load, monkeypatch, tmp_path, capsy
 
 
 @pytest.mark.parametrize(("name", "is_left_out"), [("bitnet", 0), ("bitnet q8", 0), ("llama", 1)])
-def test_only_a_peer_is_left_out(load, monkeypatch, tmp_path, name, is_left_out):
+def test_only_an_engine_of_others_may_fail_to_start(load, monkeypatch, tmp_path, name, is_left_out):
     runtime = load("runtime")
     monkeypatch.setattr(runtime, "WORKER", tmp_path / "none.py")
     entry = (sys.executable, "bitnet", "q8")
@@ -339,7 +344,7 @@ def test_only_a_peer_is_left_out(load, monkeypatch, tmp_path, name, is_left_out)
             runtime.start_engine(name, entry, tmp_path, 1, 64)
 
 
-def test_each_form_of_keys_is_compared_with_the_same_form(load):
+def test_rates_are_compared_with_the_best_peer_of_the_same_kv_type(load):
     runtime = load("runtime")
     rates = {"bitnet f16": 30, "bitnet q8": 40, "llama.cpp f16": 20, "llama.cpp q8": 10,
              "mistral.rs": 5}  # fmt: skip
@@ -365,7 +370,7 @@ def test_every_folder_of_a_build_has_a_name(load):
     [("output", "Q6_K"), ("attn_v", "Q6_K"), ("ffn_down_exps", "Q6_K"), ("ffn_down", "Q6_K"),
      ("attn_output", "Q4_K"), ("attn_q", "Q4_K"), ("ffn_gate_exps", "Q4_K")],
 )  # fmt: skip
-def test_a_mixture_has_the_types_of_published_files(load, name, encoding):
+def test_tensors_of_a_mixture_have_the_encodings_of_published_files(load, name, encoding):
     encoding_of = load("synthetic_shapes").encoding_of
     assert encoding_of("Q4_K_M", name, -1 if name == "output" else 0) == encoding
     assert encoding_of("Q8_0", name, 0) == "Q8_0"
@@ -391,6 +396,7 @@ def test_a_saved_state_belongs_to_one_model_and_one_build(load, tmp_path):
     other_library.write_bytes(b"a")
     names = [state_name(library, model, "f16"), state_name(library, model, "q8")]
     assert state_name(library, model, "f16") == names[0]
+    # A change at the beginning, in the middle or at the end of a large model changes the name.
     content = bytearray(10_000_000)
     for at in (0, len(content) // 2, len(content) - 1):
         content[at] = 1
@@ -403,7 +409,7 @@ def test_a_saved_state_belongs_to_one_model_and_one_build(load, tmp_path):
 
 
 @pytest.mark.parametrize("read_gb_s", [10.0, 400.0])
-def test_a_picture_of_any_memory_can_be_drawn(load, read_gb_s):
+def test_a_roofline_is_drawn_with_its_memory_line_only_within_the_range(load, read_gb_s):
     point = {"shape": [6912, 2560], "layout": "TERNARY", "level": "avx2", "tokens": 1,
              "gmac_s": 100.0, "read_gb_s": read_gb_s}  # fmt: skip
     points = [point | {"threads": threads} for threads in (1, 2)]

@@ -22,6 +22,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "synthetic.py"
 
 @pytest.fixture(scope="module")
 def script():
+    """The program as a module."""
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.syspath_prepend(SCRIPT.parent)
     spec = importlib.util.spec_from_file_location("synthetic", SCRIPT)
@@ -35,7 +36,7 @@ def script():
 
 @pytest.fixture
 def written(script, tmp_path, monkeypatch):
-    """A function that runs the script for one encoding and opens what it wrote."""
+    """A function that runs the script for one encoding and opens the written model."""
     vocabulary = tmp_path / "vocabulary.gguf"
     tiny_gguf(vocabulary)
 
@@ -51,13 +52,13 @@ def written(script, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["I2_S", "TQ1_0", "TQ2_0", "F16", "Q4_0", "Q8_0"])
-def test_the_model_is_complete_and_runs(written, kind):
+def test_a_written_model_generates(written, kind):
     model = load_model(written(kind), ops=ReferenceOps())
     pieces = list(Scheduler(model, context=16).generate([3, 4, 5], Request(max_tokens=4)))
     assert len(pieces) == 4
 
 
-def test_the_ids_of_begin_and_end_are_in_the_vocabulary(written):
+def test_the_ids_of_special_tokens_are_in_the_vocabulary(written):
     metadata = written("I2_S").metadata
     for name in ("bos", "eos", "padding"):
         assert metadata[f"tokenizer.ggml.{name}_token_id"] < len(metadata["tokenizer.ggml.tokens"])
@@ -86,7 +87,7 @@ def test_a_mixture_of_experts_has_the_types_of_published_files_and_runs(written,
     assert len(pieces) == 4
 
 
-def test_files_of_all_encodings_hold_the_same_weights(written):
+def test_files_of_all_encodings_have_the_same_ternary_weights(written):
     checkpoints = [written(kind) for kind in ("F16", "I2_S", "TQ1_0", "TQ2_0", "Q4_0", "Q8_0")]
     name = "blk.1.ffn_down.weight"
     values = [registry.dequantize(each.weights[name]) for each in checkpoints]
@@ -97,6 +98,7 @@ def test_files_of_all_encodings_hold_the_same_weights(written):
 
 def test_an_embedding_model_has_a_norm_before_every_product(written):
     checkpoint = written("I2_S", "tiny-embedding")
+    # Two layers of seven matrices.
     assert sum(name.endswith("_norm_in.weight") for name in checkpoint.weights) == 2 * 7
     model = load_model(checkpoint, ops=ReferenceOps())
     assert not model.config.writes
@@ -106,10 +108,10 @@ def test_another_architecture_has_the_same_products(written):
     def products(checkpoint):
         return {name for name in checkpoint.weights if "norm" not in name}
 
-    own = written("I2_S", "tiny-embedding")
-    other = written("F16", "tiny-embedding", "--architecture", "llama")
-    assert products(own) == products(other)
-    assert other.architecture == "llama"
+    embedding_model = written("I2_S", "tiny-embedding")
+    llama_model = written("F16", "tiny-embedding", "--architecture", "llama")
+    assert products(embedding_model) == products(llama_model)
+    assert llama_model.architecture == "llama"
 
 
 def test_the_full_shape_is_that_of_2b_4t(script):
@@ -122,4 +124,5 @@ def test_the_full_shape_is_that_of_2b_4t(script):
         size for name, size in sizes.items() if name.startswith("blk") and "norm" not in name
     ]
     assert len(ternary) == 30 * 7
+    # Two bits for each of 2.08 billion weights.
     assert sum(ternary) == pytest.approx(521e6, rel=0.001)

@@ -1,4 +1,4 @@
-"""The compiled module with one instruction set, or with so many threads."""
+"""Fixtures that set the instruction set and the number of threads of the compiled module."""
 
 import pytest
 from kernel_levels import at_level, kernel_levels
@@ -10,14 +10,14 @@ NATIVE = native.module()
 
 @pytest.fixture(params=kernel_levels() or ["none"])
 def level(request):
-    """Each instruction set this processor has, as the one that is used."""
+    """Run the test with each instruction set of this processor; its name."""
     with at_level(request.param):
         yield request.param
 
 
 @pytest.fixture
 def threads():
-    """Sets the number of threads until the test ends."""
+    """A function that sets the number of threads until the test ends."""
     before = NATIVE.threads()
     yield NATIVE.set_threads
     NATIVE.set_threads(before)

@@ -1,4 +1,4 @@
-"""Experts: their choice by hand, and products that depend neither on the batch nor on threads."""
+"""Experts: routing computed by hand, and products independent of batch and threads."""
 
 from dataclasses import replace
 
@@ -29,17 +29,19 @@ def ops(request):
 
 
 def route(ops, logits, rule, bias=None):
-    experts, weights = routed(ops, np.array([logits], dtype=np.float32), rule, bias)
+    """Experts and weights of one token, by descending score."""
+    experts, weights = route_tokens(ops, np.array([logits], dtype=np.float32), rule, bias)
     return experts[0].tolist(), weights[0].tolist()
 
 
-def routed(ops, logits, rule, bias):
+def route_tokens(ops, logits, rule, bias):
+    """Experts and weights of each token, ``(T, rule.used)``."""
     bias = "" if bias is None else np.array(bias, dtype=np.float32)
     widths = {"experts": rule.used, "weights": rule.used}
     return compute(ops, Route, {"logits": logits}, widths, bias=bias, routing=rule)
 
 
-def test_a_sparse_softmax_is_over_logits_near_the_best_that_is_left(ops):
+def test_a_sparse_softmax_has_only_the_logits_near_the_best_remaining_one(ops):
     """The last logit is far from each of the others, and the first from the second and third."""
     rule = Routing(4, 2, "sparse", renormalised=False, nearness=0.02)
     logits = [3.0, 1.0, 0.99, -4.0]
@@ -48,7 +50,7 @@ def test_a_sparse_softmax_is_over_logits_near_the_best_that_is_left(ops):
     assert weights == pytest.approx([1.0, 1 / (1 + np.exp(-0.01))], rel=1e-6)
 
 
-def test_a_softmax_over_all_experts(ops):
+def test_softmax_weights_are_shares_among_all_experts(ops):
     logits = np.log([1, 4, 2, 3])
     experts, weights = route(ops, logits, Routing(4, 2, renormalised=False))
     assert experts == [1, 3]
@@ -61,7 +63,7 @@ def test_weights_are_divided_by_their_sum_and_scaled(ops):
     assert weights == pytest.approx([2.5 * 4 / 7, 2.5 * 3 / 7], rel=1e-6)
 
 
-def test_a_softmax_of_the_chosen_experts(ops):
+def test_softmax_chosen_weights_are_shares_among_the_chosen_experts(ops):
     rule = Routing(4, 3, "softmax_chosen", renormalised=False)
     experts, weights = route(ops, np.log([1, 4, 2, 3]), rule)
     assert experts == [1, 3, 2]
@@ -75,7 +77,7 @@ def test_a_bias_decides_the_choice_and_not_the_weights(ops):
     assert weights == pytest.approx([1 / (1 + np.e)], rel=1e-6)
 
 
-def test_of_equal_scores_the_lower_number_is_chosen(ops):
+def test_of_equal_scores_the_lower_expert_is_chosen(ops):
     assert route(ops, [1, 2, 2, 1, 2], Routing(5, 4))[0] == [1, 2, 4, 0]
 
 
@@ -93,6 +95,7 @@ def test_the_first_of_equal_groups_is_chosen(ops):
 
 def test_a_sum_of_weights_near_zero_does_not_become_infinite(ops):
     _, weights = route(ops, [-60.0, -60.0], Routing(2, 2, "sigmoid"))
+    # The sum is not less than 2^-14, the smallest normal float16.
     assert weights == pytest.approx([np.exp(-60) * 2**14] * 2, rel=1e-5)
 
 
@@ -100,16 +103,18 @@ def test_a_sum_of_weights_near_zero_does_not_become_infinite(ops):
 @pytest.mark.parametrize(
     "rule", [Routing(64, 6), Routing(64, 5, "sigmoid", groups=8, groups_used=3)]
 )
-def test_both_backends_agree(rule):
+def test_both_backends_choose_the_same_experts_with_nearly_the_same_weights(rule):
     logits = np.random.default_rng(1).standard_normal((50, 64)).astype(np.float32)
     bias = np.random.default_rng(2).standard_normal(64).astype(np.float32)
-    expected, found = (routed(its, logits, rule, bias) for its in (ReferenceOps(), NativeOps()))
+    expected, found = (
+        route_tokens(its, logits, rule, bias) for its in (ReferenceOps(), NativeOps())
+    )
     np.testing.assert_array_equal(found[0], expected[0])
     np.testing.assert_allclose(found[1], expected[1], rtol=1e-6)
 
 
-def test_a_mixture_by_hand():
-    """Two experts of three for each token: the sum of weighted products, with biases."""
+def test_a_mixture_is_the_sum_of_weighted_products_of_the_two_best_experts():
+    """Of three experts with biases, for four tokens, computed token by token."""
     rng = np.random.default_rng(3)
     x = rng.standard_normal((4, 5))
     matrices = rng.standard_normal((3, 2, 5))
@@ -140,6 +145,7 @@ def test_a_mixture_by_hand():
 
 
 def states(model, cuts):
+    """Hidden states of 40 ids, run in parts that end at *cuts*, ``(40, dim)``."""
     cache = KVCache(model.config, 64)
     ids = np.random.default_rng(5).integers(0, 64, 40).tolist()
     parts = [ids[a:b] for a, b in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
@@ -165,17 +171,18 @@ def test_a_token_has_the_same_bits_in_any_batch_and_with_any_threads(encoding, r
 @pytest.mark.parametrize(
     "encoding", ["F16", "Q8_0", "Q4_K", "Q6_K", "MXFP4", "IQ4_NL", "Q3_K", "TQ2_0"]
 )
-def test_experts_where_they_are_in_the_file_give_the_bits_of_their_copies(encoding, monkeypatch):
+def test_experts_read_in_the_file_give_the_bits_of_their_copies(encoding, monkeypatch):
     checkpoint = in_encoding(tiny("qwen3moe"), encoding)
-    found = {}
+    states_by_setting = {}
     for setting in ("copied", "mapped"):
         monkeypatch.setenv("BITNET_EXPERTS", setting)
         model = load_model(checkpoint, ops=NativeOps())
-        found[setting] = states(model, [1, 2, 25])
+        states_by_setting[setting] = states(model, [1, 2, 25])
         expert = model.ops.reads(model._weights["blk.0.ffn_up_exps.weight"][1])[0]
         in_place = np.shares_memory(expert, checkpoint.weights["blk.0.ffn_up_exps.weight"].data)
+        # The kernels cannot read these two encodings as a file has them.
         assert in_place == (setting == "mapped" and encoding not in ("Q3_K", "TQ2_0"))
-    np.testing.assert_array_equal(found["mapped"], found["copied"])
+    np.testing.assert_array_equal(states_by_setting["mapped"], states_by_setting["copied"])
 
 
 @ONLY_NATIVE
@@ -186,6 +193,7 @@ def test_experts_stay_in_the_file_if_their_copies_do_not_fit(monkeypatch):
     total = sum(packing.bytes_in_memory(weight, kinds) for weight in weights)
     experts = sum(weight.size_bytes for weight in weights if len(weight.shape) == 3)
     monkeypatch.setattr(packing, "free_swap", lambda: 0)
+    # Bytes of free memory (None: unknown), and whether experts stay in the file.
     for free, stay in ((None, False), (total, False), (total - 1, True), (total - experts, True)):
         monkeypatch.setattr(packing, "free_memory", lambda free=free: free)
         assert packing.experts_stay(weights, kinds) == stay

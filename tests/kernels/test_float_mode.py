@@ -1,4 +1,4 @@
-"""The floating-point mode of the calling thread changes nothing, and is left as it was."""
+"""Results do not depend on the floating-point mode of the caller, which is restored."""
 
 import ctypes
 import ctypes.util
@@ -26,10 +26,11 @@ pytestmark = [
     ),
 ]
 
+# Bits of the control register MXCSR.
 FLUSH_TO_ZERO = 0x8000
 DENORMALS_ARE_ZERO = 0x0040
 TOWARDS_ZERO = 0x6000
-MXCSR = 28  # its place in glibc's fenv_t
+MXCSR = 28  # byte offset in glibc's fenv_t, which has 32 bytes
 TINY = np.float32(1e-39)  # subnormal
 
 
@@ -65,6 +66,7 @@ def small_model():
 
 
 def hidden(model):
+    """Bytes of the hidden states of a pass."""
     cache = KVCache(model.config, 64)
     return model.hidden([Segment([5, 9, 33, 2, 17, 40] * 5, cache, "all")])[0].tobytes()
 
@@ -90,14 +92,14 @@ def test_threads_that_were_started_in_another_mode_compute_in_their_own(threads)
     assert hidden(model) == expected
 
 
-def test_single_operations_keep_small_numbers():
+def test_single_operations_keep_subnormal_numbers_in_any_mode():
     ops = NativeOps()
-    root = np.sqrt(np.full((1, 64), TINY, dtype=np.float32))  # squared: subnormal again
+    root = np.sqrt(np.full((1, 64), TINY, dtype=np.float32))  # its square is subnormal
     how = Gate, {"gate": root, "up": np.ones_like(root)}, {"out": 64}
     (expected,) = compute(ops, *how, activation="relu_squared")
     with mode(FLUSH_TO_ZERO | DENORMALS_ARE_ZERO):
         (found,) = compute(ops, *how, activation="relu_squared")
-    assert expected.any()
+    assert expected.any()  # not flushed to zero
     assert found.tobytes() == expected.tobytes()
 
 

@@ -21,6 +21,7 @@ def rows(first, count):
 
 
 def store(cache, count):
+    """Append *count* positions to each layer; the keys and values that the last layer then has."""
     new = rows(cache.length, count)
     for layer in range(2):
         seen = cache.append(layer, new, -new)
@@ -29,11 +30,11 @@ def store(cache, count):
 
 
 def assert_holds(vectors, numbers):
-    """The positions' numbers, up to what a code leaves of one of 64 equal elements."""
+    """Check that *vectors* hold the *numbers* of positions, up to the rounding of codes."""
     np.testing.assert_allclose(vectors, numbers, rtol=2e-4)
 
 
-def test_positions_come_back_in_order_whatever_the_steps():
+def test_positions_are_returned_in_order_however_many_are_stored_at_once():
     cache = KVCache(CONFIG, 200)
     for count in (5, 1, 90, 1):
         keys, values = store(cache, count)
@@ -44,7 +45,7 @@ def test_positions_come_back_in_order_whatever_the_steps():
 
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="no huge pages to ask for")
-def test_large_pages_are_mappings_that_may_become_huge(monkeypatch):
+def test_large_pages_of_the_cache_are_mappings_for_huge_pages_of_the_system(monkeypatch):
     monkeypatch.setattr(kv_pages, "MAPPED_BYTES", 1)
     cache = KVCache(CONFIG, 200)
     keys, values = store(cache, 150)
@@ -93,13 +94,14 @@ def test_memory_grows_with_use():
     cache = KVCache(CONFIG, 100_000)
     assert cache.size_bytes == 0
     store(cache, 1)
-    per_position = 2 * 2 * 2 * (64 * 2 + 4)  # keys and values, layers, heads; codes and a step
-    assert cache.size_bytes == 64 * per_position
+    # Keys and values, two layers, two heads; 64 codes of two bytes and a step of four.
+    per_position = 2 * 2 * 2 * (64 * 2 + 4)
+    assert cache.size_bytes == 64 * per_position  # a page
     store(cache, 64)
     assert cache.size_bytes == 128 * per_position
 
 
-def test_a_context_of_nothing_is_refused():
+def test_a_cache_without_room_for_a_position_is_refused():
     with pytest.raises(UsageError):
         KVCache(CONFIG, 0)
 
@@ -117,7 +119,7 @@ def test_a_copied_prefix_is_independent_of_its_source():
 
 
 @pytest.mark.parametrize("length", [11, 9])
-def test_a_prefix_that_is_not_there_or_does_not_fit_is_refused(length):
+def test_a_prefix_longer_than_the_source_or_the_copy_is_refused(length):
     first = KVCache(CONFIG, 20)
     second = KVCache(CONFIG, 8)
     store(first, 10)
@@ -150,12 +152,13 @@ def test_addresses_are_those_of_the_pages_that_hold_the_positions():
     np.testing.assert_array_equal(cache.pages(1)[0], before)
     cache.truncate(64)
     np.testing.assert_array_equal(cache.pages(0)[0], before[:1])
+    # 64 positions are stored, so 137 more are too many.
     with pytest.raises(InferenceError, match="201 positions, the context holds 200"):
         cache.pages(137)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_floats_are_kept_as_they_are_and_not_for_the_compiled_module(dtype):
+def test_a_cache_of_floats_is_exact_and_has_no_pages_for_the_compiled_module(dtype):
     cache = KVCache(CONFIG, 200, dtype=dtype)
     store(cache, 5)
     keys, values = store(cache, 130)

@@ -26,7 +26,8 @@ needs_native = pytest.mark.skipif(
 )
 TOKENS = [5, 9, 33, 2, 61, 17, 8, 40]
 # Largest difference of a logit relative to the range of the logits, both with a cache of codes.
-# Float weights: sums in another order, then rounded to codes, as are queries and weights.
+# Float weights: float32 sums have another order, and their results are rounded to codes, as are
+# queries and the weights of attention.
 FLOAT_TOLERANCE = 2e-3
 # Block weights: activations in 8 bits, the reference keeps them whole.
 ROUNDED_TOLERANCE = 0.1
@@ -44,6 +45,7 @@ TOLERANCES = {
 
 
 def logits(checkpoint, ops, *, chunk=8):
+    """Logits after each of TOKENS, run in parts of *chunk* tokens."""
     model = load_model(checkpoint, ops=ops)
     cache = KVCache(model.config, 32)
     parts = [TOKENS[start : start + chunk] for start in range(0, len(TOKENS), chunk)]
@@ -51,6 +53,7 @@ def logits(checkpoint, ops, *, chunk=8):
 
 
 def ternary(rows, columns, *, scales=None):
+    """A random ternary matrix; its scale is 0.5 unless *scales* are given."""
     codes = np.random.default_rng(3).integers(-1, 2, (rows, columns)).astype(np.int8)
     return Ternary(codes, np.full((1, 1), 0.5, dtype=np.float32) if scales is None else scales)
 
@@ -80,8 +83,9 @@ def test_token_by_token_gives_the_bits_of_the_whole_prompt(architecture):
 def test_ternary_encodings_without_a_kernel_are_exact(columns):
     rows = 16
     codes = ternary(rows, columns).codes
-    fields = (codes.reshape(4, rows // 4, columns) + 1).astype(np.uint8)
-    packed = fields[0] | fields[1] << 2 | fields[2] << 4 | fields[3] << 6
+    # Four rows, a quarter of the matrix apart, share a byte.
+    row_codes = (codes.reshape(4, rows // 4, columns) + 1).astype(np.uint8)
+    packed = row_codes[0] | row_codes[1] << 2 | row_codes[2] << 4 | row_codes[3] << 6
     weight = Weight("w", (rows, columns), PACKED_U8, packed.reshape(-1), scale=0.3)
     x = np.random.default_rng(4).standard_normal((3, columns)).astype(np.float32)
     reference = ReferenceOps()
@@ -111,6 +115,7 @@ def test_an_encoding_without_a_kernel_is_computed_in_float32():
     kind = types.by_name("Q2_K")
     rng = np.random.default_rng(5)
     packed = rng.integers(0, 256, (4, 2, 84), dtype=np.uint8)
+    # The two float16 scales at the end of a block of Q2_K.
     packed[..., 80:] = np.frombuffer(np.full(2, 0.001, np.float16).tobytes(), np.uint8)
     weight = Weight("w", (4, 512), kind, packed.reshape(-1))
     x = rng.standard_normal((2, 512)).astype(np.float32)
@@ -149,7 +154,7 @@ def test_a_code_that_is_not_a_ternary_weight_is_refused(name):
         packed = gguf.quants.quantize(values, gguf.GGMLQuantizationType.TQ2_0).reshape(-1)
         kind = types.by_name(name)
     NativeOps().prepare(Weight("w", (40, 256), kind, packed))
-    packed[39 * len(packed) // 40 - 7] |= 0x0C
+    packed[39 * len(packed) // 40 - 7] |= 0x0C  # both bits of a code near the end
     with pytest.raises(InvalidFormat, match="code 3"):
         NativeOps().prepare(Weight("w", (40, 256), kind, packed))
 
@@ -157,6 +162,7 @@ def test_a_code_that_is_not_a_ternary_weight_is_refused(name):
 @needs_native
 def test_i2_s_without_a_finite_scale_is_refused():
     packed = pack_i2_s(ternary(2, 128))
+    # The scale follows the codes: 2 * 128 weights of two bits.
     packed[64:68] = np.frombuffer(np.float32(np.nan).tobytes(), np.uint8)
     weight = Weight("w", (2, 128), types.by_name("I2_S"), packed)
     with pytest.raises(InvalidFormat, match="scale is nan"):
@@ -176,8 +182,8 @@ def test_the_backend_follows_the_environment(monkeypatch):
 
 
 @needs_native
-def test_a_level_whose_kernels_compute_wrongly_is_named(caplog, monkeypatch):
-    """That the test finds each of them: ``check_wrong_kernels`` in native/kernels_driver.cpp."""
+def test_kernels_that_fail_the_self_test_are_reported_in_a_warning(caplog, monkeypatch):
+    """``check_wrong_kernels`` of kernels_driver.cpp tests that the self-test finds each of them."""
     module = native.module()
     monkeypatch.setattr(module, "kernel_self_test", lambda: ["linear Q8_0_R16", "gather"])
     native_ops._self_test.cache_clear()
@@ -195,7 +201,7 @@ def test_threads_come_from_the_environment_or_the_cores_of_this_process(monkeypa
 
 
 @needs_native
-def test_more_threads_than_cores_are_said_to_be_slow(caplog, monkeypatch):
+def test_more_threads_than_cores_are_reported_in_a_warning(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("bitnet"), "propagate", True)
     monkeypatch.setattr(native_ops, "usable_cores", lambda: 2)
     before = native.module().threads()

@@ -1,4 +1,4 @@
-"""Attention of the compiled module: against float64 NumPy, and bit for bit as it is defined."""
+"""Attention of the compiled module: near float64, and with the bits of its definition."""
 
 import numpy as np
 import pytest
@@ -13,16 +13,20 @@ from bitnet.kernels import kv_codes
 NATIVE = native.module()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="the compiled module is not installed")
 
-NMSE = 1e-7  # of 16 bits of queries and weights; those of keys and values are given
+# Bound on the normalized squared error: queries and weights are rounded to 16 bits. The keys and
+# values of the comparison are rounded as well.
+NMSE = 1e-7
 PAGE = kv_codes.PAGE
-SPLIT = 4 * PAGE
+SPLIT = 4 * PAGE  # keys of a split: partial results of splits are merged in order
 
 
 def nmse(got, expected):
+    """Squared error relative to the squares of *expected*."""
     return np.sum((got - expected) ** 2) / np.sum(expected**2)
 
 
 def exact_attention(q, k, v, start, *, scale, window, softcap, sinks=None):
+    """Attention in float64 over the keys and values as their codes hold them, ``(T, H, D)``."""
     t, heads, _ = q.shape
     group = heads // k.shape[1]
     k, v = decoded(kv_codes.encode_keys(k)), decoded(kv_codes.encode_values(v))
@@ -43,7 +47,7 @@ def exact_attention(q, k, v, start, *, scale, window, softcap, sinks=None):
 
 
 def paged(k, v):
-    """``(positions, kv_heads, dim)`` in pages of 64, with NaN where there is no position."""
+    """*k* and *v*, ``(positions, kv_heads, dim)``, as pages, with NaN at unused positions."""
     positions, heads, dim = k.shape
     shape = (-(-positions // 64), 2, heads, kv_codes.page_words(dim))
     pages = np.full(shape, np.nan, dtype=np.float32).view(np.int16)[..., : shape[3]].copy()
@@ -61,10 +65,12 @@ def decoded(vectors):
 
 
 def attend(q, k, v, start, **how):
+    """Attention of the compiled module; the first query is at position *start*."""
     return attend_paged(q, paged(k, v), start, **how)
 
 
 def attend_paged(q, pages, start, *, scale, window, softcap, sinks=None):
+    """Attention of the compiled module over the *pages* of a cache, ``(T, H, D)``."""
     out = np.full_like(q, np.nan)
     NATIVE.attention(q, pages, start, scale, window, softcap, out, sinks)
     return out
@@ -76,7 +82,9 @@ def attend_paged(q, pages, start, *, scale, window, softcap, sinks=None):
     ("tokens", "start"), [(1, 0), (1, 200), (3, 62), (130, 0), (35, 100), (1, 600), (20, 510)]
 )
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 40), (9, 3, 64), (4, 1, 256)])
-def test_attention_is_that_of_float64(heads, kv_heads, dim, tokens, start, window, softcap, level):
+def test_attention_is_near_that_of_float64(
+    heads, kv_heads, dim, tokens, start, window, softcap, level
+):
     q = random(tokens, heads, dim)
     k = random(start + tokens + 7, kv_heads, dim, seed=2)
     v = random(start + tokens + 7, kv_heads, dim, seed=3)
@@ -88,7 +96,7 @@ def test_attention_is_that_of_float64(heads, kv_heads, dim, tokens, start, windo
 @pytest.mark.parametrize("size", [-300.0, -2.0, 2.0, 300.0])
 @pytest.mark.parametrize(("tokens", "start", "window"), [(1, 600, 0), (3, 62, 40), (130, 0, 0)])
 def test_a_sink_takes_its_share_of_the_weights(tokens, start, window, size, level):
-    """Of each head its own: none of it, some, or all of it."""
+    """Each head has its own sink, which takes none, some or all of the weight."""
     q = random(tokens, 6, 64)
     k, v = (random(start + tokens, 2, 64, seed=s) for s in (2, 3))
     sinks = np.linspace(size, size + 3, 6, dtype=np.float32)
@@ -102,7 +110,7 @@ def test_a_sink_takes_its_share_of_the_weights(tokens, start, window, size, leve
         assert not got.any()
 
 
-def test_sinks_are_one_per_head():
+def test_another_number_of_sinks_than_heads_is_refused():
     q = random(1, 2, 16)
     k = random(1, 1, 16)
     with pytest.raises(ValueError, match="one per head"):
@@ -118,7 +126,7 @@ def test_attention_of_huge_scores_stays_finite(level):
 
 
 @pytest.mark.parametrize("low", [-100.0, -3e4, -1e17])
-def test_a_key_far_below_the_best_has_no_weight_at_all(low, level):
+def test_a_key_whose_score_is_far_below_the_best_has_no_weight(low, level):
     q = np.ones((1, 1, 16), dtype=np.float32)
     k = np.zeros((70, 1, 16), dtype=np.float32)
     v = np.zeros((70, 1, 16), dtype=np.float32)
@@ -130,8 +138,8 @@ def test_a_key_far_below_the_best_has_no_weight_at_all(low, level):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
 @pytest.mark.parametrize("which", ["keys", "values"])
-def test_a_key_or_value_without_a_number_gives_none(which, bad, level):
-    """Not for the head beside it, and not before it is seen."""
+def test_a_key_or_value_that_is_not_finite_gives_nan_to_the_queries_that_see_it(which, bad, level):
+    """Other key heads, and queries at earlier positions, are not affected."""
     q, (k, v) = random(8, 4, 21), (random(70, 2, 21, seed=s) for s in (2, 3))
     {"keys": k, "values": v}[which][66, 0, 5] = bad
     got = attend(q, k, v, 62, scale=1.0, window=0, softcap=9.0)
@@ -142,8 +150,8 @@ def test_a_key_or_value_without_a_number_gives_none(which, bad, level):
 
 @pytest.mark.parametrize("dim", [1, 7, 64, 100])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_the_largest_scores_are_numbers(sign, dim, level):
-    """So nothing but what is out of sight is at the lowest of all floats."""
+def test_the_largest_possible_scores_are_finite(sign, dim, level):
+    """So only positions outside of the window have the lowest float as a score."""
     longest = np.full(dim, 1e18 / np.sqrt(dim) * (1 - 1e-6), dtype=np.float32)
     assert np.isfinite(kv_codes.encode_keys(longest).steps)
     q = longest[None, None]
@@ -157,8 +165,8 @@ def test_the_largest_scores_are_numbers(sign, dim, level):
 
 
 @pytest.mark.parametrize("best", [9, 100])
-def test_a_value_without_a_number_gives_none_whatever_its_weight(best, level):
-    """In the page of the best key as in another one."""
+def test_a_value_that_is_nan_gives_nan_however_small_its_weight(best, level):
+    """The best key is in its page, or in another one."""
     q = np.ones((1, 1, 16), dtype=np.float32)
     k = np.zeros((128, 1, 16), dtype=np.float32)
     v = np.ones((128, 1, 16), dtype=np.float32)
@@ -168,8 +176,8 @@ def test_a_value_without_a_number_gives_none_whatever_its_weight(best, level):
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
-def test_the_size_of_numbers_does_not_matter(scale, level):
-    """Steps follow it; a float16 would be zero or infinite."""
+def test_keys_and_values_of_any_magnitude_have_the_same_precision(scale, level):
+    """A step has the magnitude of its vector; a float16 would be zero or infinite."""
     q, (k, v) = random(3, 2, 64), (random(70, 2, 64, seed=s) for s in (2, 3))
     expected = attend(q, k, v, 60, scale=0.125, window=0, softcap=0.0)
     how = {"window": 0, "softcap": 0.0}
@@ -179,7 +187,7 @@ def test_the_size_of_numbers_does_not_matter(scale, level):
     np.testing.assert_allclose(found / scale, expected, rtol=1e-3, atol=1e-5)
 
 
-def test_small_weights_of_a_page_count(level):
+def test_weights_are_not_lost_in_a_page_where_all_are_small(level):
     """A page's weights are shares of its own sum, however small that is beside another page's."""
     q = np.ones((1, 1, 16), dtype=np.float32)
     k = np.zeros((128, 1, 16), dtype=np.float32)
@@ -190,7 +198,7 @@ def test_small_weights_of_a_page_count(level):
     np.testing.assert_allclose(got, 1 / (1 + np.exp(14.0)), rtol=1e-3)
 
 
-def test_a_query_without_a_number_gives_none(level):
+def test_a_query_that_is_not_finite_gives_nan_to_its_head_alone(level):
     q = np.ones((1, 2, 16), dtype=np.float32)
     q[0, 1, 5] = np.nan
     k, v = (random(70, 2, 16, seed=s) for s in (2, 3))
@@ -248,9 +256,15 @@ def test_attention_refuses_a_cache_that_is_too_short():
         ({"softcap": -1.0}, "scale or softcap"),
     ],
 )
-def test_what_is_not_attention_is_refused(change, said):
-    asked = {"shape": (1, 2, 16), "start": 0, "scale": 1.0, "window": 0, "softcap": 0.0} | change
-    shape, *how = asked.values()
+def test_impossible_arguments_of_attention_are_refused(change, said):
+    arguments = {
+        "shape": (1, 2, 16),
+        "start": 0,
+        "scale": 1.0,
+        "window": 0,
+        "softcap": 0.0,
+    } | change
+    shape, *how = arguments.values()
     q = np.ones(shape, dtype=np.float32)
     dim = shape[2] - shape[2] % 16  # of pages, whose heads are 2
     pages = np.zeros((1, 2, 2, kv_codes.page_words(dim)), dtype=np.int16)
@@ -259,7 +273,11 @@ def test_what_is_not_attention_is_refused(change, said):
 
 
 def row_by_definition(q, k, v, *, scale, window, softcap, sink=None):
-    """One query of one head over the keys up to its own, operation by operation."""
+    """One query of one head over the keys up to its own, in the float32 operations of the kernels.
+
+    The constants are those of ``native/kernels/isa/kernels.hpp``: 1.44269504 is log2(e), 131,000
+    bounds the sum of the codes of a page's weights, and weights below 2^-100 are zero.
+    """
     f = np.float32
     last = len(k)
     first = max(0, last - window) if window else 0
@@ -279,20 +297,20 @@ def row_by_definition(q, k, v, *, scale, window, softcap, sink=None):
                 continue
             here = slice(seen.start - base, seen.stop - base)
             scores, weights, shares = (np.full(PAGE, x, f) for x in (-np.inf, 2.0**-100, 0))
-            found = products[seen].astype(f) * step * keys.steps[seen]
+            seen_scores = products[seen].astype(f) * step * keys.steps[seen]
             if softcap:
-                capped = 1 - 2 / (exponential(2 * found / f(softcap)) + 1)
-                found = f(softcap) * capped * f(1.44269504)
-            scores[here] = found
-            of_page = scores.max()
-            weights[here] = power(found - of_page)
-            counts = scores[here] - of_page >= -100
-            shares[here] = np.where(counts, weights[here], f(0)) * values.steps[seen]
+                capped = 1 - 2 / (exponential(2 * seen_scores / f(softcap)) + 1)
+                seen_scores = f(softcap) * capped * f(1.44269504)
+            scores[here] = seen_scores
+            page_top = scores.max()
+            weights[here] = power(seen_scores - page_top)
+            has_weight = scores[here] - page_top >= -100
+            shares[here] = np.where(has_weight, weights[here], f(0)) * values.steps[seen]
             unit = max(in_lanes(shares) / f(131000), shares.max() / f(32767))
             codes = np.rint(shares * (f(1) / unit if unit > f(1e-30) else f(0))).astype(np.int64)
             assert codes.max() < 2**15
-            most = max(top, of_page)
-            before, now = power_or_zero(np.array([top - most, of_page - most]))
+            most = max(top, page_top)
+            before, now = power_or_zero(np.array([top - most, page_top - most]))
             sums = codes[here] @ values.codes[seen].astype(np.int64)
             assert abs(sums).max() < 2**31
             acc = acc * before + sums.astype(f) * (unit * now)
@@ -313,7 +331,7 @@ def row_by_definition(q, k, v, *, scale, window, softcap, sink=None):
 
 @with_sinks
 @with_shapes
-def test_attention_is_what_is_written(
+def test_attention_has_the_bits_of_its_definition(
     heads, kv_heads, dim, tokens, start, window, softcap, sinks, level
 ):
     q = random(tokens, heads, dim) * 2
@@ -323,7 +341,8 @@ def test_attention_is_what_is_written(
     check_rows(attend, row_by_definition, q, k, v, start, sinks=sinks, **how)
 
 
-HEADS = ((2, 2), (3, 1), (8, 2), (8, 1))
+HEADS = ((2, 2), (3, 1), (8, 2), (8, 1))  # of queries, and of keys
+# Every width of a head with every window; heads and softcaps alternate.
 SHAPES = [
     (dim, *HEADS[(i + j) % 4], window, 7.0 * ((i + j) % 3 == 0))
     for i, dim in enumerate((64, 80, 96, 128, 256, 21))
@@ -332,7 +351,9 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("dim", "heads", "kv_heads", "window", "softcap"), SHAPES)
-def test_a_query_alone_has_the_same_bits(dim, heads, kv_heads, window, softcap, level, threads):
+def test_a_query_has_the_same_bits_alone_and_in_any_batch(
+    dim, heads, kv_heads, window, softcap, level, threads
+):
     """In a batch of any size, cut anywhere, and beside other heads."""
     tokens = 40
     start = 231
@@ -378,8 +399,8 @@ def test_a_long_prompt_has_the_same_bits_with_any_number_of_threads(level, threa
 
 
 @pytest.mark.parametrize("hidden", [np.nan, np.inf])
-def test_keys_and_values_out_of_sight_do_not_count(hidden, level):
-    """Not even in the page that other queries of the block see them in."""
+def test_keys_and_values_outside_of_the_window_do_not_change_a_bit(hidden, level):
+    """Not even in a page of which other queries see these positions."""
     q = random(40, 3, 64)
     k, v = (random(340, 1, 64, seed=s) for s in (2, 3))
     how = {"scale": 0.125, "window": 70, "softcap": 0.0}

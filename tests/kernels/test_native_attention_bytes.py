@@ -1,4 +1,4 @@
-"""Attention over a q8 cache: its error, and every bit as it is defined."""
+"""Attention over a q8 cache: near float64, and with the bits of its definition."""
 
 import numpy as np
 import pytest
@@ -12,15 +12,17 @@ NATIVE = native.module()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="the compiled module is not installed")
 
 PAGE = kv_codes.PAGE
-SPLIT = 4 * PAGE
-NMSE = 3e-4  # of normal numbers: of 8 bits of queries, keys, weights and values
+SPLIT = 4 * PAGE  # keys of a split: partial results of splits are merged in order
+# Bound on the normalized squared error for normally distributed numbers: queries, keys, weights and
+# values are rounded to 8 bits.
+NMSE = 3e-4
 
 
 def paged(k, v):
-    """``(positions, kv_heads, dim)`` in pages of 64, with NaN where there is no position."""
+    """*k* and *v*, ``(positions, kv_heads, dim)``, as pages, with NaN at unused positions."""
     positions, heads, dim = k.shape
     shape = (-(-positions // 64), 2, heads, kv_codes.page_words(dim, "q8"))
-    pages = np.full(shape, 0x7FC0, dtype=np.int16)  # a step without a number
+    pages = np.full(shape, 0x7FC0, dtype=np.int16)  # NaN as a step
     for number, page in enumerate(pages):
         held = slice(64 * number, min(64 * number + 64, positions))
         kv_codes.store(page, slice(0, held.stop - held.start), k[held], v[held], "q8")
@@ -28,17 +30,19 @@ def paged(k, v):
 
 
 def attend(q, k, v, start, **how):
+    """Attention of the compiled module; the first query is at position *start*."""
     return attend_paged(q, paged(k, v), start, **how)
 
 
 def attend_paged(q, pages, start, *, scale, window=0, softcap=0.0, sinks=None):
+    """Attention of the compiled module over the *pages* of a q8 cache, ``(T, H, D)``."""
     out = np.full_like(q, np.nan)
     NATIVE.attention(q, pages, start, scale, window, softcap, out, sinks)
     return out
 
 
 def exact(q, k, v, start, *, scale, window=0, softcap=0.0):
-    """Attention in float64, of numbers as they are."""
+    """Attention in float64 over keys and values that are not rounded, ``(T, H, D)``."""
     t, heads, _ = q.shape
     k, v = (np.repeat(x.astype(np.float64), heads // k.shape[1], axis=1) for x in (k, v))
     scores = np.einsum("thd,shd->hts", q.astype(np.float64), k[: start + t]) * scale
@@ -56,7 +60,9 @@ def exact(q, k, v, start, *, scale, window=0, softcap=0.0):
 @pytest.mark.parametrize("window", [0, 40])
 @pytest.mark.parametrize(("tokens", "start"), [(1, 0), (1, 600), (35, 100), (130, 0)])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 40), (9, 3, 64), (4, 1, 256)])
-def test_its_error_to_float64_is_bounded(heads, kv_heads, dim, tokens, start, window, softcap):
+def test_attention_over_bytes_is_near_that_of_float64(
+    heads, kv_heads, dim, tokens, start, window, softcap
+):
     q = random(tokens, heads, dim)
     k, v = (random(start + tokens + 7, kv_heads, dim, seed=s) for s in (2, 3))
     how = {"scale": dim**-0.5, "window": window, "softcap": softcap}
@@ -65,23 +71,27 @@ def test_its_error_to_float64_is_bounded(heads, kv_heads, dim, tokens, start, wi
     assert np.sum(error**2) / np.sum(expected**2) < NMSE
 
 
+# Ordered dithering: a rounding threshold for each key of a page, kThresholds in code_sums.hpp.
 THRESHOLDS = np.array([2 * int(f"{key:06b}"[::-1], 2) + 1 for key in range(PAGE)])
 
 
 def product(a, b):
-    """Of numbers of 16 bits, with fifteen behind the point."""
+    """Rounded product of two fixed-point numbers with 15 fractional bits."""
     return (a * b + 0x4000) >> 15
 
 
 def weight_of(x):
-    """32,767 times 2^-x, x in 1 / 2,048."""
+    """32,767 times 2^-y, where *x* is y in units of 1 / 2,048."""
     fraction = (x << 4) & 0x7FF0
     whole = product(fraction, 22652 - product(fraction, 7545 - product(fraction, 1277)))
     return (32767 - whole) >> (x >> 11)
 
 
 def row_by_definition(q, k, v, *, scale, window, softcap, sink=None):
-    """One query of one head over the keys up to its own, operation by operation."""
+    """One query of one head over the keys up to its own, in the operations of the kernels.
+
+    They are defined in ``native/kernels/isa/kernels.hpp``; 1.44269504 is log2(e).
+    """
     f = np.float32
     last = len(k)
     first = max(0, last - window) if window else 0
@@ -139,16 +149,19 @@ def row_by_definition(q, k, v, *, scale, window, softcap, sink=None):
 
 @with_sinks
 @with_shapes
-def test_it_is_what_is_written(heads, kv_heads, dim, tokens, start, window, softcap, sinks, level):
+def test_attention_over_bytes_has_the_bits_of_its_definition(
+    heads, kv_heads, dim, tokens, start, window, softcap, sinks, level
+):
     q = random(tokens, heads, dim) * 2
     k = random(start + tokens, kv_heads, dim, seed=2)
     v = random(start + tokens, kv_heads, dim, seed=3)
-    v[::3] = 0.0  # without a step
+    v[::3] = 0.0  # whose step is zero
     how = {"scale": 0.11, "window": window, "softcap": softcap}
     check_rows(attend, row_by_definition, q, k, v, start, sinks=sinks, **how)
 
 
-HEADS = ((2, 2), (3, 1), (8, 2), (8, 1))
+HEADS = ((2, 2), (3, 1), (8, 2), (8, 1))  # of queries, and of keys
+# Every width of a head with every window; heads and softcaps alternate.
 SHAPES = [
     (dim, *HEADS[(i + j) % 4], window, 7.0 * ((i + j) % 3 == 0))
     for i, dim in enumerate((64, 80, 128, 256, 21))
@@ -157,7 +170,9 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("dim", "heads", "kv_heads", "window", "softcap"), SHAPES)
-def test_a_query_alone_has_the_same_bits(dim, heads, kv_heads, window, softcap, level, threads):
+def test_a_query_has_the_same_bits_alone_and_in_any_batch(
+    dim, heads, kv_heads, window, softcap, level, threads
+):
     """In a batch of any size, cut anywhere, beside other heads and on any number of threads."""
     tokens = 40
     start = 231
@@ -185,8 +200,8 @@ def test_a_query_alone_has_the_same_bits(dim, heads, kv_heads, window, softcap, 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
 @pytest.mark.parametrize("which", ["keys", "values"])
-def test_a_key_or_value_without_a_number_gives_none(which, bad, level):
-    """Not for the head beside it, and not before it is seen."""
+def test_a_key_or_value_that_is_not_finite_gives_nan_to_the_queries_that_see_it(which, bad, level):
+    """Other key heads, and queries at earlier positions, are not affected."""
     q, (k, v) = random(8, 4, 21), (random(70, 2, 21, seed=s) for s in (2, 3))
     {"keys": k, "values": v}[which][66, 0, 5] = bad
     got = attend(q, k, v, 62, scale=1.0, softcap=9.0)
@@ -196,8 +211,8 @@ def test_a_key_or_value_without_a_number_gives_none(which, bad, level):
 
 
 @pytest.mark.parametrize("best", [9, 100])
-def test_a_value_without_a_number_gives_none_whatever_its_weight(best, level):
-    """In the page of the best key as in another one."""
+def test_a_value_that_is_nan_gives_nan_however_small_its_weight(best, level):
+    """The best key is in its page, or in another one."""
     q = np.ones((1, 1, 48), dtype=np.float32)
     k = np.zeros((128, 1, 48), dtype=np.float32)
     v = np.ones((128, 1, 48), dtype=np.float32)
@@ -207,8 +222,8 @@ def test_a_value_without_a_number_gives_none_whatever_its_weight(best, level):
 
 
 @pytest.mark.parametrize("best", [3, 40])
-def test_many_small_weights_beside_a_large_one_count(best, level):
-    """Each is a fifth of a code, and 63 of them a twentieth of the sum."""
+def test_many_small_weights_beside_a_large_one_are_not_lost(best, level):
+    """Each weight is a fifth of a code, and 63 of them are a twentieth of the sum."""
     q = np.ones((1, 1, 16), dtype=np.float32)
     k = np.zeros((64, 1, 16), dtype=np.float32)
     v = np.ones_like(k)
@@ -217,8 +232,8 @@ def test_many_small_weights_beside_a_large_one_count(best, level):
     np.testing.assert_allclose(attend(q, k, v, 63, scale=1.0), 63 / (63 + 1275.0), rtol=0.15)
 
 
-def test_a_large_weight_of_a_small_value_hides_no_other(level):
-    """As the first token of a text has it: codes have the size of what they weigh."""
+def test_a_large_weight_of_a_small_value_does_not_coarsen_the_other_weights(level):
+    """The first token of a text is such a value. A code is a weight times the step of its value."""
     q = np.ones((1, 1, 16), dtype=np.float32)
     k = np.zeros((64, 1, 16), dtype=np.float32)
     v = random(64, 1, 16)
@@ -228,7 +243,7 @@ def test_a_large_weight_of_a_small_value_hides_no_other(level):
     assert np.sum(error**2) / np.sum(expected**2) < 2e-2
 
 
-def test_small_weights_of_a_page_count(level):
+def test_weights_are_not_lost_in_a_page_where_all_are_small(level):
     """A page's weights are shares of its own largest, however small that is beside another's."""
     q = np.ones((1, 1, 16), dtype=np.float32)
     k, v = np.zeros((2, 128, 1, 16), dtype=np.float32)
@@ -239,7 +254,7 @@ def test_small_weights_of_a_page_count(level):
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
-def test_the_size_of_numbers_does_not_matter(scale, level):
+def test_keys_and_values_of_any_magnitude_have_the_same_precision(scale, level):
     q, (k, v) = random(3, 2, 64), (random(70, 2, 64, seed=s) for s in (2, 3))
     expected = exact(q, k, v, 60, scale=0.125)
     found = attend(q, k * np.float32(scale), v, 60, scale=0.125 / scale)
@@ -248,8 +263,8 @@ def test_the_size_of_numbers_does_not_matter(scale, level):
     assert np.sum((found - expected) ** 2) / np.sum(expected**2) < NMSE
 
 
-def test_what_is_out_of_sight_does_not_count(level):
-    """Not even in the page that other queries of the block see it in."""
+def test_keys_and_values_outside_of_the_window_do_not_change_a_bit(level):
+    """Not even in a page of which other queries see these positions."""
     q = random(40, 3, 64)
     k, v = (random(340, 1, 64, seed=s) for s in (2, 3))
     how = {"scale": 0.125, "window": 70}

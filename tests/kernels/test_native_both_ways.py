@@ -1,4 +1,4 @@
-"""Attention that sees later keys, or less of far ones, and rows of tables, when compiled."""
+"""Compiled attention in both directions, with ALiBi or position biases, and rows of tables."""
 
 import numpy as np
 import pytest
@@ -17,24 +17,26 @@ from bitnet.quants.weight import Weight
 NATIVE = native.module()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="the compiled module is not installed")
 
-NMSE = 1e-7  # of 16 bits of queries, keys, weights and values
+NMSE = 1e-7  # normalized squared error: queries, keys, weights and values are rounded to 16 bits
 HEADS = 6
 KV_HEADS = 3
 HEAD_DIM = 40
 
 
 def attend(ops, dtype, tokens, *, window, causal, slopes, reach=0):
-    """Results of random queries, keys and values of *tokens* positions, on *ops*."""
+    """Attention on *ops* over *tokens* random positions; *reach* is that of a bias by distance."""
     draw = np.random.default_rng(tokens)
     q, k, v, out = (Register(name, width * HEAD_DIM) for name, width in _WIDTHS)
     kind = KeysValues(KV_HEADS, HEAD_DIM, window)
-    its = Attention(HEADS, KV_HEADS, HEAD_DIM, rope=None, scale=0.2, alibi=8.0 if slopes else 0.0)
-    slope = np.array(its.slopes, dtype=np.float32) if slopes else None
+    attention = Attention(
+        HEADS, KV_HEADS, HEAD_DIM, rope=None, scale=0.2, alibi=8.0 if slopes else 0.0
+    )
+    slope = np.array(attention.slopes, dtype=np.float32) if slopes else None
     names = {"distances": "bias"} if reach else {}
     step = Attend(out, q, k, v, 0, kind, 0.2, 0.0, causal, "", slope, **names)
     bias = draw.standard_normal((HEADS, 2 * reach + 1)).astype(np.float32)
     config = ModelConfig(
-        "test", HEAD_DIM, 8, 512, 1e-5, blocks=((Branch("", (its,)),),), kv_type="f16"
+        "test", HEAD_DIM, 8, 512, 1e-5, blocks=((Branch("", (attention,)),),), kv_type="f16"
     )
     cache = KVCache(config, 512, dtype=dtype)
     on = Pass(
@@ -58,7 +60,7 @@ def attend_at_every_level(tokens, **how):
 @pytest.mark.parametrize("tokens", [1, 9, 70, 300])
 @pytest.mark.parametrize("window", [0, 5, 100])
 @pytest.mark.parametrize(("causal", "slopes"), [(False, False), (False, True), (True, True)])
-def test_attention_is_the_references_and_has_the_same_bits_at_every_level(
+def test_attention_is_near_the_reference_with_the_same_bits_at_every_level(
     tokens, window, causal, slopes
 ):
     how = {"window": window, "causal": causal, "slopes": slopes}
@@ -71,7 +73,9 @@ def test_attention_is_the_references_and_has_the_same_bits_at_every_level(
 @pytest.mark.parametrize("tokens", [1, 70, 300])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("reach", [1, 40, 200])
-def test_scores_change_with_the_distance_alike_at_every_level(tokens, causal, reach):
+def test_biases_by_distance_are_near_the_reference_with_the_same_bits_at_every_level(
+    tokens, causal, reach
+):
     how = {"window": 0, "causal": causal, "slopes": False, "reach": reach}
     exact = attend(ReferenceOps(dtype=np.float64), np.float64, tokens, **how)
     results = attend_at_every_level(tokens, **how)
@@ -79,7 +83,7 @@ def test_scores_change_with_the_distance_alike_at_every_level(tokens, causal, re
     assert len({result.tobytes() for result in results}) == 1
 
 
-def test_slopes_are_those_of_the_paper():
+def test_alibi_slopes_are_those_of_the_paper():
     def slopes(heads):
         return Attention(heads, heads, 8, rope=None, scale=1.0, alibi=8.0).slopes
 
@@ -88,7 +92,7 @@ def test_slopes_are_those_of_the_paper():
     assert Attention(4, 4, 8, rope=None, scale=1.0).slopes == ()
 
 
-def test_rows_of_tables_follow_positions_and_texts():
+def test_rows_of_tables_are_selected_by_position_or_by_text():
     ops = NativeOps()
     rows = np.arange(5 * 8, dtype="<f4").reshape(5, 8)
     table = Weight("t", (5, 8), types.by_name("F32"), rows.reshape(-1).view(np.uint8))
@@ -100,6 +104,7 @@ def test_rows_of_tables_follow_positions_and_texts():
         steps = Embed(out, "table", 1.0), Lookup(out, "table", by, 5)
         program = Program(steps, (), out)
         for run in (ops.compile(program, weights), Interpreter(program, weights, ops).run):
+            # The second text begins with the third token.
             segment = Segment([0] * 4, KVCache(config, 64), "all", second=2)
             np.testing.assert_array_equal(run([segment]), rows[numbers])
 

@@ -1,4 +1,4 @@
-"""The compiled program gives the bits of its instructions run one by one."""
+"""Compiled programs give the bits of their instructions run one by one, and refuse wrong ones."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ ENCODINGS = ("F32", "F16", "BF16", "Q8_0", "Q4_K", "TQ2_0", "I2_S")
 
 
 def both_ways(checkpoint, batches):
-    """Hidden states of every pass over *batches*, compiled and interpreted, from the same start."""
+    """Hidden states of a pass over each of *batches*: all of them compiled, then all interpreted."""
     ops = NativeOps()
     config = config_from(checkpoint)
     weights = bind(checkpoint, config, ops)
@@ -46,8 +46,9 @@ def both_ways(checkpoint, batches):
     return results
 
 
-NONE = np.empty(0, np.float32)
-AT_REST = {
+NONE = np.empty(0, np.float32)  # a segment without a state, or without rows of its own
+# Fields of Attend with their neutral values.
+PLAIN_ATTENTION = {
     "place": 0,
     "scale": 1.0,
     "softcap": 0.0,
@@ -69,12 +70,13 @@ def graph_of(widths, tables):
 
 
 def ids(count, seed=0):
+    """Random token ids."""
     return np.random.default_rng(seed).integers(0, 64, count).tolist()
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("architecture", [*FAMILIES, *HYBRIDS, *MIXTURES, *LAYERED])
-def test_every_family_in_every_encoding(architecture, encoding):
+def test_every_family_in_every_encoding_has_the_bits_of_its_instructions(architecture, encoding):
     checkpoint = in_encoding(tiny(architecture), encoding)
     batches = ([ids(5), ids(1, 1)], [ids(1, 2), ids(19, 3)], [ids(2, 4), ids(1, 5)])
     compiled, interpreted = both_ways(checkpoint, batches)
@@ -85,7 +87,9 @@ def test_every_family_in_every_encoding(architecture, encoding):
 @pytest.mark.parametrize(
     "architecture", ["llama", "gemma2", "gemma4", "bitnet", "deepseek2", *HYBRIDS, "qwen3moe"]
 )
-def test_every_instruction_set(architecture, level):
+def test_compiled_programs_have_the_bits_of_their_instructions_on_every_instruction_set(
+    architecture, level
+):
     compiled, interpreted = both_ways(in_encoding(tiny(architecture), "Q8_0"), ([ids(20)], [[7]]))
     for found, expected in zip(compiled, interpreted, strict=True):
         np.testing.assert_array_equal(found, expected)
@@ -104,6 +108,7 @@ def test_rows_without_outputs_change_no_bits(architecture):
     everything = ops.compile(program, weights)(
         [Segment(part, KVCache(config, 64), "all") for part in parts]
     )
+    # Rows of the last id of the first part, of both ids of the third, and of the last of the fourth.
     expected = everything[[8, 14, 15, 18]]
     for run in (ops.compile(program, weights), Interpreter(program, weights, ops).run):
         caches = [KVCache(config, 64) for _ in parts]
@@ -131,10 +136,10 @@ def test_biases_and_factors_give_the_same_bits():
     (found,), (expected,) = both_ways(changed, ([ids(9)],))
     (plain,), _ = both_ways(checkpoint, ([ids(9)],))
     np.testing.assert_array_equal(found, expected)
-    assert (found != plain).any()
+    assert (found != plain).any()  # the factor and the bias have an effect
 
 
-def test_matrices_whose_rows_are_padded_to_whole_blocks():
+def test_matrices_with_padded_rows_give_the_same_bits():
     rng = np.random.default_rng(2)
     ops = NativeOps()
     instructions = []
@@ -148,14 +153,14 @@ def test_matrices_whose_rows_are_padded_to_whole_blocks():
     kind = KeysValues(kv_heads=2, head_dim=8)
     instructions.append(Attend(out, q, k, v, 0, kind, scale=0.3, softcap=0.0))
     program = Program(tuple(instructions), (kind,), result=out)
-    its = Attention(2, 2, 8, rope=None, scale=0.3)
-    config = replace(config_from(tiny("llama")), blocks=((Branch("", (its,)),),))
+    attention = Attention(2, 2, 8, rope=None, scale=0.3)
+    config = replace(config_from(tiny("llama")), blocks=((Branch("", (attention,)),),))
     found, expected = (
         run([Segment(ids(9), KVCache(config, 16), "all")])
         for run in (ops.compile(program, weights), Interpreter(program, weights, ops).run)
     )
     np.testing.assert_array_equal(found, expected)
-    assert np.ptp(found) > 0.1
+    assert np.ptp(found) > 0.1  # the comparison is not one of zeros
 
 
 def packed_ternary(rng, rows, columns):
@@ -165,7 +170,7 @@ def packed_ternary(rng, rows, columns):
     return Weight("w", (rows, columns), PACKED_U8, packed.reshape(-1), scale=0.3)
 
 
-def test_matrices_of_one_group_may_differ_in_encoding():
+def test_matrices_of_one_product_in_different_encodings_give_the_same_bits():
     llama = tiny("llama")
     mixed = dict(llama.weights)
     for part, encoding in (("q", "Q8_0"), ("k", "I2_S"), ("v", "F16")):
@@ -186,6 +191,7 @@ def test_threads_and_chunks_do_not_change_a_bit(architecture, threads):
         threads(count)
         for chunk in (600, 15):
             cache = KVCache(model.config, 800)
+            # All but the last eight ids as a prompt, and these one by one.
             for start in range(0, 592, chunk):
                 model.run([Segment(prompt[start : start + chunk][: 592 - start], cache, "none")])
             tail = [model.forward([token], cache) for token in prompt[592:]]
@@ -193,14 +199,14 @@ def test_threads_and_chunks_do_not_change_a_bit(architecture, threads):
     assert len(results) == 1
 
 
-def test_a_cache_of_floats_is_served_too():
+def test_a_cache_of_floats_gives_nearly_the_logits_of_one_of_codes():
     model = load_model(tiny("llama"), ops=NativeOps())
     wide = model.forward(ids(9), KVCache(model.config, 16, dtype=np.float32))
     coded = model.forward(ids(9), KVCache(model.config, 16))
     np.testing.assert_allclose(wide, coded, atol=1e-2)
 
 
-def test_contexts_with_other_frequencies_share_a_batch():
+def test_sequences_with_different_rope_frequencies_have_the_same_bits_in_one_batch():
     keys = {"rope.scaling.type": "dynamic", "rope.scaling.factor": 4.0}
     model = load_model(
         tiny("llama", **keys, **{"rope.scaling.original_context_length": 32}), ops=NativeOps()
@@ -211,16 +217,18 @@ def test_contexts_with_other_frequencies_share_a_batch():
     together = model.run(
         [Segment(ids(20), KVCache(model.config, size), "all") for size in (32, 64)]
     )
+    # A cache of 64 positions is beyond the original 32, so its frequencies are scaled.
     assert (short != long).any()
     assert [found.tobytes() for found in together] == [short.tobytes(), long.tobytes()]
 
 
-def test_a_page_is_what_the_compiled_module_takes_for_one():
+def test_a_pass_without_the_pages_that_its_queries_read_is_refused():
     graph = graph_of([8] * 4, [(1, 1, 8, 0), (2, 1, 8, PAGE)])
     graph.add_context([])
     for table in (0, 1):
-        graph.add("Attend", out=0, q=1, k=2, v=3, table=table, **AT_REST)
+        graph.add("Attend", out=0, q=1, k=2, v=3, table=table, **PLAIN_ATTENTION)
 
+    # Addresses of pages; 0: a freed page. The second table has a window of one page.
     def run(start, *tables):
         tables = tuple(np.array(table, dtype=np.uint64) for table in tables)
         out = np.empty((0, 8), dtype=np.float32)
@@ -237,7 +245,8 @@ def test_a_page_is_what_the_compiled_module_takes_for_one():
     with pytest.raises(ValueError, match="a page is missing"):
         run(2 * PAGE - 2, [1, 1], [0, 1])
     with pytest.raises(ValueError, match="outside of the vocabulary"):
-        run(2 * PAGE - 1, [1, 1], [0, 1])  # the window begins with the second page
+        # The window begins with the second page, so the pages are right; the last check fails.
+        run(2 * PAGE - 1, [1, 1], [0, 1])
 
 
 def test_a_graph_writes_no_more_rows_than_there_is_room_for():
@@ -248,7 +257,7 @@ def test_a_graph_writes_no_more_rows_than_there_is_room_for():
     weight = Weight("t", (5, 8), F32, np.ones(40, dtype="<f4").view(np.uint8))
     table = NativeOps().prepare(weight, looked_up=True)
     graph.add("Embed", out=0, table=table, scale=1.0, rows=0)
-    graph.add("Attend", out=3, q=0, k=1, v=2, table=0, **AT_REST)
+    graph.add("Attend", out=3, q=0, k=1, v=2, table=0, **PLAIN_ATTENTION)
     run = (
         np.zeros(3, np.int64),
         [(3, 0, 1, 0, tables, NONE, NONE)],
@@ -263,27 +272,27 @@ def test_a_graph_writes_no_more_rows_than_there_is_room_for():
         graph.add("Select", registers=[0])
 
 
-def test_rows_that_come_with_the_tokens_of_each_segment():
-    """They lie side by side, one register after the other."""
+def test_take_copies_the_rows_of_each_segment_into_its_registers():
+    """A row has the columns of all registers side by side."""
     graph = graph_of([2, 3], [])
-    given = np.arange(25, dtype=np.float32).reshape(5, 5)
+    rows = np.arange(25, dtype=np.float32).reshape(5, 5)
     graph.add_context([])
     for register in (0, 1):
         graph.add("Take", out=register)
     parts = [
-        (len(its), 0, len(its), 0, (), NONE, np.ascontiguousarray(its))
-        for its in (given[:2], given[2:])
+        (len(part), 0, len(part), 0, (), NONE, np.ascontiguousarray(part))
+        for part in (rows[:2], rows[2:])
     ]
     for register, columns in ((0, slice(0, 2)), (1, slice(2, 5))):
-        out = np.empty_like(given[:, columns])
+        out = np.empty_like(rows[:, columns])
         graph.run(np.zeros(5, np.int64), parts, register, out)
-        np.testing.assert_array_equal(out, given[:, columns])
+        np.testing.assert_array_equal(out, rows[:, columns])
     with pytest.raises(ValueError, match="rows of another width"):
-        graph.run(np.zeros(5, np.int64), [parts[0], (*parts[1][:6], given[3:])], 0, out)
+        graph.run(np.zeros(5, np.int64), [parts[0], (*parts[1][:6], rows[3:])], 0, out)
 
 
 @pytest.mark.parametrize("token", [2, 10**12, -1])
-def test_a_program_that_takes_rows_and_looks_tokens_up_checks_them(token):
+def test_a_token_outside_of_the_table_is_refused(token):
     graph = graph_of([4, 4], [])
     graph.add_context([])
     table = Weight("t", (2, 4), F32, np.zeros(32, np.uint8))
@@ -296,11 +305,12 @@ def test_a_program_that_takes_rows_and_looks_tokens_up_checks_them(token):
         graph.run(np.array([token]), [piece], 1, out)
 
 
-def test_no_array_is_converted_whose_address_a_graph_keeps():
+def test_arrays_of_wrong_types_are_refused_and_not_converted():
     graph = graph_of([4, 4], [])
     graph.add_context([])
     graph.add("Take", out=0)
     matrix = NativeOps().prepare(Weight("w", (4, 4), F32, np.zeros(64, np.uint8)))
+    # A graph keeps addresses, and a converted copy would be freed.
     doubles = np.full(4, 2.0)
     for wrong in (replace(matrix, factors=doubles), replace(matrix, data=matrix.data.view("<u2"))):
         with pytest.raises(TypeError, match=r"float32|not bytes"):
@@ -311,7 +321,7 @@ def test_no_array_is_converted_whose_address_a_graph_keeps():
             graph.run(np.array([0]), [(1, 0, 1, 0, (), state, hidden)], 0, out)
 
 
-def test_what_does_not_fit_is_refused_when_it_is_built():
+def test_wrong_instructions_are_refused_when_they_are_added():
     graph = graph_of([8, 12], [(1, 1, 4, 0)])
     with pytest.raises(ValueError, match="widths differ"):
         graph.add("Add", out=0, x=0, y=1)
@@ -361,7 +371,7 @@ def test_what_does_not_fit_is_refused_when_it_is_built():
         ({"distances": np.zeros(8, np.float32)}, "on both sides"),
     ],
 )
-def test_attention_over_what_a_page_does_not_hold_is_refused(change, said):
+def test_attention_whose_operands_do_not_fit_its_table_is_refused(change, said):
     registers = {"queries": 64, "keys": 32, "values": 32, "mixed": 64, "half": 16}
     graph = graph_of(registers.values(), [(2, 2, 16, 2**63 - 1)])
     arguments = {"out": "mixed", "q": "queries", "k": "keys", "v": "values"} | {
@@ -388,6 +398,7 @@ def test_attention_over_what_a_page_does_not_hold_is_refused(change, said):
         attend(arguments | change)
 
 
+# Width of a register; layers, heads, width of a head and window of a table of pages.
 @pytest.mark.parametrize(
     ("width", "table"),
     [

@@ -21,7 +21,7 @@ SUM_NMSE = 1e-12
 ROUNDING_NMSE = 3e-4
 
 TYPES = NATIVE.kernel_types() if NATIVE else []
-# Those of test_native_groups.py have no quantizer in gguf-py, or other steps.
+# Encodings of files, without those of test_native_groups.py.
 FILE_TYPES = [
     name
     for name in TYPES
@@ -32,14 +32,15 @@ LEGACY = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
 SUPER = ["Q4_K", "Q5_K", "Q6_K", "IQ4_XS"]
 TABLES = ["MXFP4", "IQ4_NL"]
 BLOCKS = LEGACY + SUPER + TABLES
+# Rows of a matrix and tokens of a batch that leave each kind of rest in tiles.
 ROWS = (1, 3, 7, 64, 65)
 TOKENS = (1, 2, 5, 17, 130)
-# Where the f16 scales of blocks are of which any byte is a code.
+# Offsets of the float16 scales in blocks whose other bytes may have any value.
 SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_XS": (0,), "IQ4_NL": (0,)}
 
 
 def columns(name):
-    """A short row, one with a whole number of eight groups, one with a rest."""
+    """Widths of rows: a short one, one of whole groups of eight blocks, and one with a rest."""
     if name in FLOATS:
         return (1, 37, 256)
     if name in LEGACY + TABLES:
@@ -49,7 +50,7 @@ def columns(name):
 
 @cache
 def random_weight(name, rows, cols):
-    """The bytes of a random matrix and what gguf-py reads from them."""
+    """Bytes of a random matrix, and its numbers as gguf-py decodes them, in float64."""
     rng = np.random.default_rng(rows * 10007 + cols)
     values = rng.standard_normal((rows, cols)).astype(np.float32)
     kind = gguf.GGMLQuantizationType[name]
@@ -66,7 +67,7 @@ def random_weight(name, rows, cols):
 
 
 def interleaved(name, packed, rows, cols):
-    """The number of the *_R16 type and the matrix in it."""
+    """Number of the type with 16 interleaved rows, and the bytes of the matrix in it."""
     kind = TYPES.index(f"{name}_R16")
     out = NATIVE.allocate_weights(-(-rows // 16) * 16 * NATIVE.row_bytes(kind, cols))
     NATIVE.pack_rows(TYPES.index(name), packed, rows, cols, out)
@@ -74,7 +75,7 @@ def interleaved(name, packed, rows, cols):
 
 
 def product(name, packed, x, rows, *, scale=1.0, in_rows=False):
-    """*x* times the matrix; block and float encodings with their rows interleaved."""
+    """*x* times the matrix, whose rows are interleaved first unless it stays *in_rows*."""
     kind = TYPES.index(name)
     if not in_rows:
         kind, packed = interleaved(name, packed, rows, x.shape[1])
@@ -84,7 +85,7 @@ def product(name, packed, x, rows, *, scale=1.0, in_rows=False):
 
 
 def rounded_blocks(x):
-    """Activations as the block encodings see them: one int8 step per 16."""
+    """*x* as block encodings read it: rounded to int8 codes with a step for each 16 numbers."""
     groups = x.reshape(len(x), -1, 16)
     top = np.abs(groups).max(axis=2, keepdims=True)
     q = np.rint(groups * (np.float32(127) / top))
@@ -92,14 +93,14 @@ def rounded_blocks(x):
 
 
 def nmse(got, x, weight):
-    """Squared error relative to the squared products: cancellation does not count."""
+    """Squared error relative to the sum of squared terms, which cancellation does not reduce."""
     return np.sum((got - x @ weight.T) ** 2) / np.sum(x**2 @ (weight**2).T)
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("name", FLOATS + BLOCKS)
-def test_a_product_is_the_float64_one_up_to_float32_sums(name, rows, tokens, level):
+def test_a_product_is_near_the_float64_product(name, rows, tokens, level):
     rng = np.random.default_rng(rows * 1000 + tokens)
     for cols in columns(name):
         packed, weight = random_weight(name, rows, cols)
@@ -146,7 +147,7 @@ def test_a_batch_larger_than_the_cache_does_not_change_a_bit(name, level):
     packed, _ = random_weight(name, rows, cols)
     x = rng.standard_normal((tokens, cols)).astype(np.float32)
     many = product(name, packed, x, rows)
-    for t in (0, 7, 47, 48, 99):
+    for t in (0, 7, 47, 48, 99):  # tokens of different passes over the batch
         assert many[t].tobytes() == product(name, packed, x[t : t + 1], rows).tobytes()
 
 
@@ -181,7 +182,7 @@ def test_extreme_codes_and_activations_do_not_overflow(name, level):
 
 @pytest.mark.parametrize("fill", [0x00, 0x80, 0xFF])
 @pytest.mark.parametrize("name", BLOCKS)
-def test_blocks_of_one_extreme_code_are_the_same_bits_as_in_rows(name, fill, level):
+def test_blocks_of_one_extreme_code_have_the_same_bits_interleaved_and_in_rows(name, fill, level):
     rows = 16
     cols = columns(name)[-1]
     weights, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
@@ -191,7 +192,7 @@ def test_blocks_of_one_extreme_code_are_the_same_bits_as_in_rows(name, fill, lev
     if name == "MXFP4":
         packed[:, :2] = 127, fill
     for tokens in (1, 20):
-        for value in (-3.0, 3.0):  # rounded: -127 and 127
+        for value in (-3.0, 3.0):  # as codes: -127 and 127
             x = np.full((tokens, cols), value, dtype=np.float32)
             expected = product(name, packed.ravel(), x, rows, in_rows=True)
             assert product(name, packed.ravel(), x, rows).tobytes() == expected.tobytes()
@@ -200,7 +201,7 @@ def test_blocks_of_one_extreme_code_are_the_same_bits_as_in_rows(name, fill, lev
 def test_every_scale_of_mxfp4_is_read(level):
     rows = 256
     cols = 32
-    blocks = np.full((rows, 17), 0x77, dtype=np.uint8)  # codes 12, six as FP4
+    blocks = np.full((rows, 17), 0x77, dtype=np.uint8)  # code 7 in each half of a byte: 6 as FP4
     blocks[:, 0] = np.arange(rows)
     x = np.full((1, cols), 2.0**-12, dtype=np.float32)
     expected = cols * 2.0**-12 * 6.0 * 2.0 ** (np.arange(rows) - 127.0)
@@ -209,11 +210,12 @@ def test_every_scale_of_mxfp4_is_read(level):
         np.testing.assert_allclose(
             got[:-1], expected[:-1].astype(np.float32), rtol=1e-6, atol=2.0**-145
         )
+        # The largest scale, 2^128, is compared exactly.
         assert got[-1] == np.float32(expected[-1])
 
 
 @pytest.mark.parametrize("name", ["F16", "Q4_1"])
-def test_what_is_not_a_number_in_the_input_is_none_in_the_output(name, level):
+def test_an_input_of_nan_gives_nan_to_its_token_alone(name, level):
     rng = np.random.default_rng(10)
     packed, _ = random_weight(name, 5, 256)
     for tokens in (2, 20):
@@ -225,14 +227,14 @@ def test_what_is_not_a_number_in_the_input_is_none_in_the_output(name, level):
 
 
 @pytest.mark.parametrize("name", ["Q4_1"])
-def test_zeros_give_zeros(name, level):
+def test_inputs_of_zeros_give_zeros(name, level):
     packed, _ = random_weight(name, 5, 256)
     assert not product(name, packed, np.zeros((3, 256), dtype=np.float32), 5).any()
 
 
 @pytest.mark.parametrize("in_rows", [True, False])
 @pytest.mark.parametrize("name", FILE_TYPES)
-def test_embedding_rows_are_the_decoded_ones(name, in_rows, level):
+def test_embedding_rows_are_the_decoded_rows(name, in_rows, level):
     cols = columns(name)[-1]
     kind = TYPES.index(name)
     packed, weight = random_weight(name, 19, cols)
@@ -260,7 +262,7 @@ def test_a_matrix_without_interleaved_form_or_room_is_refused():
         )
 
 
-def test_a_wrong_shape_is_refused():
+def test_arguments_of_wrong_shapes_or_types_are_refused():
     out = np.empty((1, 2), dtype=np.float32)
     x = np.zeros((1, 32), dtype=np.float32)
     kind = TYPES.index("Q8_0")

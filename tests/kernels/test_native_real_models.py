@@ -1,4 +1,4 @@
-"""Errors of the native backend on real weights, and those of llama.cpp on the same."""
+"""Errors of the native backend on real weights, compared with those of llama.cpp."""
 
 import json
 from pathlib import Path
@@ -20,10 +20,10 @@ MODELS = {
     "smollm2": "SmolLM2-135M-Instruct.Q4_1.gguf",
     "gemma3": "gemma-3-270m-q4_k_m.gguf",
 }
-PROMPTS = 4
-LONG = 640  # tokens; Gemma 3 looks back 512
-LAST = 32  # of which the logits are compared
-MAX_MEAN_KL = 8e-3  # that eight bits of activations make
+PROMPTS = 4  # of the recorded ones
+LONG = 640  # tokens of a text that is longer than Gemma 3's window of 512
+LAST = 32  # tokens at its end whose logits are compared
+MAX_MEAN_KL = 8e-3  # nats per token: the error of activations in eight bits
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,18 +32,20 @@ pytestmark = [
 
 
 def log_probabilities(model, ids, dtype):
+    """Log-probabilities at every position of *ids*, ``(T, vocab_size)``."""
     cache = KVCache(model.config, 256, dtype=dtype)
     logits = model.forward(ids, cache, all_positions=True).astype(np.float64)
     shifted = logits - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def with_rest(log_p):
-    """Some log-probabilities, and the log of what they leave."""
+def with_others(log_p):
+    """*log_p* of some tokens, and the log-probability of all others together."""
     return np.append(log_p, np.log(max(1 - np.exp(log_p).sum(), 1e-12)))
 
 
 def divergence(exact, other):
+    """Kullback-Leibler divergence of *other* from *exact*, in nats, summed over positions."""
     return float((np.exp(exact) * (exact - other)).sum())
 
 
@@ -57,7 +59,7 @@ def last_of(model, ids, chunk):
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def test_windows_hold_in_a_text_longer_than_they_are(test_models):
+def test_windows_are_right_in_a_text_that_is_longer_than_a_window(test_models):
     path = test_models / MODELS["gemma3"]
     if not path.exists():
         pytest.skip(f"{path.name} is not in the folder BITNET_TEST_MODELS names")
@@ -65,18 +67,21 @@ def test_windows_hold_in_a_text_longer_than_they_are(test_models):
     ids = list(resolve_tokenizer(path).encode(text))[:LONG]
     assert len(ids) == LONG
     checkpoint = open_checkpoint(path)
-    wanted = last_of(load_model(checkpoint), ids, 304)
+    expected = last_of(load_model(checkpoint), ids, 304)
     model = load_model(checkpoint, ops=NativeOps())
-    found = last_of(model, ids, 100)
-    np.testing.assert_array_equal(found, last_of(model, ids, 608))
-    assert divergence(wanted, found) / LAST < MAX_MEAN_KL
-    endless = seeing(model.config, (0,) * model.config.n_layers)
-    wide = last_of(Model(checkpoint, endless, ops=NativeOps()), ids, 304)
-    assert divergence(wanted, wide) / LAST > 10 * MAX_MEAN_KL
+    windowed = last_of(model, ids, 100)
+    np.testing.assert_array_equal(windowed, last_of(model, ids, 608))
+    assert divergence(expected, windowed) / LAST < MAX_MEAN_KL
+    without_windows = seeing(model.config, (0,) * model.config.n_layers)
+    unlimited = last_of(Model(checkpoint, without_windows, ops=NativeOps()), ids, 304)
+    # Without windows the text has other logits, so the comparison above sees wrong ones.
+    assert divergence(expected, unlimited) / LAST > 10 * MAX_MEAN_KL
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_it_is_closer_to_exact_arithmetic_than_llama_cpp(name, test_data, test_models):
+def test_logits_are_closer_to_exact_arithmetic_than_those_of_llama_cpp(
+    name, test_data, test_models
+):
     path = test_models / MODELS[name]
     if not path.exists():
         pytest.skip(f"{path.name} is not in the folder BITNET_TEST_MODELS names")
@@ -88,11 +93,11 @@ def test_it_is_closer_to_exact_arithmetic_than_llama_cpp(name, test_data, test_m
     theirs = []
     for prompt in prompts[:PROMPTS]:
         exact = log_probabilities(exact_model, prompt["ids"], np.float64)
-        found = log_probabilities(native_model, prompt["ids"], np.int16)
-        for exact_row, row, position in zip(exact, found, prompt["positions"], strict=True):
-            wanted = with_rest(exact_row[position["ids"]])
-            ours.append(divergence(wanted, with_rest(row[position["ids"]])))
+        computed = log_probabilities(native_model, prompt["ids"], np.int16)
+        for exact_row, row, position in zip(exact, computed, prompt["positions"], strict=True):
+            expected = with_others(exact_row[position["ids"]])
+            ours.append(divergence(expected, with_others(row[position["ids"]])))
             recorded = np.array(position["logits"]) - position["lse"]
-            theirs.append(divergence(wanted, with_rest(recorded)))
+            theirs.append(divergence(expected, with_others(recorded)))
     assert len(ours) > 40
     assert np.mean(ours) < np.mean(theirs)

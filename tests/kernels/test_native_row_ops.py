@@ -1,4 +1,4 @@
-"""Norms, rope, gates and f16 of the compiled module against float64 NumPy."""
+"""Norms, RoPE, gates and states of the compiled module against float64 NumPy."""
 
 import itertools
 import math
@@ -24,7 +24,8 @@ from bitnet.kernels.reference import ReferenceOps
 NATIVE = native.module()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="the compiled module is not installed")
 
-# Float32 sums of up to a few thousand terms, and an exponential within 2 ulp.
+# Bound on the normalized squared error of float32 sums of up to a few thousand terms, and of an
+# exponential within 2 ulp.
 NMSE = 1e-12
 GATES = {
     "silu": lambda g: g / (1 + np.exp(-g)),
@@ -42,20 +43,23 @@ def random(*shape, seed=1):
 
 
 def norm(ops, x, weight, eps):
+    """RMS norm of *x* on *ops*."""
     return compute(ops, Norm, {"x": x}, {"out": x.shape[1]}, weight=weight, eps=eps)[0]
 
 
 def gated(ops, gate, up, activation):
+    """The *activation* of *gate*, times *up*, on *ops*."""
     rows = {"gate": gate, "up": up}
     return compute(ops, Gate, rows, {"out": up.shape[1]}, activation=activation)[0]
 
 
 def nmse(got, expected):
+    """Squared error relative to the squares of *expected*."""
     return np.sum((got - expected) ** 2) / np.sum(expected**2)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 17), (5, 576), (70, 2560)])
-def test_norms_are_those_of_float64(shape, level):
+def test_norms_are_near_those_of_float64(shape, level):
     x = random(*shape)
     w = random(shape[1], seed=2)
     out = norm(NativeOps(), x, w, 1e-5)
@@ -80,7 +84,7 @@ def test_a_layer_norm_subtracts_means_and_adds_its_bias(parts, level):
     assert nmse(out, normed.reshape(5, 96) * w + b) < NMSE
 
 
-def test_a_blend_is_the_sum_of_shares(level):
+def test_a_blend_is_the_weighted_sum_of_its_operands(level):
     x = random(3, 33)
     y = random(3, 33, seed=2)
     shares = {"x_share": 0.25, "y_share": -2.0}
@@ -89,20 +93,20 @@ def test_a_blend_is_the_sum_of_shares(level):
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-4])
-def test_what_is_resized_has_the_length_of_the_other_unless_it_is_short(size, level):
+def test_a_resized_row_has_the_length_of_the_other_unless_it_is_shorter_than_eps(size, level):
     x = random(3, 33) * np.float32(size)
     like = random(3, 33, seed=2)
     (out,) = compute(NativeOps(), Resize, {"x": x, "like": like}, {"out": 33}, eps=1e-5)
     exact = x.astype(np.float64)
     own = np.maximum(np.mean(exact**2, axis=1, keepdims=True), 1e-5)
-    wanted = np.mean(like.astype(np.float64) ** 2, axis=1, keepdims=True)
-    assert nmse(out, exact * np.sqrt(wanted / own)) < NMSE
+    target = np.mean(like.astype(np.float64) ** 2, axis=1, keepdims=True)
+    assert nmse(out, exact * np.sqrt(target / own)) < NMSE
     has_its_length = np.allclose(np.linalg.norm(out, axis=1), np.linalg.norm(like, axis=1))
     assert has_its_length == (size == 1.0)
 
 
 @pytest.mark.parametrize("deviations", [1.6448, 0.0, -0.5])
-def test_a_cutoff_leaves_what_is_so_many_standard_deviations_above_the_mean(deviations, level):
+def test_a_cutoff_subtracts_a_threshold_of_mean_and_deviations_and_clips_at_zero(deviations, level):
     x = random(4, 700) * 2 + 1
     how = {"deviations": deviations}
     (out,) = compute(NativeOps(), Cutoff, {"x": x}, {"out": 700}, **how)
@@ -116,14 +120,14 @@ def test_a_cutoff_leaves_what_is_so_many_standard_deviations_above_the_mean(devi
     np.testing.assert_array_equal(lost[1:], out[1:])
 
 
-def test_what_is_clamped_is_within_the_limit(level):
+def test_clamped_numbers_are_within_the_limit(level):
     x = random(3, 33) * 4
     (out,) = compute(NativeOps(), Clamp, {"x": x}, {"out": 33}, limit=2.5)
     np.testing.assert_array_equal(out, np.clip(x, -2.5, 2.5))
     assert abs(x).max() > 2.5
 
 
-def test_xielu_is_the_references(level):
+def test_xielu_is_near_that_of_the_reference(level):
     x = random(3, 700) * 4
     how = {"above": 0.8, "below": 0.7, "beta": 0.5, "eps": -1e-6}
     (found,) = compute(NativeOps(), Xielu, {"x": x}, {"out": 700}, **how)
@@ -159,7 +163,7 @@ def test_rope_rotates_pairs_and_keeps_the_rest(half, pairs, level):
 
 @pytest.mark.parametrize("kind", GATES)
 @pytest.mark.parametrize("n", [1, 33, 70000])
-def test_gates_are_those_of_float64(kind, n, level):
+def test_gates_are_near_those_of_float64(kind, n, level):
     g = random(1, n) * 4 + 0.1
     up = random(1, n, seed=2)
     out = gated(NativeOps(), g, up, kind)
@@ -167,7 +171,7 @@ def test_gates_are_those_of_float64(kind, n, level):
 
 
 @pytest.mark.parametrize("activation", ["silu_clamped", "swiglu_oai"])
-def test_clamped_gates_are_the_references(activation, level):
+def test_clamped_gates_are_near_those_of_the_reference(activation, level):
     g = random(1, 70000) * 8
     up = random(1, 70000, seed=2) * 8
     found = gated(NativeOps(), g, up, activation)
@@ -176,7 +180,7 @@ def test_clamped_gates_are_the_references(activation, level):
 
 
 @pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_quick", "gelu_tanh"])
-def test_a_gate_far_from_zero_is_the_identity_or_nothing(kind, level):
+def test_a_gate_far_from_zero_is_the_identity_or_zero(kind, level):
     g = np.array([[200.0, -200.0, 0.0]], dtype=np.float32)
     up = np.ones((1, 3), dtype=np.float32)
     out = gated(NativeOps(), g, up, kind)
@@ -184,7 +188,7 @@ def test_a_gate_far_from_zero_is_the_identity_or_nothing(kind, level):
 
 
 @pytest.mark.parametrize("cap", [1e-3, 5.0, 30.0, 1e3])
-def test_the_soft_cap_is_that_of_float64(cap, level):
+def test_the_soft_cap_is_near_that_of_float64(cap, level):
     x = np.array([0.0, 1e-3, -2.0, 50.0, -1e30, np.inf, np.nan], dtype=np.float32)
     out = np.empty_like(x)
     NATIVE.softcap(x, cap, out)
@@ -202,8 +206,9 @@ def test_row_operations_are_the_same_bits_for_every_instruction_set():
     assert len(results) == 1
 
 
-def test_turns_are_sines_and_cosines_to_the_last_bit_but_for_ties():
+def test_sines_and_cosines_are_rounded_correctly_but_for_a_few_ties():
     draw = np.random.default_rng(3)
+    # Multiples of a quarter turn, where one of the two is near zero.
     near = draw.integers(-(1 << 20), 1 << 20, 20_000) * (np.pi / 2)
     angles = np.concatenate(
         [
@@ -220,6 +225,7 @@ def test_turns_are_sines_and_cosines_to_the_last_bit_but_for_ties():
         for got, exact in ((cos, np.cos(angles) * scale), (sin, np.sin(angles) * scale)):
             expected = exact.astype(np.float32)
             assert (np.abs(got - expected) <= np.spacing(np.abs(expected))).all()
+            # Of 80,003 angles.
             assert np.count_nonzero(got != expected) < 10
 
 
@@ -272,6 +278,7 @@ def test_states_have_the_same_bits_at_every_level_however_a_text_is_cut(grouped,
         counts = [ops.counters().get(name, 0) for name in names]
         results[level] = run(ops, [0, 5])
         np.testing.assert_array_equal(run(ops, [0, 1, 4, 5]), results[level])
+        # The kernels of this level ran, once for the whole text and once for each of three parts.
         assert [ops.counters()[name] for name in names] == [count + 4 for count in counts]
         np.testing.assert_array_equal(results[level], results["scalar"], err_msg=level)
     expected = run(ReferenceOps(), [0, 5])
