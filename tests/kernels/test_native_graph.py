@@ -29,7 +29,7 @@ ENCODINGS = ("F32", "F16", "BF16", "Q8_0", "Q4_K", "TQ2_0", "I2_S")
 
 
 def both_ways(checkpoint, batches):
-    """Hidden states of a pass over each of *batches*: all of them compiled, then all interpreted."""
+    """Hidden states of a pass over each of *batches*: all compiled, then all interpreted."""
     ops = NativeOps()
     config = config_from(checkpoint)
     weights = bind(checkpoint, config, ops)
@@ -108,7 +108,7 @@ def test_rows_without_outputs_change_no_bits(architecture):
     everything = ops.compile(program, weights)(
         [Segment(part, KVCache(config, 64), "all") for part in parts]
     )
-    # Rows of the last id of the first part, of both ids of the third, and of the last of the fourth.
+    # The last id of the first part, both ids of the third, and the last id of the fourth.
     expected = everything[[8, 14, 15, 18]]
     for run in (ops.compile(program, weights), Interpreter(program, weights, ops).run):
         caches = [KVCache(config, 64) for _ in parts]

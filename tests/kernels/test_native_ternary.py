@@ -1,4 +1,4 @@
-"""Ternary matrices of the compiled module: packed from every encoding, multiplied exactly."""
+"""Ternary matrices of the compiled module: packing from every encoding, and exact products."""
 
 from dataclasses import replace
 
@@ -21,8 +21,9 @@ NATIVE = native.module()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="the compiled module is not installed")
 
 SCALE = np.float32(0.37)
+# Batches that leave each kind of rest in tiles of tokens.
 TOKENS = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 40)
-# 2B-4T: attention output, keys, feed-forward up and down.
+# Rows and columns in BitNet 2B-4T: attention output, keys, feed-forward up and down.
 FULL_SHAPES = ((2560, 2560), (640, 2560), (6912, 2560), (2560, 6912))
 
 
@@ -35,6 +36,7 @@ def ops(request, monkeypatch):
 
 
 def random_codes(rows, columns, seed=0):
+    """Random ternary codes, -1 to 1."""
     return np.random.default_rng([seed, rows, columns]).integers(-1, 2, (rows, columns))
 
 
@@ -45,17 +47,19 @@ def rounded(x):
 
 
 def expected(x, codes, scale):
+    """The product of W1.58A8: an exact sum of integers, divided by one factor, times another."""
     q, s = rounded(x)
     return (q @ codes.T).astype(np.float32) / s * np.float32(scale)
 
 
 def fields(codes, order):
-    """Codes, shape (..., 4, n), as two-bit fields of n bytes; *order* gives each one's place."""
+    """*codes*, ``(..., 4, n)``, as two-bit fields of n bytes; *order*: the place of each field."""
     unsigned = (codes + 1).astype(np.uint8)
     return np.bitwise_or.reduce([unsigned[..., i, :] << 2 * order[i] for i in range(4)])
 
 
 def i2_s(codes):
+    """A matrix in I2_S for x86: four codes a byte, 32 columns apart, then the scale."""
     body = fields(codes.reshape(-1, 4, 32), (3, 2, 1, 0)).reshape(-1)
     tail = np.zeros(32, dtype=np.uint8)
     tail[:4] = np.array([SCALE]).view(np.uint8)
@@ -63,18 +67,21 @@ def i2_s(codes):
 
 
 def i2_s_arm(codes):
+    """A matrix in I2_S for Arm: four codes a byte, 16 columns apart, then the scale."""
     body = fields(codes.reshape(-1, 4, 16), (3, 2, 1, 0)).reshape(-1)
     tail = np.array([SCALE]).view(np.uint8)
     return Weight("w", codes.shape, I2_S_ARM, np.concatenate([body, tail]))
 
 
 def packed_u8(codes):
+    """A matrix in packed U8 of Hugging Face: four rows a byte, a quarter of the matrix apart."""
     rows, columns = codes.shape
     body = fields(codes.reshape(4, rows // 4, columns).transpose(1, 0, 2), (0, 1, 2, 3))
     return Weight("w", codes.shape, PACKED_U8, body.reshape(-1), float(SCALE))
 
 
 def iq2_bn(codes):
+    """A matrix in IQ2_BN: the scale of a row, then four codes a byte, 16 columns apart."""
     body = fields(codes.reshape(len(codes), -1, 4, 16), (0, 1, 2, 3)).reshape(len(codes), -1)
     scales = np.full((len(codes), 1), SCALE).view(np.uint8)
     data = np.concatenate([scales, body], axis=1).reshape(-1)
@@ -82,13 +89,17 @@ def iq2_bn(codes):
 
 
 def tq(name, codes, *, scales=0.25):
-    """With gguf-py; a block's scale is its largest weight, so that one must not be zero."""
+    """A matrix in TQ1_0 or TQ2_0 by gguf-py, whose first weight of each block is made +1.
+
+    A block's scale is its largest magnitude, so that must not be zero.
+    """
     codes[:, ::256] = 1
     wide = (codes * scales).astype(np.float32)
     data = gguf.quants.quantize(wide, gguf.GGMLQuantizationType[name])
     return Weight("w", codes.shape, types.by_name(name), data.view(np.uint8).reshape(-1))
 
 
+# Encoder, scale of all weights, and widths of rows: whole blocks, and rests where they are allowed.
 ENCODINGS = {
     "I2_S": (i2_s, SCALE, (128, 384, 1152)),
     "I2_S_ARM": (i2_s_arm, SCALE, (64, 320)),
@@ -122,16 +133,16 @@ def test_rows_need_not_fill_a_tile(rows, level, ops):
 
 
 @pytest.mark.parametrize("shape", FULL_SHAPES)
-def test_full_shapes_are_the_bits_of_the_reference(shape, level, ops):
+def test_products_of_full_shapes_have_the_bits_of_the_reference(shape, level, ops):
     if level == "scalar":
         pytest.skip("the scalar kernels take seconds for this")
     weight = i2_s(random_codes(*shape))
     x = np.random.default_rng(1).standard_normal((19, shape[1])).astype(np.float32)
     reference = ReferenceOps()
-    wanted = reference.linear(x, reference.prepare(weight))
+    product = reference.linear(x, reference.prepare(weight))
     matrix = ops.prepare(weight)
     for tokens in (1, 2, 6, 19):
-        np.testing.assert_array_equal(ops.linear(x[:tokens], matrix), wanted[:tokens])
+        np.testing.assert_array_equal(ops.linear(x[:tokens], matrix), product[:tokens])
 
 
 @pytest.mark.parametrize("name", ["TQ1_0", "TQ2_0"])
@@ -152,14 +163,14 @@ def test_blocks_may_have_scales_of_their_own(name, level, ops):
         for g in range(columns // 256):
             part = slice(256 * g, 256 * g + 256)
             total += (q[:, part] @ codes[:, part].T) * scales[:, g].astype(np.float64)
-        wanted = total.astype(np.float32) / s
-        np.testing.assert_array_equal(ops.linear(x, matrix), wanted)
-        np.testing.assert_array_equal(reference.linear(x, prepared), wanted)
+        product = total.astype(np.float32) / s
+        np.testing.assert_array_equal(ops.linear(x, matrix), product)
+        np.testing.assert_array_equal(reference.linear(x, prepared), product)
 
 
 @pytest.mark.parametrize("blocks", [3, 8])
 @pytest.mark.parametrize("name", SCALED_BLOCKS)
-def test_scales_that_no_kernel_has_are_refused(name, blocks, ops):
+def test_blocks_of_other_sizes_than_256_are_refused(name, blocks, ops):
     layout = SCALED_BLOCKS[name]
     columns = blocks * layout.weights
     rng = np.random.default_rng(3)
@@ -170,15 +181,15 @@ def test_scales_that_no_kernel_has_are_refused(name, blocks, ops):
     if layout.weights == 256:
         x = rng.standard_normal((3, columns)).astype(np.float32)
         reference = ReferenceOps()
-        wanted = reference.linear(x, reference.prepare(weight))
-        np.testing.assert_array_equal(ops.linear(x, ops.prepare(weight)), wanted)
+        product = reference.linear(x, reference.prepare(weight))
+        np.testing.assert_array_equal(ops.linear(x, ops.prepare(weight)), product)
         return
     with pytest.raises(Unsupported, match=f"a scale for each {layout.weights} columns"):
         ops.prepare(weight)
 
 
 @pytest.mark.parametrize("name", [name for name in SCALED_BLOCKS if SCALED_BLOCKS[name].double])
-def test_weights_of_twice_their_scale_are_not_damage(name, ops):
+def test_weights_of_twice_their_scale_are_unsupported_and_not_called_damaged(name, ops):
     codes = np.random.default_rng(3).integers(-1, 3, (32, 512)).astype(np.int8)
     layout = SCALED_BLOCKS[name]
     scales = np.ones((32, 512 // layout.weights), np.float32)
@@ -197,7 +208,7 @@ def test_rows_may_have_scales_of_their_own(level, ops):
 
 
 @pytest.mark.parametrize("name", ["I2_S", "PACKED_U8", "IQ2_BN", "TQ1_0", "TQ2_0"])
-def test_the_same_weights_give_the_same_bits_in_every_encoding(name, ops):
+def test_the_same_weights_give_nearly_the_same_product_in_every_encoding(name, ops):
     codes = random_codes(32, 256)
     codes[:, 0] = 1
     values = codes * np.float32(0.25)
@@ -206,11 +217,11 @@ def test_the_same_weights_give_the_same_bits_in_every_encoding(name, ops):
     scale = dequantize(weight).max()
     encode = ENCODINGS[name][0]
     x = np.random.default_rng(7).standard_normal((3, 256)).astype(np.float32)
-    other = encode(codes)
-    assert other.quant.name == kind.name
-    got = ops.linear(x, ops.prepare(other)) / np.float32(dequantize(other).max())
-    wanted = ops.linear(x, ops.prepare(weight)) / np.float32(scale)
-    np.testing.assert_allclose(got, wanted, rtol=3e-7)  # only the two factors round
+    encoded = encode(codes)
+    assert encoded.quant.name == kind.name
+    product = ops.linear(x, ops.prepare(encoded)) / np.float32(dequantize(encoded).max())
+    i2_s_product = ops.linear(x, ops.prepare(weight)) / np.float32(scale)
+    np.testing.assert_allclose(product, i2_s_product, rtol=3e-7)  # only the two factors round
 
 
 def test_neither_threads_nor_instruction_sets_nor_batches_change_a_bit(ops):
@@ -240,7 +251,7 @@ def test_extreme_activations_do_not_overflow(level, ops):
             np.testing.assert_array_equal(ops.linear(x, matrix), expected(x, codes, SCALE))
 
 
-def test_what_is_not_a_number_in_the_input_is_none_in_the_output(level, ops):
+def test_an_input_of_nan_gives_nan_to_its_token_alone(level, ops):
     matrix = ops.prepare(i2_s(random_codes(5, 256)))
     for tokens in (2, 20):
         x = np.random.default_rng(10).standard_normal((tokens, 256)).astype(np.float32)
@@ -250,13 +261,13 @@ def test_what_is_not_a_number_in_the_input_is_none_in_the_output(level, ops):
         assert np.isfinite(np.delete(got, 1, axis=0)).all()
 
 
-def test_zeros_give_zeros(level, ops):
+def test_inputs_of_zeros_give_zeros(level, ops):
     matrix = ops.prepare(i2_s(random_codes(5, 256)))
     assert not ops.linear(np.zeros((3, 256), dtype=np.float32), matrix).any()
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
-def test_embedding_rows_are_the_decoded_ones(name, ops):
+def test_embedding_rows_are_the_decoded_rows(name, ops):
     encode, scale, widths = ENCODINGS[name]
     codes = random_codes(36, widths[-1])
     table = ops.prepare(encode(codes))
@@ -266,13 +277,13 @@ def test_embedding_rows_are_the_decoded_ones(name, ops):
 
 @pytest.mark.parametrize("rows", [3, 16, 33])
 @pytest.mark.parametrize("name", ["I2_S", "TQ2_0"])
-def test_a_code_that_means_nothing_is_found_wherever_it_is(name, rows, level, ops):
+def test_the_unused_code_3_is_refused_wherever_it_is(name, rows, level, ops):
     weight = ENCODINGS[name][0](random_codes(rows, 512))
     size = rows * 512 // 4 if name == "I2_S" else len(weight.data) - 2
     for at in (0, size // 2, size - 1):
         data = weight.data.copy()
         data[at] = 0x0C | (data[at] & 0xF3)
-        if name == "TQ2_0" and at % 66 >= 64:
+        if name == "TQ2_0" and at % 66 >= 64:  # a byte of the scale of a block
             continue
         with pytest.raises(InvalidFormat, match="code 3"):
             ops.prepare(Weight("w", weight.shape, weight.quant, data))
@@ -286,7 +297,7 @@ def test_too_few_bytes_are_refused(name, ops):
         ops.prepare(short)
 
 
-def test_what_cannot_be_packed_is_refused():
+def test_packing_of_unknown_types_or_wrong_sizes_is_refused():
     codes = np.zeros(512, dtype=np.uint8)
     out = np.zeros(512, dtype=np.uint8)
     two_bit, dense = (NATIVE.kernel_types().index(name) for name in ("TERNARY", "TERNARY_DENSE"))
@@ -329,7 +340,7 @@ def test_the_widest_rows_have_the_same_sums_on_every_level(level):
         assert (out == columns).all()
 
 
-def test_a_matrix_with_rows_that_no_kernel_sums_is_refused(ops):
+def test_rows_too_wide_for_sums_in_32_bits_are_refused(ops):
     with pytest.raises(Unsupported, match="rows of 524,416 weights"):
         ops.prepare(i2_s(np.ones((1, 2**19 + 128), dtype=np.int8)))
 
@@ -337,7 +348,7 @@ def test_a_matrix_with_rows_that_no_kernel_sums_is_refused(ops):
 @pytest.mark.parametrize(
     ("encoding", "expected"), [("2bit", ("TERNARY", 64)), ("dense", ("TERNARY_DENSE", 52))]
 )
-def test_the_layout_is_the_one_asked_for(encoding, expected, monkeypatch):
+def test_the_layout_is_the_one_that_the_environment_requests(encoding, expected, monkeypatch):
     monkeypatch.setenv("BITNET_TERNARY_LAYOUT", encoding)
     matrix = NativeOps().prepare(i2_s(random_codes(16, 256)))
     assert (NATIVE.kernel_types()[matrix.kind], len(matrix.data) // 16) == expected
@@ -346,13 +357,13 @@ def test_the_layout_is_the_one_asked_for(encoding, expected, monkeypatch):
 @pytest.mark.parametrize(
     ("columns", "expected"), [(131_060, "TERNARY_DENSE"), (131_061, "TERNARY")]
 )
-def test_dense_lines_end_where_their_sums_fit(columns, expected, monkeypatch):
+def test_dense_lines_are_used_up_to_the_most_columns_whose_sums_fit(columns, expected, monkeypatch):
     monkeypatch.setenv("BITNET_TERNARY_LAYOUT", "dense")
     matrix = NativeOps().prepare(packed_u8(np.ones((4, columns), dtype=np.int64)))
     assert NATIVE.kernel_types()[matrix.kind] == expected
 
 
-def test_more_columns_than_dense_sums_can_hold_keep_two_bits(monkeypatch):
+def test_rows_too_wide_for_dense_lines_keep_two_bits_and_have_exact_products(monkeypatch):
     monkeypatch.setenv("BITNET_TERNARY_LAYOUT", "dense")
     ops = NativeOps()
     codes = np.ones((1, 1 << 18), dtype=np.int64)
@@ -362,15 +373,15 @@ def test_more_columns_than_dense_sums_can_hold_keep_two_bits(monkeypatch):
     np.testing.assert_array_equal(ops.linear(x, matrix), expected(x, codes, SCALE))
 
 
-def test_every_byte_of_five_weights_is_read_as_it_is_written(level, monkeypatch):
+def test_every_combination_of_five_weights_in_a_byte_is_multiplied_rightly(level, monkeypatch):
     monkeypatch.setenv("BITNET_TERNARY_LAYOUT", "dense")
     ops = NativeOps()
-    every = np.stack(np.meshgrid(*[[-1, 0, 1]] * 5, indexing="ij"), axis=-1).reshape(243, 5)
+    combinations = np.stack(np.meshgrid(*[[-1, 0, 1]] * 5, indexing="ij"), axis=-1).reshape(243, 5)
     # Byte k of a line holds columns k, 4 + k, ... of 20; a row of 61 lines has all combinations.
-    codes = np.resize(every, (16, 61, 4, 5)).transpose(0, 1, 3, 2).reshape(16, 61 * 20)
+    codes = np.resize(combinations, (16, 61, 4, 5)).transpose(0, 1, 3, 2).reshape(16, 61 * 20)
     matrix = ops.prepare(packed_u8(codes))
     assert len(set(matrix.data.tolist())) == 243
     x = np.random.default_rng(3).standard_normal((20, 61 * 20)).astype(np.float32)
     for tokens in (1, 2, 4, 20):
-        wanted = expected(x[:tokens], codes, SCALE)
-        np.testing.assert_array_equal(ops.linear(x[:tokens], matrix), wanted)
+        product = expected(x[:tokens], codes, SCALE)
+        np.testing.assert_array_equal(ops.linear(x[:tokens], matrix), product)

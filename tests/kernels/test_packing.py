@@ -1,4 +1,4 @@
-"""Weights packed for the kernels."""
+"""Weights packed for the kernels: all rows, the memory they take, and files left unchanged."""
 
 import mmap
 
@@ -20,7 +20,7 @@ COLUMNS = 256
 
 
 def in_a_file(path, name):
-    """A random matrix in a file that is mapped to be read, and what gguf-py reads from it."""
+    """A random matrix in a mapped file, and its numbers as gguf-py decodes them."""
     kind = gguf.GGMLQuantizationType[name]
     values = np.random.default_rng(3).standard_normal((ROWS, COLUMNS)).astype(np.float32)
     packed = gguf.quants.quantize(values, kind)
@@ -33,6 +33,7 @@ def in_a_file(path, name):
 
 
 def rows_of(matrix, ids):
+    """Rows *ids* of the packed *matrix*, decoded."""
     out = np.empty((len(ids), matrix.columns), dtype=np.float32)
     ids = np.array(ids, dtype=np.int64)
     NATIVE.embed(matrix.kind, matrix.data, matrix.rows, matrix.columns, 1.0, ids, out)
@@ -40,35 +41,35 @@ def rows_of(matrix, ids):
 
 
 @pytest.mark.parametrize("name", ["F32", "F16", "Q8_0", "Q4_1"])
-def test_a_matrix_packed_in_slices_has_every_row(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(packing, "_SLICE_BYTES", 50_000)
+def test_a_matrix_that_is_packed_in_slices_has_every_row(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(packing, "_SLICE_BYTES", 50_000)  # less than any of the matrices
     weight, values = in_a_file(tmp_path / "weights", name)
     matrix = prepare_matrix(NATIVE, weight)
     assert NATIVE.kernel_types()[matrix.kind] == f"{name}_R16"
     np.testing.assert_array_equal(rows_of(matrix, range(ROWS)), values)
 
 
-def test_the_file_is_as_it_was_after_its_pages_were_given_back(tmp_path):
+def test_packing_leaves_the_bytes_of_a_mapped_file_readable(tmp_path):
     weight, _ = in_a_file(tmp_path / "weights", "Q4_1")
     before = weight.data.tobytes()
     prepare_matrix(NATIVE, weight)
     assert weight.data.tobytes() == before
 
 
-def test_a_table_of_rows_stays_where_it_is(tmp_path):
+def test_a_table_that_is_only_looked_up_is_not_copied(tmp_path):
     weight, values = in_a_file(tmp_path / "weights", "Q4_1")
     matrix = prepare_matrix(NATIVE, weight, in_rows=True)
     assert np.shares_memory(matrix.data, weight.data)
     np.testing.assert_array_equal(rows_of(matrix, [0, 999, 16]), values[[0, 999, 16]])
 
 
-# Types that no file has matrices in, so nothing decodes them.
+# Types that have no decoder, since no file has matrices of them.
 _OF_OTHER_TENSORS = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64"}
 _NAMES = [kind.name for kind in gguf.GGMLQuantizationType if kind.name not in _OF_OTHER_TENSORS]
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_memory_is_counted_as_it_is_taken(name):
+def test_counted_memory_of_a_matrix_is_what_packing_takes(name):
     """Types without a kernel are copied as F32."""
     quant = by_name(name)
     data = np.zeros(quant.size_bytes((32, 512)), np.uint8)
@@ -81,7 +82,7 @@ def test_memory_is_counted_as_it_is_taken(name):
         assert np.shares_memory(prepare_matrix(NATIVE, weight, in_rows=True).data, weight.data)
 
 
-def test_memory_that_can_be_written_is_not_given_back():
+def test_packing_does_not_change_an_array_in_memory():
     data = np.full(64 * 34, 7, dtype=np.uint8)
     prepare_matrix(NATIVE, Weight("w", (64, 32), by_name("Q8_0"), data))
     assert (data == 7).all()

@@ -22,6 +22,7 @@ F32 = types.by_name("F32")
 
 
 def weight(values):
+    """An F32 weight of *values*."""
     values = np.asarray(values, dtype="<f4")
     return Weight("w", values.shape, F32, values.reshape(-1).view(np.uint8))
 
@@ -34,7 +35,7 @@ def test_linear_multiplies_by_the_transpose_and_adds_the_bias():
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 3), (130, 129), (7, 8193), (8192, 1)])
 @pytest.mark.parametrize("tokens", [0, 1, 5, 32, 33])
-def test_linear_is_the_same_product_whatever_the_pieces_it_is_computed_in(outputs, inputs, tokens):
+def test_linear_of_any_shape_is_near_the_float64_product(outputs, inputs, tokens):
     matrix = RNG.standard_normal((outputs, inputs)).astype(np.float32)
     x = RNG.standard_normal((tokens, inputs)).astype(np.float32)
     found = ReferenceOps().linear(x, matrix)
@@ -43,7 +44,7 @@ def test_linear_is_the_same_product_whatever_the_pieces_it_is_computed_in(output
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * inputs)
 
 
-def test_embed_picks_rows():
+def test_embed_returns_the_rows_of_the_ids():
     table = OPS.prepare(weight([[1, 2], [3, 4], [5, 6]]))
     assert OPS.embed(table, [2, 0, 2]).tolist() == [[5, 6], [1, 2], [5, 6]]
 
@@ -53,7 +54,7 @@ def test_a_bitnet_linear_rounds_its_input_per_token(encoding):
     values = RNG.standard_normal((8, 128)).astype(np.float32)
     quant = PACKED_U8 if encoding == "PACKED_U8" else types.by_name(encoding)
     prepared = OPS.prepare(quantize("w", values, quant))
-    x = RNG.standard_normal((3, 128)) * [[1], [100], [0]]
+    x = RNG.standard_normal((3, 128)) * [[1], [100], [0]]  # each token has a step of its own
     magnitude = float(np.abs(values).mean(dtype=np.float32))
     codes = np.clip(np.rint(values / magnitude), -1, 1)
     expected = np.zeros((3, 8))
@@ -75,7 +76,7 @@ def test_ternary_sums_are_exact_in_float32():
     np.testing.assert_array_equal(ops.linear(x, prepared)[0], expected)
 
 
-def test_an_embedding_in_a_ternary_encoding():
+def test_embed_decodes_rows_of_a_ternary_table():
     values = RNG.choice([-0.5, 0.5], (4, 128)).astype(np.float32)
     prepared = OPS.prepare(quantize("w", values, types.by_name("I2_S")))
     np.testing.assert_array_equal(OPS.embed(prepared, [3, 1]), values[[3, 1]])
@@ -91,8 +92,9 @@ def test_rms_norm_divides_by_the_root_of_the_mean_square():
 @pytest.mark.parametrize(
     ("style", "pairs"), [("interleaved", [(0, 1), (2, 3)]), ("half", [(0, 2), (1, 3)])]
 )
-def test_rope_turns_each_pair_by_its_angle(style, pairs):
+def test_rope_rotates_each_pair_by_its_angle_and_scales_it(style, pairs):
     x = RNG.standard_normal((2, 3, 6))  # the last two elements are not rotated
+    # Angles by position and pair; rotated pairs are scaled by 1.5.
     angles = np.arange(2)[:, None] * np.array([0.3, 1.7])
     rope = SimpleNamespace(style=style, regime=int, frequencies=lambda _: (angles[1], 1.5))
     rows = {"x": x.reshape(2, 18)}
@@ -107,17 +109,20 @@ def test_rope_turns_each_pair_by_its_angle(style, pairs):
 
 
 def attend(q, keys, values, scale, window, softcap, causal=True, sinks=None):
+    """Attention of the reference; *keys* and *values* are ``(kv_heads, S, D)``."""
     kind = KeysValues(len(keys), q.shape[2], window)
-    its = Attend(None, None, None, None, 0, kind, scale, softcap, causal)
-    return its.attend(q, keys, values, sinks)
+    instruction = Attend(None, None, None, None, 0, kind, scale, softcap, causal)
+    return instruction.attend(q, keys, values, sinks)
 
 
 def gated(gate, up, activation):
+    """The *activation* of *gate*, times *up*."""
     rows = {"gate": gate, "up": up}
     return compute(OPS, Gate, rows, {"out": up.shape[1]}, activation=activation)[0]
 
 
 def attention_by_hand(q, keys, values, scale, window, softcap, causal, sinks):
+    """Attention in Python's numbers, query by query and head by head."""
     t, heads, width = q.shape
     kv_heads, s, _ = keys.shape
     out = np.zeros((t, heads, width))
@@ -143,7 +148,7 @@ def attention_by_hand(q, keys, values, scale, window, softcap, causal, sinks):
 @pytest.mark.parametrize("window", [0, 1, 3])
 @pytest.mark.parametrize("t", [1, 4, 7])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (6, 2), (3, 1)])
-def test_attention_sees_what_it_may(heads, kv_heads, t, window, softcap, causal, sinks):
+def test_attention_is_that_computed_by_hand(heads, kv_heads, t, window, softcap, causal, sinks):
     q = RNG.standard_normal((t, heads, 8))
     keys, values = RNG.standard_normal((2, kv_heads, 7, 8))
     options = {"scale": 0.4, "window": window, "softcap": softcap, "causal": causal}
@@ -154,18 +159,18 @@ def test_attention_sees_what_it_may(heads, kv_heads, t, window, softcap, causal,
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize(("at", "seen_by"), [(0, []), (2, [0]), (5, [2, 3]), (6, [3])])
-def test_a_value_without_a_number_counts_where_it_is_seen(at, seen_by, bad):
+def test_a_value_that_is_not_finite_affects_only_the_queries_that_see_it(at, seen_by, bad):
     """Four queries at positions 3 to 6, each of which sees two of them."""
     q = RNG.standard_normal((4, 4, 8))
     keys, values = RNG.standard_normal((2, 2, 7, 8))
     options = {"scale": 0.4, "window": 2, "softcap": 0.0}
     expected = attend(q, keys, values, **options).reshape(q.shape)
     values[1, at, 3] = bad
-    found = attend(q, keys, values, **options).reshape(q.shape)
-    lost = ~np.isfinite(found).all(axis=(1, 2))
-    assert np.flatnonzero(lost).tolist() == seen_by
-    np.testing.assert_array_equal(found[~lost], expected[~lost])
-    np.testing.assert_array_equal(found[:, :2], expected[:, :2])  # the other key head
+    computed = attend(q, keys, values, **options).reshape(q.shape)
+    affected = ~np.isfinite(computed).all(axis=(1, 2))
+    assert np.flatnonzero(affected).tolist() == seen_by
+    np.testing.assert_array_equal(computed[~affected], expected[~affected])
+    np.testing.assert_array_equal(computed[:, :2], expected[:, :2])  # the other key head
 
 
 def test_gates_are_their_formulas():
@@ -190,6 +195,7 @@ def test_gates_are_their_formulas():
 def test_clamped_gates_are_their_formulas():
     gate = np.array([[-9.0, 0.5, 7.5, 8.0]])
     up = np.array([[1.0, 7.5, -9.0, 2.0]])
+    # Gates are at most 7, and the other factors between -7 and 7.
     g = [-9.0, 0.5, 7.0, 7.0]
     u = [1.0, 7.0, -7.0, 2.0]
     silu = [x / (1 + math.exp(-x)) * y for x, y in zip(g, u, strict=True)]

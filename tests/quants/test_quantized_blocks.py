@@ -1,4 +1,4 @@
-"""Rounding to blocks: the bytes of llama.cpp's quantizers, whatever the numbers are."""
+"""Quantization to blocks gives the bytes of llama.cpp's quantizers, whatever the numbers are."""
 
 import numpy as np
 import pytest
@@ -9,6 +9,7 @@ from bitnet.base.errors import Unsupported
 from bitnet.quants import types
 from bitnet.quants.registry import dequantize, quantize
 
+# Encodings that also have an encoder without the compiled module, and those that do not.
 LEGACY = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 NEW = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 ROWS = 8
@@ -17,15 +18,18 @@ random = np.random.default_rng(20)
 
 
 def normal():
+    """Normally distributed numbers."""
     return random.standard_normal((ROWS, COLUMNS))
 
 
 def outliers(around):
+    """Normal numbers times *around*, with one of 1,000 in each row."""
     values = around * normal()
     values[np.arange(ROWS), random.integers(0, COLUMNS, ROWS)] = 1e3
     return values
 
 
+# Matrices to quantize, by their properties.
 NUMBERS = {
     "normal": normal(),
     "bfloat16": (normal().astype("f4").view("u4") & 0xFFFF0000).view("f4"),
@@ -49,6 +53,7 @@ NUMBERS = {
     * np.repeat(10.0 ** random.uniform(-6, 2, (ROWS, COLUMNS // 16)), 16, axis=1),
     "just below powers of two": 2.0 ** random.integers(-10, 10, (ROWS, COLUMNS)) * (1 - 2.0**-24),
 }
+# Weights of the columns in the error that quantizers minimize.
 IMPORTANCE = {
     "none": None,
     "even": random.random(COLUMNS, dtype="f4"),
@@ -59,6 +64,7 @@ IMPORTANCE = {
 
 
 def encode(name, values, importance=None):
+    """Bytes of *values* in the encoding *name*."""
     return quantize("w", values, types.by_name(name), importance).data
 
 
@@ -76,7 +82,7 @@ def test_bytes_are_those_of_llama_cpp(name, importance):
 
 @pytest.mark.skipif(native.module() is None, reason="the native module is not installed")
 @pytest.mark.parametrize("name", [*LEGACY, *NEW])
-def test_rows_are_rounded_the_same_by_any_number_of_threads(name):
+def test_rows_have_the_same_bytes_with_any_number_of_threads(name):
     module = native.module()
     values = random.standard_normal((200, 256)).astype("f4")
     before = module.threads()
@@ -91,6 +97,7 @@ def test_rows_are_rounded_the_same_by_any_number_of_threads(name):
 
 @pytest.mark.skipif(native.module() is None, reason="the native module is not installed")
 @pytest.mark.parametrize(
+    # The encoding, and a bound on the root mean square error of numbers with deviation 1.
     ("name", "most"),
     [
         ("Q2_K", 0.4),
@@ -103,7 +110,7 @@ def test_rows_are_rounded_the_same_by_any_number_of_threads(name):
         ("MXFP4", 0.15),
     ],
 )
-def test_rounded_numbers_are_near(name, most):
+def test_quantized_numbers_are_near_the_original_ones(name, most):
     values = NUMBERS["normal"].astype("f4")
     again = dequantize(quantize("w", values, types.by_name(name)))
     assert np.sqrt(np.square(again - values).mean()) < most
@@ -130,7 +137,7 @@ def test_without_the_compiled_module_a_type_is_refused_by_name(name, monkeypatch
 
 
 @pytest.mark.parametrize("name", LEGACY)
-def test_without_the_compiled_module_older_types_are_the_same(name, monkeypatch):
+def test_older_types_have_the_same_bytes_without_the_compiled_module(name, monkeypatch):
     values = NUMBERS["normal"].astype("f4")
     compiled = encode(name, values)
     monkeypatch.setenv("BITNET_BACKEND", "reference")

@@ -1,4 +1,4 @@
-"""Q1_0, Q2_0, PQ2_0 and PTQ1_0, bit by bit, and which layout a file with the id of Q2_0 has."""
+"""Q1_0, Q2_0, PQ2_0 and PTQ1_0, bit by bit, and the two layouts of files with the id of Q2_0."""
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ FOUR = ("Q1_0", "Q2_0", "PQ2_0", "PTQ1_0")
 
 
 def half(value):
+    """*value* as the bytes of a float16."""
     return np.array([value], dtype="<f2").tobytes()
 
 
@@ -57,7 +58,7 @@ def test_any_bytes_decode_as_the_format_says(name, seed):
     np.testing.assert_array_equal(registry.dequantize(weight).reshape(-1), expected)
 
 
-def test_the_first_weights_of_a_block_lie_where_the_format_says():
+def test_weights_of_blocks_made_by_hand_are_decoded_in_their_places():
     """Blocks made by hand: scale 2, and three weights that are told apart."""
     ones = bytes([0b01010101])
     q2_0 = half(2) + bytes([0b11_10_01_00]) + ones * 15
@@ -75,7 +76,7 @@ def test_the_first_weights_of_a_block_lie_where_the_format_says():
 
 @pytest.mark.parametrize("name", [*FOUR, "Q2_0_G128", "TQ1_0", "TQ2_0"])
 @given(seed=st.integers(0, 2**32 - 1))
-def test_what_is_packed_is_unpacked_again(name, seed):
+def test_packed_weights_are_unpacked_again(name, seed):
     layout = SCALED_BLOCKS[name]
     rng = np.random.default_rng(seed)
     values = [-1, 1]
@@ -101,7 +102,7 @@ def test_a_weight_without_a_code_is_refused(name, code):
         layout.pack(Ternary(codes, np.ones((2, 1), dtype=np.float32)))
 
 
-def test_a_block_of_zeros_has_a_scale_of_zero_in_one_bit():
+def test_a_block_of_zeros_survives_in_an_encoding_of_one_bit():
     ternary = Ternary(np.zeros((1, 128), np.int8), np.zeros((1, 1), np.float32))
     packed = SCALED_BLOCKS["Q1_0"].pack(ternary)
     assert not SCALED_BLOCKS["Q1_0"].unpack(packed, (1, 128)).dequantize().any()
@@ -111,6 +112,7 @@ def test_a_block_of_zeros_has_a_scale_of_zero_in_one_bit():
 
 
 def q2_0_file(tmp_path, kind, shapes):
+    """A GGUF file of tensors with id 42 whose sizes are those of the encoding *kind*."""
     tensors = [
         Tensor(f"w{i}", shape, 42, bytes(types.by_name(kind).size_bytes(shape)))
         for i, shape in enumerate(shapes)
@@ -139,6 +141,7 @@ def test_rows_not_divisible_by_128_have_blocks_of_64(tmp_path):
 def test_one_layout_must_fit_every_tensor_of_the_file(tmp_path):
     shapes = [(64, 256), (64, 256)]
     first, second = (types.by_name(kind) for kind in ("Q2_0", "Q2_0_G128"))
+    # The first tensor has the size of one layout, the second that of the other.
     data = [bytes(kind.size_bytes(shapes[0])) for kind in (first, second)]
     tensors = [Tensor(f"w{i}", shapes[i], 42, data[i]) for i in range(2)]
     with pytest.raises(InvalidFormat, match="w1"):

@@ -29,6 +29,7 @@ def random_codes(rows, columns, seed=0):
 
 
 def one_scale(codes, scale):
+    """*codes* with one *scale* for the whole matrix."""
     return Ternary(codes, np.array([[scale]], dtype=np.float32))
 
 
@@ -45,6 +46,7 @@ def test_i2_s_of_arm_packs_blocks_of_64():
     packed[1] = 0b10_01_01_00
     packed[16:20] = np.array([2.0], dtype="<f4").view(np.uint8)
     row = unpack_i2_s(packed, (1, 64), arm=True).dequantize()[0]
+    # Byte 1 holds weights 1, 17, 33 and 49, from the top.
     assert {i: row[i] for i in np.flatnonzero(row)} == {1: 2.0, 49: -2.0}
 
 
@@ -59,7 +61,7 @@ def test_i2_s_survives_the_round_trip(arm):
 
 
 @pytest.mark.parametrize("name", ["I2_S", "TL1", "TL2"])
-def test_several_matrices_with_the_one_scale_of_a_tensor_are_not_called_damaged(name):
+def test_several_matrices_with_one_scale_are_unsupported_and_not_called_damaged(name):
     data = pack_i2_s(one_scale(random_codes(8, 128), 0.5))
     weight = Weight("blk.0.ffn_up_exps.weight", (2, 4, 128), types.by_name(name), data)
     with pytest.raises(Unsupported, match=f"ffn_up_exps.weight: 2 matrices in one .* in {name}"):
@@ -144,14 +146,14 @@ def test_ik_encodings_decode_what_ik_llama_cpp_wrote(name, unpack):
 
 
 @pytest.mark.parametrize("name", ["IQ1_BN", "IQ2_BN"])
-def test_rows_of_an_encoding_that_stores_them_in_turn_are_taken_alone(name):
+def test_single_rows_can_be_taken_of_an_encoding_that_stores_rows_in_turn(name):
     packed = np.frombuffer(bytes.fromhex(IK_BYTES[name]), dtype=np.uint8)
     weight = Weight("w", (4, 64), types.by_name(name), packed)
     assert weight.stores_rows
     np.testing.assert_array_equal(dequantize(weight.take_rows([1, 3])), dequantize(weight)[[1, 3]])
 
 
-def test_four_rows_that_are_stored_as_one_are_not_taken_alone():
+def test_an_encoding_that_interleaves_four_rows_does_not_store_rows():
     packed = np.frombuffer(bytes.fromhex(IK_BYTES["IQ2_BN_R4"]), dtype=np.uint8)
     assert not Weight("w", (4, 64), types.by_name("IQ2_BN_R4"), packed).stores_rows
 

@@ -1,3 +1,5 @@
+"""Types of tensors: sizes, and names of ids in the dialects of llama.cpp and its forks."""
+
 import pytest
 from gguf.constants import GGML_QUANT_SIZES
 
@@ -44,6 +46,7 @@ def test_an_id_means_what_its_dialect_says(ggml_id, llama, bitnet, ik):
 
 
 @pytest.mark.parametrize(
+    # The size is in bytes.
     ("name", "shape", "size"),
     [
         ("F16", (3, 5), 30),
@@ -71,9 +74,11 @@ def test_a_row_that_is_not_a_whole_number_of_blocks_has_no_size():
 
 
 def _evidence(ggml_id, shape, size):
+    """A tensor of a file, by which its dialect is recognized."""
     return TensorEvidence(ggml_id, shape, size)
 
 
+# Ids 36 and 39 mean other types in other dialects; the size in bytes tells them apart.
 I2_S = _evidence(36, (256, 512), 256 * 512 // 4 + 32)
 MXFP4 = _evidence(39, (256, 512), 256 * 512 // 32 * 17)
 TL2 = _evidence(39, (3200, 3200), 2_167_520)
@@ -102,7 +107,7 @@ def test_the_dialect_follows_from_ids_sizes_and_architecture(architecture, tenso
     assert resolve_dialect(architecture, tensors) == dialect
 
 
-def test_names_and_ternary_types():
+def test_names_are_not_case_sensitive_and_tell_ternary_and_unknown_types():
     assert by_name("i2_s").is_ternary
     assert not by_name("q4_k").is_ternary
     assert not by_name("nothing").known

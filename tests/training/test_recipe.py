@@ -1,4 +1,4 @@
-"""The recipe of ``bitnet-tiny`` on a tiny text: it learns, resumes, and exports what it trained."""
+"""The recipe of ``bitnet-tiny`` on a tiny text: training, resuming, exports and refusals."""
 
 import json
 import lzma
@@ -46,16 +46,17 @@ def texts(tmp_path):
     return folder
 
 
-def trained(texts, out, *, stop=0, recipe=RECIPE, dtype=torch.bfloat16):
+def train(texts, out, *, stop=0, recipe=RECIPE, dtype=torch.bfloat16):
+    """A trainer that has run to the end of *recipe*, or to step *stop*."""
     trainer = Trainer(texts, out, SHAPE, recipe)
     trainer.run(every=2, stop=stop, dtype=dtype)
     return trainer
 
 
-def test_a_stopped_training_goes_on_bit_for_bit(texts, tmp_path):
-    whole = trained(texts, tmp_path / "whole")
-    trained(texts, tmp_path / "parts", stop=3)
-    resumed = trained(texts, tmp_path / "parts")
+def test_a_training_that_was_stopped_continues_with_the_same_bits(texts, tmp_path):
+    whole = train(texts, tmp_path / "whole")
+    train(texts, tmp_path / "parts", stop=3)
+    resumed = train(texts, tmp_path / "parts")
     assert whole.step == resumed.step == RECIPE.steps
     start = Trainer(texts, tmp_path / "start", SHAPE, RECIPE).model.state_dict()
     for name, tensor in whole.model.state_dict().items():
@@ -63,21 +64,22 @@ def test_a_stopped_training_goes_on_bit_for_bit(texts, tmp_path):
     assert not torch.equal(start["embedding"], whole.model.embedding)
     log = (tmp_path / "parts/log.jsonl").read_text()
     lines = [json.loads(line) for line in log.splitlines()]
+    # Every second step, and the one at which it was stopped.
     assert [line["step"] for line in lines] == [2, 3, 4, 6]
 
 
-def test_it_learns_a_text_that_repeats(texts, tmp_path):
+def test_training_lowers_the_loss_of_a_repeating_text_to_less_than_a_third(texts, tmp_path):
     (texts / "one.txt").write_text("\n\n".join(["I am, I was, I will be."] * 40))
     trainer = Trainer(
         texts, tmp_path / "out", SHAPE, Recipe(steps=60, batch=4, length=16, warmup=5)
     )
-    first = trainer.train_step(torch.float32)
+    first_loss = trainer.train_step(torch.float32)
     for _ in range(59):
-        last = trainer.train_step(torch.float32)
-    assert last < first / 3
+        last_loss = trainer.train_step(torch.float32)
+    assert last_loss < first_loss / 3
 
 
-def test_the_rates_rise_stay_and_fall_to_zero():
+def test_the_learning_rate_rises_stays_and_falls_to_zero():
     recipe = Recipe(steps=100, warmup=10, decay=0.5)
     rates = [recipe.rate(step / 100, step) for step in range(101)]
     assert rates[:10] == pytest.approx([(n + 1) / 10 for n in range(10)])
@@ -86,33 +88,34 @@ def test_the_rates_rise_stay_and_fall_to_zero():
     assert rates[100] == 0
 
 
-def test_the_rates_neither_rise_nor_fall_without_steps_for_it():
+def test_the_learning_rate_is_constant_without_warmup_and_decay():
     recipe = Recipe(steps=10, warmup=0, decay=0.0)
     assert {recipe.rate(step / 10, step) for step in range(11)} == {1.0}
 
 
-def test_minutes_count_over_all_runs(texts, tmp_path):
+def test_minutes_of_earlier_runs_count_as_progress(texts, tmp_path):
     trainer = Trainer(texts, tmp_path / "out", SHAPE, Recipe(minutes=2.0, length=16))
-    trainer.seconds = 90.0
+    trainer.seconds = 90.0  # of 120
     trainer.save()
     assert Trainer(texts, tmp_path / "out", SHAPE, Recipe(minutes=2.0, length=16)).progress == 0.75
     assert Trainer(texts, tmp_path / "out", SHAPE, Recipe(steps=10, length=16)).progress == 0.0
 
 
-def test_an_epoch_begins_at_paragraphs_and_sees_every_stretch():
+def test_stretches_of_an_epoch_begin_at_paragraphs_and_are_repeatable():
     tokenizer = train_tokenizer([[TEXT]], 300)
     paragraphs = TEXT.split("\n\n")
-    tokens = prepare([paragraphs], tokenizer, ends=False)
+    tokens = prepare([paragraphs], tokenizer, ends=False)  # without END behind texts
     recipe = Recipe(batch=1, length=16)
     count = len(tokens.ids) // 16
     rows = torch.cat([batch_of(tokens, 298, recipe, step) for step in range(count)])
+    # A stretch of 16 tokens behind BEGIN, which has id 298.
     assert rows.shape == (count, 17)
     assert set(rows[:, 0].tolist()) == {298}
     starts = {tuple(tokens.ids[s : s + 16].tolist()) for s in tokens.starts}
     last = tuple(tokens.ids[-16:].tolist())  # the end has no whole stretch
-    found = [tuple(row[1:].tolist()) for row in rows]
-    assert set(found) <= starts | {last}
-    assert len(set(found)) > count // 3
+    stretches = [tuple(row[1:].tolist()) for row in rows]
+    assert set(stretches) <= starts | {last}
+    assert len(set(stretches)) > count // 3
     again = torch.cat([batch_of(tokens, 298, recipe, step) for step in range(count)])
     assert torch.equal(rows, again)
 
@@ -123,6 +126,7 @@ def test_texts_are_joined_paragraphs_and_their_ends_are_held_out(texts):
     assert paragraphs[0] == "The man had a house, and so it was a truth. 'It's 0!'"
     seen, unseen = split(paragraphs, 0.25)
     assert seen + unseen == paragraphs
+    # At most three quarters, and less by no more than the longest paragraph.
     assert sum(map(len, seen)) <= 0.75 * sum(map(len, paragraphs)) < sum(map(len, seen)) + 70
     with pytest.raises(ValueError, match="has no"):
         read_texts(texts.parent)
@@ -141,7 +145,7 @@ def test_texts_are_joined_paragraphs_and_their_ends_are_held_out(texts):
     ],
     ids=["one", "last", "first", "words", "no spaces", "lines"],
 )
-def test_about_the_share_is_held_out_of_any_text(paragraphs, held_out):
+def test_at_least_the_share_and_not_much_more_is_held_out_of_any_text(paragraphs, held_out):
     seen, unseen = split(paragraphs, held_out)
     count = len(" ".join(paragraphs).replace(" ", ""))
     letters = "".join(seen + unseen).replace(" ", "")
@@ -235,7 +239,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(texts, tmp_path)
 
 @pytest.mark.parametrize("program", [export.main, card.main], ids=["export", "card"])
 @pytest.mark.parametrize("damaged", ["", "checkpoint.pt", "tokenizer.json"])
-def test_a_training_that_is_not_there_is_refused(
+def test_a_missing_or_damaged_training_is_refused(
     texts, tmp_path, monkeypatch, capsys, program, damaged
 ):
     out = tmp_path / "out"
@@ -250,7 +254,7 @@ def test_a_training_that_is_not_there_is_refused(
 
 
 @pytest.mark.parametrize("name", ["model", "model.gguf"])
-def test_an_export_replaces_nothing(tmp_path, monkeypatch, capsys, name):
+def test_an_export_does_not_replace_existing_files(tmp_path, monkeypatch, capsys, name):
     (tmp_path / name).write_bytes(b"another")
     words = (tmp_path / "out", tmp_path / "model")
     assert f"{name} exists" in refusal_of(export.main, monkeypatch, capsys, *words)
@@ -258,7 +262,9 @@ def test_an_export_replaces_nothing(tmp_path, monkeypatch, capsys, name):
 
 
 @pytest.mark.parametrize("what", ["no texts", "another shape"])
-def test_a_wrong_folder_is_named(texts, tmp_path, monkeypatch, capsys, what):
+def test_a_folder_without_texts_or_of_another_shape_is_refused(
+    texts, tmp_path, monkeypatch, capsys, what
+):
     out = tmp_path / "out"
     Trainer(texts, out, SHAPE, RECIPE).save()
     folder, expected = (texts, "another shape") if what == "another shape" else (out, "has no .txt")
@@ -281,20 +287,21 @@ def test_gradients_pass_the_rounding_straight_through():
     x = torch.randn(5, 128, requires_grad=True)
     gate, up = layer(x, torch.float32)
     (gate.sum() + 2 * up.sum()).backward()
-    scaled = [codes * scale for codes, scale in map(ternary, layer.weights)]
-    expected = scaled[0].sum(0) + 2 * scaled[1].sum(0)
+    rounded_weights = [codes * scale for codes, scale in map(ternary, layer.weights)]
+    expected = rounded_weights[0].sum(0) + 2 * rounded_weights[1].sum(0)
+    # Straight-through: the gradient of the input is that of the product with rounded weights.
     torch.testing.assert_close(x.grad, expected.expand(5, -1).detach())
     step = x.detach().abs().amax(-1, keepdim=True) / 127
     rounded = (x.detach() / step).round() * step
     torch.testing.assert_close(layer.weights[1].grad, 2 * rounded.sum(0).expand(256, -1))
-    torch.testing.assert_close(gate, (rounded @ scaled[0].T).detach())
+    torch.testing.assert_close(gate, (rounded @ rounded_weights[0].T).detach())
 
 
 @pytest.mark.slow
 def test_transformers_agrees_with_the_exported_folder(texts, tmp_path, bitnet):
     for package in ("transformers", "accelerate"):
         pytest.importorskip(package, reason="pip install 'bitnet-xtask[parity]'")
-    trained(texts, tmp_path / "out")
+    train(texts, tmp_path / "out")
     folder = tmp_path / "bitnet-test"
     to_folder(load(tmp_path / "out"), tmp_path / "out/tokenizer.json", folder)
     more = ("--reference", "transformers", "--greedy", 3, "--max-positions", 20, "--json")
@@ -303,8 +310,8 @@ def test_transformers_agrees_with_the_exported_folder(texts, tmp_path, bitnet):
     assert json.loads(done.out)["summary"]["exact_to_reference"] < 3e-5
 
 
-def test_folder_and_gguf_hold_the_trained_model(texts, tmp_path):
-    trained(texts, tmp_path / "out", dtype=torch.float32)
+def test_folder_and_gguf_have_the_logits_and_codes_of_the_trained_model(texts, tmp_path):
+    train(texts, tmp_path / "out", dtype=torch.float32)
     model = load(tmp_path / "out")
     folder = tmp_path / "bitnet-test"
     gguf = tmp_path / "bitnet-test.gguf"
@@ -315,10 +322,10 @@ def test_folder_and_gguf_hold_the_trained_model(texts, tmp_path):
     ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
     with torch.no_grad():
         expected = model(torch.tensor([ids]))[0].numpy()
-    with open_model(folder) as one, open_model(gguf) as other:
-        assert one.tokenizer.encode(text) == other.tokenizer.encode(text) == ids
-        from_folder = one.logits(ids)
-        from_gguf = other.logits(ids)
+    with open_model(folder) as of_folder, open_model(gguf) as of_gguf:
+        assert of_folder.tokenizer.encode(text) == of_gguf.tokenizer.encode(text) == ids
+        from_folder = of_folder.logits(ids)
+        from_gguf = of_gguf.logits(ids)
     np.testing.assert_array_equal(from_folder, from_gguf)
     # Norms, embedding and scales are rounded to float16, which moves a few roundings to int8.
     assert np.abs(from_gguf - expected).max() < 0.03 * np.ptp(expected)
