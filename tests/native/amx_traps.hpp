@@ -1,5 +1,5 @@
-// AMX on a processor without it: its instructions trap, and the handler of the trap does their
-// work. So the kernels run as they are compiled for processors that have them, every operand as the
+// AMX on a processor without it: its instructions trap, and the handler of the trap emulates them.
+// So the kernels run as they are compiled for processors that have AMX, with every operand as the
 // assembler encoded it.
 //
 // Written from Intel's description of the instructions. Anything that a processor would refuse
@@ -18,9 +18,9 @@
 
 namespace amx_traps {
 
-inline std::atomic<bool> broken{false};  // products are wrong in their last column
-inline std::atomic<int> configured{0};   // threads that have tiles
-inline std::atomic<int64_t> products{0};
+inline std::atomic<bool> broken{false};   // if set, products are wrong in their last column
+inline std::atomic<int> configured{0};    // threads that have tiles
+inline std::atomic<int64_t> products{0};  // emulated tdpbssd instructions
 
 struct Tile {
     int rows = 0, bytes = 0;
@@ -39,7 +39,7 @@ inline thread_local Registers registers;
     std::abort();
 }
 
-// An instruction with a three-byte VEX prefix, map 0F 38, and its operands.
+// An instruction with a three-byte VEX prefix, opcode map 0F 38, and its operands.
 struct Instruction {
     int prefix, opcode, mod, reg, rm, third;  // prefix: 0 none, 1 66, 2 F3, 3 F2
     int64_t address = 0, stride = 0, length = 0;
@@ -112,7 +112,7 @@ inline Tile& tile(int number) {
     return registers.tile[number];
 }
 
-// The sums of tdpbssd: of bytes with signs.
+// tdpbssd: add products of signed bytes.
 inline void multiply(Tile& sum, const Tile& left, const Tile& right) {
     if (sum.rows != left.rows || sum.bytes != right.bytes || left.bytes != 4 * right.rows)
         refuse("shapes of a product");

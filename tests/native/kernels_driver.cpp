@@ -34,6 +34,7 @@ struct Buffer {
     T* get() const { return items.get(); }
 };
 
+// Numbers from -1 to 1, the same in every run.
 Buffer<float> wave(int64_t n) {
     Buffer<float> out(n);
     for (int64_t i = 0; i < n; ++i)
@@ -44,7 +45,7 @@ Buffer<float> wave(int64_t n) {
 // What the scalar kernels computed, in order; every other pass is compared with it.
 class Results {
 public:
-    // The next *n* floats: the same bits, or within a float's rounding of many sums.
+    // Record the next *n* floats, or compare them: bit by bit if *exact*, else by squared error.
     void add(const float* values, int64_t n, bool exact, const char* what) {
         for (int64_t i = 0; i < n; ++i) {
             uint32_t bits;
@@ -78,7 +79,7 @@ public:
         out.digest_ = kNothing;
         return out;
     }
-    // Of all bits that were added.
+    // Digest of all bits that were added.
     uint64_t digest() const { return digest_; }
     bool complete() const { return recording_ || at_ == kept_.size(); }
 
@@ -90,7 +91,7 @@ private:
     bool recording_ = true;
 };
 
-// Makes arbitrary bytes weights that mean something: scales and floats below 2, ternary codes.
+// Turns arbitrary bytes into valid weights: scales and floats below 2, ternary codes.
 void tame(Type type, uint8_t* bytes, int64_t rows, int64_t cols) {
     const int64_t size = bitnet::encoding(type).bytes, all = bitnet::weight_bytes(type, rows, cols);
     if (bitnet::is_ternary(type)) {
@@ -542,7 +543,7 @@ void run_batches(Results& results) {
             run_linear(results, Type(i), 35, cols, tokens);
     }
     run_linear(results, Type::Q4_1, 18, 96 * 32,
-               200);  // more than the second cache holds: several passes
+               200);  // more than the second-level cache holds: several passes
     run_linear(results, Type::Ternary, 18, 6928, 200);
     for (const bitnet::KvType type : {kF16, bitnet::KvType::q8}) {
         for (const int64_t head_dim : {20, 37, 64, 80, 128, 256})
@@ -589,7 +590,7 @@ void check_patience() {
     if (patience.turns() != bitnet::Patience::kTurns) std::abort();
 }
 
-// Every half, and what lies between two: ties to even, beyond 65504 infinity.
+// Every float16, and numbers between two of them: ties to even, infinity beyond 65504.
 void check_halves() {
     const auto require = [](float f, int expected) {
         if (bitnet::float_to_half(f) != expected) std::abort();
@@ -610,7 +611,7 @@ void check_halves() {
 }
 
 #if defined(BITNET_X86)
-// A processor that has all that there is, but for one thing at a time.
+// Detection of instruction sets on a processor that lacks one feature at a time.
 void check_detection() {
     static bitnet::CpuRegisters basic, extended, second;
     static uint64_t state;
@@ -628,6 +629,8 @@ void check_detection() {
         },
     };
     const auto all = [] {
+        // Leaf 1: FMA, OSXSAVE, F16C. Leaf 7: AVX2, AVX-512 F, DQ, BW and VL; VBMI and VNNI;
+        // AMX-TILE and AMX-INT8. Leaf 7.1: AVX-VNNI. XCR0: states of SSE, AVX, AVX-512 and tiles.
         basic = {0, 0, 1u << 12 | 1u << 27 | 1u << 29, 0};
         extended = {1, 1u << 5 | 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31, 1u << 1 | 1u << 11,
                     1u << 24 | 1u << 25};
@@ -673,7 +676,7 @@ void check_detection() {
 #endif
 
 #if defined(BITNET_AMX)
-// Tiles, but for processors that have them or lack what else their kernels need.
+// Emulate tiles, unless the processor has them or lacks AVX-512 VBMI; true if they are emulated.
 bool trap_tiles() {
     bitnet::CpuFeatures& features = bitnet::cpu_features();
     if (features.amx || !features.avx512_vbmi) return false;
@@ -787,8 +790,8 @@ void check_wrong_kernels(const std::string& level, const std::string& slower) {
     });
 }
 
-// The bits of all results of a level, whatever compiler, library and optimisation made this
-// program. A change that is meant to change them writes the new digests here.
+// Digests of all results of a level, which do not depend on compiler, library and optimisation. A
+// change that is meant to change results writes the new digests here.
 constexpr struct {
     const char* level;
     uint64_t digest;
@@ -808,7 +811,8 @@ bool is_recorded(uint64_t found) {
     return false;
 }
 
-// Two callers at once, or one; false where the bits are others than recorded.
+// Compares a level with the scalar kernels, from one caller or two at once; false if its digest is
+// not the recorded one.
 bool compare_level(const Results& expected, bool two) {
     std::atomic<bool> recorded{true};
     const auto run = [&] {

@@ -2,7 +2,7 @@
 
     python tests/native/race.py FOLDER_OF_THE_INSTRUMENTED_MODULE
 
-Every answer of a model must be the same; races are told by the thread sanitizer.
+All answers must be the same; the thread sanitizer reports races.
 """
 
 import importlib.util
@@ -27,7 +27,7 @@ def instrument(folder):
 
 
 def main():
-    """Write with both models at once, alone and in batches."""
+    """Generate with both models at once, each in a thread of its own."""
     instrument(sys.argv[1])
     sys.path.insert(0, str(HERE.parent / "support"))
     from tiny_models import tiny_gguf
@@ -51,8 +51,8 @@ def main():
             thread.start()
         for thread in threads:
             thread.join()
-    texts = {text for found in answers for text in found}
-    assert all(len(found) == ROUNDS for found in answers), "a thread failed"
+    texts = {text for texts_of_model in answers for text in texts_of_model}
+    assert all(len(texts_of_model) == ROUNDS for texts_of_model in answers), "a thread failed"
     assert len(texts) == 1, texts
     print(f"{2 * ROUNDS} answers, all the same")
 

@@ -19,7 +19,7 @@ from bitnet.base.errors import Unsupported
 
 @pytest.fixture
 def imported_anew():
-    """The module is looked for again, in the test and after it."""
+    """Clear the cached result of importing the module, before and after the test."""
     forget = (native._import.cache_clear, native._warn_once.cache_clear)
     for one in forget:
         one()
@@ -59,19 +59,21 @@ def test_a_module_without_the_stub_of_its_sources_is_not_used(
     assert "_native.pyi is missing" in caplog.text
 
 
-def test_a_module_of_other_sources_is_as_good_as_none(outdated, monkeypatch, caplog):
+def test_a_module_of_other_sources_is_not_used_and_reported_once(outdated, monkeypatch, caplog):
     monkeypatch.setenv("BITNET_BACKEND", "auto")
     with caplog.at_level(logging.WARNING):
         assert native.module() is None
         assert native.module() is None
-    (said,) = caplog.messages
-    assert f", expected {native.interface()[:12]}" in said
-    assert said.endswith("pip install .")
+    (message,) = caplog.messages
+    assert f", expected {native.interface()[:12]}" in message
+    assert message.endswith("pip install .")
     assert native.cpu_features() == []
     assert native.backend_name() == "numpy"
 
 
-def test_it_is_an_error_where_the_compiled_backend_is_demanded(outdated, monkeypatch):
+def test_a_module_of_other_sources_is_an_error_if_the_compiled_backend_is_required(
+    outdated, monkeypatch
+):
     monkeypatch.setenv("BITNET_BACKEND", "native")
     with pytest.raises(Unsupported, match="interface") as raised:
         native.module()
@@ -151,7 +153,9 @@ def without_the_module(monkeypatch, imported_anew):
     native._import.cache_clear()
 
 
-def test_a_module_that_was_not_built_is_missed(without_the_module, monkeypatch, bitnet, caplog):
+def test_a_module_that_was_not_built_is_reported_with_the_reason(
+    without_the_module, monkeypatch, bitnet, caplog
+):
     monkeypatch.setattr(native, "compiler_name", lambda: "/usr/bin/c++")
     monkeypatch.setattr(native, "direct_url", lambda: {"url": "file:///clone", "dir_info": {}})
     reason = "it was not built, and this machine has a C++ compiler (/usr/bin/c++)"
@@ -168,6 +172,7 @@ def test_without_a_compiler_the_hint_asks_for_one(without_the_module, monkeypatc
     assert "install a C++ compiler" in bitnet("--version").err
 
 
+# Calls the build backend for a wheel or an editable wheel, into the folder of its argument.
 BUILD = "import sys; from scikit_build_core import build; build.build_{}(sys.argv[1])"
 
 
@@ -191,6 +196,7 @@ def broken_sources(tmp_path_factory):
 
 
 def build(sources, folder, kind="wheel", **environment):
+    """Build *sources* into the new *folder*; the completed process."""
     folder.mkdir()
     return subprocess.run(
         [sys.executable, "-c", BUILD.format(kind), str(folder)],
@@ -204,7 +210,7 @@ def build(sources, folder, kind="wheel", **environment):
 
 @pytest.mark.slow
 @pytest.mark.needs("c++")
-def test_an_error_of_the_compiler_ends_the_installation(broken_sources, tmp_path):
+def test_a_failed_compilation_ends_the_installation_with_a_hint(broken_sources, tmp_path):
     done = build(broken_sources, tmp_path / "wheel")
     text = " ".join((done.stdout + done.stderr).split())
     assert done.returncode != 0
@@ -221,7 +227,9 @@ def test_an_error_of_the_compiler_ends_the_installation(broken_sources, tmp_path
     ids=["asked for", "without a compiler"],
 )
 @pytest.mark.parametrize("kind", ["wheel", "editable"])
-def test_pure_python_is_installed(broken_sources, tmp_path, kind, environment):
+def test_a_pure_python_wheel_is_built_on_request_or_without_a_compiler(
+    broken_sources, tmp_path, kind, environment
+):
     done = build(broken_sources, tmp_path / "wheel", kind, **environment)
     assert done.returncode == 0, done.stderr
     (wheel,) = (tmp_path / "wheel").iterdir()

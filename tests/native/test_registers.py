@@ -17,17 +17,18 @@ import pytest
 from bitnet.base import native
 
 OBJDUMP = shutil.which("objdump")
+# Instructions of Intel's syntax: sums of products, stores of a vector, jumps, and a line's address.
 PRODUCT = re.compile(r"vpdp(?:wssd|busd) ")
 STORE = re.compile(r"vmov\w+ +[XYZ]MMWORD PTR \[")
 JUMP = re.compile(r"j\w+ +([0-9a-f]+)")
 LINE = re.compile(r"^ *([0-9a-f]+):\t(.*)", re.MULTILINE)
-FEWEST_PRODUCTS = 4  # of a loop that counts
-MOST_FOR_PRODUCT = 5  # instructions; a loop with more does other work as well
-LOOPS = 40  # fewer than the module has, so that none would be an error of this test
+FEWEST_PRODUCTS = 4  # of a loop that is examined
+MOST_FOR_PRODUCT = 5  # instructions for each product; a loop with more does other work as well
+LOOPS = 40  # the module has more such loops; with fewer, this test would not recognize them
 
 
 def loops_of(listing):
-    """Instructions of every short loop in *listing*, the disassembly of a module."""
+    """Yield the instructions of each short loop in *listing*, the disassembly of a module."""
     lines = [(int(address, 16), text) for address, text in LINE.findall(listing)]
     places = {address: place for place, (address, _) in enumerate(lines)}
     for place, (_, text) in enumerate(lines):
@@ -38,7 +39,7 @@ def loops_of(listing):
 
 
 def product_loops(listing):
-    """``(products, stores)`` of each loop that does little but add up products."""
+    """Yield ``(products, stores)`` of each loop that does little besides adding products."""
     for loop in loops_of(listing):
         products = sum(bool(PRODUCT.match(text)) for text in loop)
         if products >= FEWEST_PRODUCTS and len(loop) <= MOST_FOR_PRODUCT * products:
@@ -55,6 +56,7 @@ def test_loops_of_products_keep_their_sums_in_registers():
     listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     loops = list(product_loops(listing))
     assert len(loops) >= LOOPS
+    # A loop whose sums are in memory has a store for each product; half of that is too much.
     assert [loop for loop in loops if 2 * loop[1] >= loop[0]] == []
 
 

@@ -22,22 +22,25 @@ namespace {
 using bitnet::Budget;
 using bitnet::ModelKind;
 
-uint64_t state = 0x9e3779b97f4a7c15;
+uint64_t state = 0x9e3779b97f4a7c15;  // of draw(): any number but 0
+// Files and patterns that were accepted or refused; texts that were encoded, or stopped by a limit.
 size_t opened = 0, refused = 0, ran = 0, stopped = 0;
 
-uint64_t draw(uint64_t below) {  // xorshift64
+// A random number below *below*, by xorshift64.
+uint64_t draw(uint64_t below) {
     state ^= state << 13;
     state ^= state >> 7;
     state ^= state << 17;
     return state % below;
 }
 
+// The bytes of *values*.
 template <class T>
 std::string packed(const std::vector<T>& values) {
     return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
 
-// A copy on the heap, to the byte.
+// A copy on the heap of exactly its size, so that the sanitizer sees a read behind it.
 struct Exact {
     std::unique_ptr<char[]> bytes;
     size_t size;
@@ -55,7 +58,7 @@ const std::vector<std::string> kTexts = {
     std::string(300, ' ') + "<m>" + std::string(40, ' '),
     std::string(200, '1') + "x",
     std::string("\0\x7f\t\n", 4),
-    // Not UTF-8: what lies behind a normalizer may be anything.
+    // Not UTF-8, as the result of a normalizer may be.
     "\xC3",
     "\xE5\xAD",
     "\xF0\x9F\x98",
@@ -65,6 +68,7 @@ const std::vector<std::string> kTexts = {
     "ab\xF4",
 };
 
+// Contents of a compiled tokenizer.
 struct Parts {
     ModelKind model = ModelKind::kBpe;
     uint32_t flags = 0;
@@ -73,12 +77,15 @@ struct Parts {
     std::string steps, charsmap, added, prefix, suffix;
 };
 
+// A step of normalization or pre-tokenization; *kind* is a StepKind (tokenizer/steps.hpp), *a* and
+// *b* are its two numbers.
 std::string step(uint32_t kind, uint32_t a, uint32_t b, const std::string& text,
                  const std::string& other = "") {
     return packed<uint32_t>({kind, a, b, uint32_t(text.size())}) + text +
            packed<uint32_t>({uint32_t(other.size())}) + other;
 }
 
+// An added token; *flags* are those of tokenizer/added.hpp.
 std::string added_token(uint32_t id, uint32_t flags, const std::string& text) {
     return packed<uint32_t>({id, flags, uint32_t(text.size())}) + text;
 }
@@ -94,6 +101,7 @@ std::string charsmap(unsigned char key, const std::string& text) {
            std::string(1, '\0');
 }
 
+// The compiled file of *parts*.
 std::string build(const Parts& parts) {
     std::vector<uint32_t> offsets{0}, bytes_ids(256, bitnet::kNoId);
     std::string bytes, flags;
@@ -124,6 +132,7 @@ std::string build(const Parts& parts) {
                                     parts.prefix, parts.suffix});
 }
 
+// Opens *content* as a compiled tokenizer and encodes every text; an invalid id aborts.
 void run(std::string_view content) {
     const Exact file(content);
     std::unique_ptr<bitnet::TokenizerEngine> engine;
@@ -159,7 +168,7 @@ void run(std::string_view content) {
     for (uint32_t id = 0; id < engine->file().n_tokens; ++id) engine->file().token(id);
 }
 
-// The checksum finds accidents; an attacker writes a right one.
+// Writes the right size and checksum into the header, as an attacker would.
 void sign(std::string& content) {
     const size_t head = sizeof(bitnet::FileHeader);
     if (content.size() < head) return;
@@ -169,6 +178,8 @@ void sign(std::string& content) {
     std::memcpy(&content[offsetof(bitnet::FileHeader, checksum)], &sum, sizeof sum);
 }
 
+// *content* with one to four random numbers, often edge cases, written behind *from*; at times it
+// is also cut.
 std::string damaged(std::string content, size_t from) {
     static constexpr uint64_t kEdges[] = {0,   1,     7,        0xC3,       0xF0,       0xFF, 255,
                                           256, 65535, 1u << 21, 1ull << 31, 0xffffffff, ~0ull};
@@ -182,6 +193,7 @@ std::string damaged(std::string content, size_t from) {
     return content;
 }
 
+// A valid tokenizer of each kind, with many kinds of steps among them.
 std::vector<Parts> seeds() {
     std::vector<std::string> bytes;
     for (int i = 0; i < 256; ++i) bytes.push_back(std::string(1, char(i)));
@@ -236,6 +248,7 @@ std::vector<Parts> seeds() {
     return {bpe, unigram, spm, words, plain, affixed, level, stepped};
 }
 
+// Runs each seed, *copies* damaged files of it, and as many files with damage in one part.
 void check_files(int copies) {
     for (const Parts& seed : seeds()) {
         const std::string whole = build(seed);
@@ -247,7 +260,7 @@ void check_files(int copies) {
             sign(content);
             run(content);
         }
-        for (int i = 0; i < copies; ++i) {  // damage in one part, the rest fits
+        for (int i = 0; i < copies; ++i) {  // all but one part is intact
             Parts parts = seed;
             std::string* const all[] = {&parts.steps, &parts.charsmap, &parts.added, &parts.prefix};
             std::string& part = *all[draw(std::size(all))];
@@ -262,6 +275,7 @@ void check_files(int copies) {
     }
 }
 
+// Runs *copies* random patterns over every text, and patterns that are too large.
 void check_patterns(int copies) {
     const std::vector<std::string> pieces = {
         "a",           "b",      "\\p{L}", "\\p{N}",  "\\s",     "\\S",      "[^\\s\\p{L}]",
