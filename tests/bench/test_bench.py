@@ -122,7 +122,7 @@ def test_a_plan_measures_with_one_thread_and_with_all():
     assert BenchPlan.of("pp8", "3,1,3", 1, threads=4).threads == (3, 1)
 
 
-def test_numpy_has_threads_of_its_own(monkeypatch):
+def test_the_reference_backend_is_measured_with_numpys_own_threads(monkeypatch):
     monkeypatch.setenv("BITNET_BACKEND", "reference")
     assert BenchPlan.of("pp8", "1,2", 1).threads == (0,)  # 0: as many as NumPy starts
 

@@ -273,6 +273,7 @@ def test_states_have_the_same_bits_at_every_level_however_a_text_is_cut(grouped,
 
     ops = NativeOps(threads=2)
     results = {}
+    # Two runs at each level: the whole text, and three parts.
     for level in each_level():
         names = [f"{name}/{level}" for name in ("delta_rule", "selective_scan", "convolve")]
         counts = [ops.counters().get(name, 0) for name in names]

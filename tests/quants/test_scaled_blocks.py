@@ -148,7 +148,7 @@ def test_one_layout_must_fit_every_tensor_of_the_file(tmp_path):
         GGUF.open(write_gguf(tmp_path / "m.gguf", {}, tensors))
 
 
-def test_the_early_id_of_one_bit_is_refused_by_name(tmp_path):
+def test_id_40_is_nvfp4_and_the_one_bit_type_of_early_builds_is_refused(tmp_path):
     tensors = [Tensor("w", (64, 256), 40, bytes(64 * 256 // 32 * 6))]
     with pytest.raises(Unsupported, match="early builds of PrismML"):
         GGUF.open(write_gguf(tmp_path / "m.gguf", {}, tensors))

@@ -64,7 +64,7 @@ def test_an_id_means_what_its_dialect_says(ggml_id, llama, bitnet, ik):
         ("TL2", (3200, 3200), 2_167_520),
     ],
 )
-def test_a_tensor_takes_the_bytes_its_encoding_says(name, shape, size):
+def test_the_size_of_a_tensor_follows_from_its_encoding_and_shape(name, shape, size):
     assert by_name(name).size_bytes(shape) == size
 
 

@@ -86,7 +86,7 @@ def read(model, tokens, *, stop, least):
 @given(st.text(" \nabx", max_size=30), st.integers(0, 3))
 @example("  a\na", 1)
 @example(" \n abx\nabx", 2)
-def test_nothing_behind_a_limit_is_in_the_answer(model, text, least):
+def test_an_answer_ends_at_the_first_of_stop_string_and_indentation_limit(model, text, least):
     tokens = [token for char in text for token in model.tokenizer.encode(char, add_special=False)]
     answer = read(model, tokens, stop="abx", least=least)
     stop = text.find("abx") if "abx" in text else len(text)
@@ -128,7 +128,7 @@ def test_streamed_pieces_are_the_text_of_the_ids(model):
     assert answer.text == model.tokenizer.decode(answer.ids, skip_special=True)
 
 
-def test_bytes_of_one_character_come_out_together(model):
+def test_the_bytes_of_a_character_are_yielded_together(model):
     # The bias forces the three byte tokens. A use costs 100, which is more than the 66 between
     # the first and the last of them, so they take turns.
     ids = model.tokenizer.encode("日", add_special=False)
@@ -186,7 +186,7 @@ def test_an_answer_that_fills_the_context_has_that_finish_reason(model):
     assert len(model.generate(PROMPT, max_tokens=3, **forced)) == 3
 
 
-def test_metrics_count_what_was_run(model):
+def test_metrics_count_tokens_of_prompt_and_answer(model):
     model.engine.forget()  # else the prompt is reused, and its prefill counts fewer tokens
     answer = model.stream(PROMPT, max_tokens=7, logit_bias={LETTER: 1e9})
     "".join(answer)
@@ -199,7 +199,7 @@ def test_metrics_count_what_was_run(model):
     assert answer.peak_memory_bytes > 1 << 20  # a Python process alone takes more
 
 
-def test_logits_are_those_the_answer_is_chosen_from(model):
+def test_logits_of_the_last_position_choose_the_answers_first_token(model):
     ids = model.tokenizer.encode(PROMPT)
     logits = model.logits(ids)
     assert logits.shape == (len(ids), model.config.vocab_size)
@@ -218,7 +218,7 @@ def test_a_conversation_goes_through_the_models_template(tmp_path):
         assert model.chat(messages, max_tokens=5) == model.generate(ids, max_tokens=5)
 
 
-def test_what_cannot_be_continued_is_refused(model):
+def test_a_prompt_that_is_empty_too_long_or_has_nul_is_refused(model):
     with pytest.raises(UsageError, match="the prompt is empty"):
         model.generate("")
     with pytest.raises(UsageError, match="NUL character at position 1"):
@@ -255,7 +255,7 @@ def test_an_argument_out_of_its_range_is_refused(tmp_path, wrong):
         bitnet.load(tiny_gguf(tmp_path / "m.gguf"), **wrong)
 
 
-def test_what_is_not_text_is_refused(model):
+def test_a_prompt_or_conversation_of_a_wrong_type_is_refused(model):
     with pytest.raises(UsageError, match="prompt is of type bytes, expected a text"):
         model.generate(b"ab")
     with pytest.raises(UsageError, match="a list of messages"):

@@ -112,12 +112,12 @@ def test_any_number_of_sequences_in_a_batch_gives_the_same_bits(encoding, size):
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_every_family_gives_the_same_bits_in_any_batch(architecture):
-    wanted = expected("Q8_0", architecture)
+    whole = expected("Q8_0", architecture)
     model = model_of("Q8_0", architecture=architecture, threads=3)
     caches = [KVCache(model.config, 64) for _ in range(3)]
-    found = model.run([Segment(IDS, store, "all") for store in caches])
-    assert all(same_bits(rows, wanted) for rows in found)
-    assert same_bits(logits(model, chunk=4), wanted)
+    batched = model.run([Segment(IDS, store, "all") for store in caches])
+    assert all(same_bits(rows, whole) for rows in batched)
+    assert same_bits(logits(model, chunk=4), whole)
 
 
 @pytest.mark.parametrize("encoding", ["Q4_K", "I2_S"])
@@ -151,10 +151,10 @@ def test_real_weights_give_the_same_bits_in_any_batch(name, test_models):
     checkpoint = open_checkpoint(path)
     ids = [token * 97 for token in IDS]  # spread over a vocabulary of thousands
     single = load_model(checkpoint, ops=NativeOps(threads=1))
-    wanted = logits(single, ids=ids)
-    assert same_bits(logits(single, ids=ids, chunk=1), wanted)
+    whole = logits(single, ids=ids)
+    assert same_bits(logits(single, ids=ids, chunk=1), whole)
     model = load_model(checkpoint, ops=NativeOps(threads=3))
-    assert same_bits(logits(model, ids=ids, chunk=9), wanted)
+    assert same_bits(logits(model, ids=ids, chunk=9), whole)
     caches = [KVCache(model.config, 64) for _ in range(3)]
     model.forward(ids[:6], caches[0])
     spans = [(6, 7), (0, len(ids)), (0, 2)]  # one decodes, one reads a prompt, one begins
@@ -162,5 +162,5 @@ def test_real_weights_give_the_same_bits_in_any_batch(name, test_models):
         Segment(ids[start:stop], store, "all")
         for (start, stop), store in zip(spans, caches, strict=True)
     ]
-    for (start, stop), found in zip(spans, model.run(segments), strict=True):
-        assert same_bits(found, wanted[start:stop])
+    for (start, stop), part in zip(spans, model.run(segments), strict=True):
+        assert same_bits(part, whole[start:stop])

@@ -116,7 +116,7 @@ def test_a_value_that_no_level_has_is_that_of_greedy_decoding(name):
     assert request.origins[name] == "default"
 
 
-def test_a_request_that_is_filled_twice_stays_as_it_is():
+def test_filling_a_request_a_second_time_changes_nothing():
     once = Request(top_k=7).with_settings(settings_of(**FILE))
     assert once.with_settings(settings_of(**FALLBACK)) == once
 
@@ -155,7 +155,7 @@ def test_reproducible_runs_are_greedy_unless_a_temperature_is_given(monkeypatch)
         ({"max_length": 30}, {"min_tokens": 40}, (40, "min_tokens")),
     ],
 )
-def test_the_length_of_an_answer_is_the_files_where_nothing_else_is_asked(files, asked, expected):
+def test_the_length_limit_is_that_of_the_files_unless_the_request_has_one(files, asked, expected):
     lengths = {name: SamplingDefault(value, "file") for name, value in files.items()}
     settings = GenerationSettings(**lengths)
     request = Request(**asked).with_settings(settings, prompt_tokens=10)
@@ -183,14 +183,14 @@ BODIES = {
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_every_dialect_takes_what_the_files_recommend(path):
+def test_every_dialect_uses_the_sampling_that_the_files_recommend(path):
     form = ROUTES[path]
     (request,) = form.requests(form.read(BODIES[path]), Request(), None)
     assert request.with_settings(settings_of(**FILE)).sampling._asdict() == FILE
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_the_command_line_of_a_server_goes_before_the_files(path):
+def test_values_of_a_servers_command_line_override_those_of_the_files(path):
     form = ROUTES[path]
     default = Request(**asdict(SamplingOptions(**COMMAND))).with_origin("command line")
     (request,) = form.requests(form.read(BODIES[path]), default, None)
@@ -211,7 +211,7 @@ def test_the_command_line_of_a_server_goes_before_the_files(path):
         ("/completion", {"repeat_penalty": 1.1}, {"repetition_penalty": 1.1}),
     ],
 )
-def test_a_body_goes_before_command_line_and_files(path, body, expected):
+def test_values_of_a_body_override_those_of_command_line_and_files(path, body, expected):
     form = ROUTES[path]
     default = Request(**COMMAND).with_origin("command line")
     (request,) = form.requests(form.read(BODIES[path] | body), default, None)
@@ -234,7 +234,7 @@ def test_a_gguf_file_with_filters_alone_samples(tmp_path):
     assert Request().with_settings(settings).temperature == 1.0
 
 
-def test_an_answer_follows_its_file_and_says_so(tmp_path):
+def test_an_answer_uses_the_sampling_of_its_file_and_reports_the_origin(tmp_path):
     keys = {"general.sampling.temp": 0.75, "general.sampling.top_k": 3}
     with bitnet.load(tiny_gguf(tmp_path / "tiny.gguf", **keys), allow_mock=True) as model:
         answer = model.answer(Request(prompt="ab", max_tokens=2))

@@ -107,7 +107,7 @@ def test_drafts_come_back_once_one_is_right():
     assert len(lookup.draft(REPEATING, 8)) == 2
 
 
-def test_drafts_that_lose_time_rest_until_it_is_a_small_share():
+def test_drafts_that_lose_time_pause_until_the_loss_is_a_small_share():
     lookup = drafting(8)
     ids = REPEATING * 100
     lookup.report(100, drafted=4, accepted=1, price=0.75)  # loses the credit of two passes

@@ -52,7 +52,7 @@ def test_the_common_prefix_is_the_longest_one(first, second):
     assert count in (len(first), len(second)) or first[count] != second[count]
 
 
-def test_a_cache_starts_with_what_the_best_other_one_holds():
+def test_a_cache_begins_with_a_copy_of_the_longest_shared_prefix():
     pool = caches()
     add_idle(pool, [1, 2, 3, 4, 9])
     add_idle(pool, [1, 2, 7, 7, 7, 9])
@@ -69,7 +69,7 @@ def test_the_last_id_is_always_run():
     assert pool.best([1])[1] == 0
 
 
-def test_a_cache_that_is_continued_whole_is_taken_over():
+def test_a_cache_whose_ids_are_all_continued_is_taken_over():
     pool = caches()
     first = add_idle(pool, [1, 2, 3, 4])
     assert pool.acquire([1, 2, 3, 5, 6], 9) is first
@@ -77,7 +77,7 @@ def test_a_cache_that_is_continued_whole_is_taken_over():
     assert first.ids == [1, 2, 3, 5, 6]
 
 
-def test_a_cache_that_holds_more_stays_as_it_is():
+def test_a_cache_that_is_longer_than_the_shared_prefix_stays_as_it_is():
     pool = caches()
     first = add_idle(pool, [1, 2, 3, 4, 5])
     branch = pool.acquire([1, 2, 8, 8], 9)
@@ -115,7 +115,7 @@ def test_a_cache_in_use_is_never_dropped():
     assert pool.drop_idle() is False
 
 
-def test_without_room_even_after_dropping_nothing_is_dropped():
+def test_no_idle_cache_is_dropped_if_that_would_not_make_enough_room():
     pool = caches(pages=3)
     busy = pool.acquire([5, 5], 2 * PAGE)  # two of the three pages
     add_idle(pool, [1, 2, 3])

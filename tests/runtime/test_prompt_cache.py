@@ -193,7 +193,9 @@ def test_a_file_is_written_by_a_thread_for_which_answers_do_not_wait(llama, tmp_
     assert set(writers) == {"bitnet-prompt-writer"}
 
 
-def test_what_is_written_is_what_the_sequence_held_when_it_ended(llama, tmp_path, monkeypatch):
+def test_a_file_has_the_state_at_the_end_of_its_sequence_although_the_cache_changes_later(
+    llama, tmp_path, monkeypatch
+):
     may_write = threading.Event()
     write = PromptFolder.write
 
@@ -215,7 +217,7 @@ def test_what_is_written_is_what_the_sequence_held_when_it_ended(llama, tmp_path
     assert (again, reused) == (fresh, 199)
 
 
-def test_a_prompt_that_grew_a_little_is_written_when_it_is_idle(llama, tmp_path, monkeypatch):
+def test_a_prompt_that_grew_by_little_is_written_once_it_is_idle(llama, tmp_path, monkeypatch):
     # The second prompt grows by 41 of 200 positions, less than a half.
     monkeypatch.setattr(prompt_cache, "GROWTH", 2)
     monkeypatch.setattr(prompt_cache, "IDLE_S", 0.01)
@@ -232,7 +234,7 @@ def test_a_prompt_that_grew_a_little_is_written_when_it_is_idle(llama, tmp_path,
     assert len(PromptFile.open(path).ids) == 241
 
 
-def test_what_a_file_covers_is_not_written_again(llama, tmp_path):
+def test_a_prompt_that_a_file_covers_is_not_written_again(llama, tmp_path):
     ids = prompt(200)
     (path,) = store(llama, ids, tmp_path)
     before = path.stat().st_mtime_ns
@@ -241,7 +243,7 @@ def test_what_a_file_covers_is_not_written_again(llama, tmp_path):
     assert path.stat().st_mtime_ns == before
 
 
-def test_the_folder_is_bounded_and_the_least_recently_used_goes(llama, tmp_path):
+def test_the_least_recently_used_file_is_deleted_at_the_limit_of_the_folder(llama, tmp_path):
     (first,) = store(llama, prompt(100, seed=1), tmp_path)
     size = first.stat().st_size
     limit = {"limit_bytes": 2.5 * size}  # room for two files

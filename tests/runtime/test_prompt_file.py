@@ -112,7 +112,7 @@ def test_a_file_that_another_process_replaced_is_read_again(llama, tmp_path, cap
     assert not caplog.text
 
 
-def test_a_file_replaced_while_it_is_opened_leaves_the_new_one(llama, tmp_path, monkeypatch):
+def test_a_file_that_is_replaced_while_it_is_opened_is_not_deleted(llama, tmp_path, monkeypatch):
     ids = prompt(200)
     (path,) = store(llama, ids, tmp_path / "first")
     (new,) = store(llama, prompt(200, seed=4), tmp_path / "second")
@@ -131,7 +131,7 @@ def test_a_file_replaced_while_it_is_opened_leaves_the_new_one(llama, tmp_path, 
     assert stored_length(stored, llama, prompt(200, seed=4)) == 199
 
 
-def test_a_damaged_file_that_was_replaced_since_leaves_the_new_one(llama, tmp_path):
+def test_a_damaged_file_that_was_replaced_meanwhile_is_not_deleted(llama, tmp_path):
     ids = prompt(200)
     (path,) = store(llama, ids, tmp_path / "first")
     (new,) = store(llama, ids, tmp_path / "second")

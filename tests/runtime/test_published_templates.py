@@ -104,7 +104,7 @@ def test_every_dialect_renders_the_same_conversation(name):
 
 @needs_source
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_text_is_the_one_that_transformers_renders(name):
+def test_a_rendered_conversation_equals_that_of_transformers(name):
     utils = pytest.importorskip("transformers.utils.chat_template_utils")
     source = source_of(name)
     template = chat_template(tokenizer_of(source))

@@ -128,15 +128,17 @@ def assert_same(ours, theirs, what):
         assert probability == pytest.approx(theirs[id], abs=FLOAT32, rel=1e-3), what
 
 
-def test_any_chain_leaves_llama_cpps_tokens_with_its_probabilities(vocabulary, tmp_path):
+def test_any_chain_keeps_the_tokens_of_llama_cpps_chain_with_its_probabilities(
+    vocabulary, tmp_path
+):
     pytest.importorskip("xllamacpp")
     cases = [random_case(seed) for seed in range(600)]
-    asked = [
+    requests = [
         {"samplers": engine_chain(options, four), "text": [], "logits": as_json(logits)}
         for options, four, logits in cases
     ]
     for seed, (case, theirs) in enumerate(
-        zip(cases, ask("sample", vocabulary, asked, tmp_path), strict=True)
+        zip(cases, ask("sample", vocabulary, requests, tmp_path), strict=True)
     ):
         options, four, logits = case
         assert_same(distribution(options, logits, four), theirs, (seed, options, four))
@@ -159,7 +161,7 @@ def test_dry_penalizes_the_tokens_that_llama_cpp_penalizes_by_as_much(vocabulary
     tokenizer = Tokenizer.from_spec(load_spec(vocabulary))
     texts = [["\n", ":", '"', "*"], ["AB", "+,"], ["!"], ["'()*", "*+"]]
     breakers_by_text = [find_breakers(tokenizer, breakers) for breakers in texts]
-    asked = []
+    requests = []
     cases = []
     for seed in range(80):
         random = np.random.default_rng(seed)
@@ -178,10 +180,10 @@ def test_dry_penalizes_the_tokens_that_llama_cpp_penalizes_by_as_much(vocabulary
             options.dry_penalty_last_n,
         ]  # fmt: skip
         case = {"samplers": [["dry", *numbers, breakers]], "text": text, "logits": as_json(logits)}
-        asked.append(case)
+        requests.append(case)
         cases.append((options, logits, text, breakers_by_text[seed % len(texts)]))
     penalized = 0
-    for case, theirs in zip(cases, ask("sample", vocabulary, asked, tmp_path), strict=True):
+    for case, theirs in zip(cases, ask("sample", vocabulary, requests, tmp_path), strict=True):
         options, logits, text, breakers = case
         penalized += bool(Repetitions(options, breakers, text).penalties())
         assert_same(distribution(options, logits, None, text, breakers), theirs, case[:3])
@@ -192,7 +194,7 @@ def test_dry_penalizes_the_tokens_that_llama_cpp_penalizes_by_as_much(vocabulary
 def test_mirostat_keeps_llama_cpps_tokens_at_every_step(vocabulary, tmp_path, version):
     pytest.importorskip("xllamacpp")
     cases = []
-    asked = []
+    requests = []
     for seed in range(60):
         random = np.random.default_rng(seed)
         options = Request(
@@ -209,10 +211,10 @@ def test_mirostat_keeps_llama_cpps_tokens_at_every_step(vocabulary, tmp_path, ve
         if version == 1:
             mirostat = ["mirostat", size, 1, options.mirostat_tau, options.mirostat_eta, 100]
         samplers = [["temp", temperature], mirostat]
-        asked.append({"samplers": samplers, "steps": [as_json(row) for row in steps]})
+        requests.append({"samplers": samplers, "steps": [as_json(row) for row in steps]})
         cases.append((options, temperature, steps))
     lengths = set()
-    for case, theirs in zip(cases, ask("follow", vocabulary, asked, tmp_path), strict=True):
+    for case, theirs in zip(cases, ask("follow", vocabulary, requests, tmp_path), strict=True):
         options, temperature, steps = case
         size = len(steps[0])
         drawn = 0.0

@@ -86,7 +86,7 @@ def test_without_a_seed_runs_differ_unless_determinism_is_asked_for(monkeypatch)
     assert Request().actual_seed() != Request().actual_seed()
 
 
-def test_each_of_several_answers_has_a_seed_of_its_own_from_the_given_one_on():
+def test_seeds_of_several_answers_count_up_from_the_requested_seed():
     params = Request(seed=7, top_k=3)
     assert params.choice(0) == params
     assert [params.choice(number).seed for number in range(3)] == [7, 8, 9]
@@ -248,7 +248,7 @@ def test_log_probabilities_are_those_before_the_mask():
     assert sampled.logprob == pytest.approx(math.log(0.05), abs=1e-6)
 
 
-def test_without_a_token_that_may_be_chosen_there_is_an_error():
+def test_sampling_without_an_allowed_token_is_an_error():
     with pytest.raises(InferenceError, match="no token may be chosen"):
         Sampler(Request()).sample(LOGITS, allowed=np.array([], dtype=np.intp))
     banned = Request(logit_bias=dict.fromkeys(range(5), -math.inf))

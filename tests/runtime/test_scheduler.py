@@ -94,7 +94,7 @@ def test_a_short_prompt_is_answered_in_its_first_pass_behind_long_ones(reference
     assert [sequence.cache.length for sequence in long] == [4, 6]
 
 
-def test_a_long_prompt_goes_on_however_many_short_ones_come(reference):
+def test_a_long_prompt_advances_in_every_pass_beside_new_short_ones(reference):
     scheduler = Scheduler(reference, prefill_chunk=8)
     long = scheduler.submit(prompt(40), params(1))
     passes = 0
@@ -326,7 +326,7 @@ def test_a_sequence_cancelled_within_prompt_or_answer_changes_no_other_one(model
     assert again.reused_tokens > 0
 
 
-def test_cancelling_what_has_ended_changes_nothing(reference):
+def test_cancelling_a_finished_sequence_changes_nothing(reference):
     scheduler = Scheduler(reference)
     sequence = scheduler.submit(prompt(3), params(2))
     run(scheduler)

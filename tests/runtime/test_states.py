@@ -196,7 +196,7 @@ def test_after_an_interrupted_pass_answers_continue_from_the_last_whole_state(mo
 
 
 @compiled
-def test_one_sequence_that_fails_in_a_batch_leaves_the_other_exact(model):
+def test_a_sequence_that_fails_in_a_batch_changes_no_token_of_the_other(model):
     class Broken(KVCache):
         def begin(self):
             raise ValueError("broken")

@@ -182,7 +182,7 @@ def test_the_whole_answer_matches_a_regex(model, pattern):
         assert re.fullmatch(pattern, text)
 
 
-def test_an_answer_ends_as_soon_as_nothing_may_follow(model):
+def test_an_answer_ends_as_soon_as_its_grammar_is_complete(model):
     answer = model.stream("ab", max_tokens=30, regex="true")
     assert ("".join(answer), answer.finish_reason) == ("true", "stop")
     # No pass is spent on a stop id.

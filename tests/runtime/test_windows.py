@@ -81,7 +81,7 @@ def test_the_interpreter_gives_the_bits_of_the_compiled_program():
         assert interpreter.run(segments[1:]).tobytes() == compiled_rows.tobytes()
 
 
-def test_the_reference_computes_the_same_as_with_everything_kept():
+def test_the_reference_computes_the_same_whether_pages_are_freed_or_not():
     model = model_on(ReferenceOps(dtype=np.float64))
     whole = logits(model, [], dtype=np.float64)
     np.testing.assert_allclose(
