@@ -22,7 +22,7 @@ def model(request):
 
 @pytest.fixture
 def free_drafts(monkeypatch):
-    """Drafts whose measured price is 0, so that they never pause on a busy machine."""
+    """Drafts whose measured price is always 0, so that the load of the machine decides nothing."""
     monkeypatch.setattr(PassTimes, "observe", lambda *_: 0.0)
     monkeypatch.setattr(PassTimes, "knows_plain", lambda *_: True)
 

@@ -21,7 +21,7 @@ from bitnet.runtime.request import Request
 
 PROMPT = "ab"
 LETTER = TOKENS.index("x")
-SPREAD = {"temperature": 20.0, "seed": 5}  # nearly uniform: a text without repetitions
+SPREAD = {"temperature": 20.0, "seed": 5}  # probabilities are nearly uniform, so texts vary
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ def talk_with(model, *, count=4, **options):
     return Conversation(model, Request(max_tokens=count, **ALWAYS_X), **options)
 
 
-def test_every_message_sees_those_before(model):
+def test_a_prompt_has_all_earlier_messages_and_reuses_their_computed_ids(model):
     talk = talk_with(model, system="s")
     assert "".join(talk.ask("b")) == "xxxx"
     assert talk.answer.sequence.reused_tokens == 0
@@ -39,7 +39,7 @@ def test_every_message_sees_those_before(model):
     assert talk.answer.sequence.reused_tokens == len("ss.ub.axxx")
 
 
-def test_each_answer_draws_for_itself_and_a_seed_repeats_all_of_them(model):
+def test_answers_of_a_conversation_differ_and_its_seed_repeats_all_of_them(model):
     def answers(seed):
         sampling = {"temperature": 5.0, "seed": seed}
         talk = Conversation(model, Request(max_tokens=8, **sampling))
@@ -83,7 +83,7 @@ def test_a_refused_message_is_removed_from_the_conversation(model):
     assert "".join(talk.ask("b")) == "xxxx"
 
 
-def test_a_model_without_a_template_cannot_talk(tmp_path):
+def test_a_model_without_a_chat_template_is_refused(tmp_path):
     with (
         bitnet.load(tiny_gguf(tmp_path / "m.gguf")) as model,
         pytest.raises(Unsupported, match="no chat template"),

@@ -69,8 +69,8 @@ def run(tmp_path):
     return start
 
 
-def output_of(done):
-    """Output of the completed process *done*, which must have written nothing to stderr."""
+def check_success(done):
+    """Check that the process *done* has succeeded without a word on stderr; return its output."""
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -88,7 +88,7 @@ def test_a_child_forked_during_a_pass_generates_the_same_tokens(run):
         assert ended(pid) == 0
     print("done")
     """
-    assert output_of(run(MODEL, check, IN_PASSES, children)) == "done\n"
+    assert check_success(run(MODEL, check, IN_PASSES, children)) == "done\n"
 
 
 @needs_fork
@@ -103,7 +103,7 @@ def test_a_child_forked_during_a_pass_has_all_its_compute_threads(run):
             os._exit(len(os.listdir("/proc/self/task")))
         assert ended(pid) == 3
     """  # its exit status is its number of threads
-    output_of(run(MODEL, IN_PASSES, children))
+    check_success(run(MODEL, IN_PASSES, children))
 
 
 @needs_fork
@@ -122,7 +122,7 @@ def test_a_graph_that_a_thread_runs_can_be_run_by_a_child(run):
             os._exit(0 if hidden() == expected else 3)
         assert ended(pid) == 0
     """
-    output_of(run(MODEL, IN_PASSES, children))
+    check_success(run(MODEL, IN_PASSES, children))
 
 
 @needs_fork
@@ -141,7 +141,7 @@ def test_an_answer_begun_before_a_fork_ends_in_the_child_with_a_reason(run):
     assert ended(pid) == 0
     assert [first.token, *(piece.token for piece in answer)] == tokens()
     """
-    output = output_of(run(MODEL, script))
+    output = check_success(run(MODEL, script))
     assert output.startswith("this answer was begun before the process was forked")
 
 
@@ -154,7 +154,7 @@ def test_workers_of_a_multiprocessing_pool_use_the_model_of_the_parent(run):
         assert pool.starmap(tokens, [()] * 4) == [expected] * 4
     assert tokens() == expected
     """
-    output_of(run(MODEL, script))
+    check_success(run(MODEL, script))
 
 
 @needs_fork
@@ -177,7 +177,7 @@ def test_workers_of_a_torch_loader_use_the_model_of_the_parent(run):
     torch.set_flush_denormal(True)
     assert tokens() == expected
     """
-    output_of(run(MODEL, script))
+    check_success(run(MODEL, script))
 
 
 @needs_fork
@@ -231,4 +231,4 @@ def test_a_daemon_thread_inside_a_pass_does_not_disturb_the_exit(run, count):
     while not engine._lock.locked():
         pass
     """
-    output_of(run(MODEL, IN_PASSES, exit_in_a_pass))
+    check_success(run(MODEL, IN_PASSES, exit_in_a_pass))
