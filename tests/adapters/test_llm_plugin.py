@@ -25,7 +25,7 @@ TINY = "bitnet/bitnet-tiny"
 
 @pytest.fixture(autouse=True)
 def _plugged(monkeypatch, tmp_path):
-    """The plugin in llm, also where this package was installed before it had one."""
+    """Register the plugin with llm, also if the installed package has no entry point for it yet."""
     from llm.plugins import load_plugins, pm
 
     monkeypatch.setenv("LLM_USER_PATH", str(tmp_path / "llm"))
@@ -45,17 +45,18 @@ def test_llm_finds_the_plugin_by_its_entry_point():
 
 
 def test_models_that_are_here_are_offered_and_no_others():
-    offered = {model.model_id for model in llm.get_models()}
-    vectors = {model.model_id for model in llm.get_embedding_models()}
-    assert {one for one in offered if one.startswith("bitnet/")} == {TINY}
-    assert {one for one in vectors if one.startswith("bitnet/")} == {TINY}
+    writers = {model.model_id for model in llm.get_models()}
+    embedders = {model.model_id for model in llm.get_embedding_models()}
+    # The fixtures of every test give it an empty cache: only the shipped model is there.
+    assert {name for name in writers if name.startswith("bitnet/")} == {TINY}
+    assert {name for name in embedders if name.startswith("bitnet/")} == {TINY}
 
 
 def test_vectors_are_those_of_the_model():
     texts = ["She was happy.", "Mr. Darcy", "a"]
-    found = list(llm.get_embedding_model(TINY).embed_multi(texts, batch_size=2))
+    vectors = list(llm.get_embedding_model(TINY).embed_multi(texts, batch_size=2))
     with load(SHIPPED["bitnet-tiny"].path) as model:
-        assert np.array_equal(np.float32(found), model.embed(texts))
+        assert np.array_equal(np.float32(vectors), model.embed(texts))
 
 
 def test_a_prompt_is_continued_with_the_options_that_are_given():
@@ -70,7 +71,7 @@ def test_a_prompt_is_continued_with_the_options_that_are_given():
 
 @pytest.fixture
 def writer(tmp_path):
-    """A model with a chat template, which writes the roles of messages."""
+    """The plugin's ``llm`` model of a GGUF file whose chat template spells the roles."""
     keys = {"tokenizer.chat_template": TEMPLATE, "llama.context_length": 256}
     path = tiny_gguf(tmp_path / "m.gguf", **keys)
     return plugin.Writer(str(path))
@@ -119,15 +120,17 @@ def test_a_conversation_of_the_program_keeps_its_system_prompt(writer, tmp_path)
         assert second.output == f"{model.chat(turns, max_tokens=4)}\n"
 
 
-def test_an_older_llm_tells_the_system_prompt_of_earlier_responses():
-    def asked(text, system):
+def test_messages_of_an_older_llm_keep_the_system_prompt_of_earlier_responses():
+    def prompt(text, system):
+        """A prompt of such a version: a text and a system prompt, without ``messages``."""
         return SimpleNamespace(prompt=text, system=system)
 
-    response = SimpleNamespace(prompt=asked("a", "b"), text=lambda: "c")
+    response = SimpleNamespace(prompt=prompt("a", "b"), text=lambda: "c")
     conversation = SimpleNamespace(responses=[response])
     turns = [message("user", "a"), message("assistant", "c"), message("user", "d")]
+    # The system prompt of the last turn counts, or else that of the turn before.
     for system, expected in ((None, "b"), ("e", "e")):
-        messages = plugin._messages(asked("d", system), conversation)
+        messages = plugin._messages(prompt("d", system), conversation)
         assert messages == [message("system", expected), *turns]
 
 
@@ -176,6 +179,7 @@ def test_the_program_makes_vectors_and_says_what_fails():
 @pytest.mark.parametrize(
     ("name", "said"), [("no-such-model", "no model of that name"), ("bitnet-tiny", "the context")]
 )
-def test_what_cannot_be_done_is_an_error_of_llms(name, said):
+def test_an_embedder_that_fails_raises_llms_own_error(name, said):
+    # 5,000 words are more tokens than the context of bitnet-tiny has.
     with pytest.raises(llm.ModelError, match=said):
         plugin.Embedder(name).embed("a " * 5000)

@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(
         not getattr(find_spec("ray"), "origin", None), reason="pip install 'bitnet-xtask[ray]'"
     ),
-    pytest.mark.filterwarnings("ignore"),  # Ray's own
+    pytest.mark.filterwarnings("ignore"),  # Ray warns of its own code
 ]
 TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
 BODY = {"prompt": "abc", "max_tokens": 30, "temperature": 0}
@@ -36,7 +36,10 @@ def own_folder():
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory, own_folder):
-    """An application with a replica on each of two nodes, besides the node of the driver."""
+    """The cluster, its two nodes with a replica each, and an HTTP client of the application.
+
+    The third node, the head, runs the driver and the proxy and has no room for a replica.
+    """
     import ray
     from ray import serve
     from ray.cluster_utils import Cluster
@@ -67,7 +70,7 @@ def until(condition):
 
 
 def kill(nodes, node):
-    """Kill *node*, which holds one of two replicas."""
+    """Kill *node*, which holds one of two replicas, and wait until its replica is gone."""
     before = set(_replicas())
     nodes.remove_node(node, allow_graceful=False)
     until(lambda: len(set(_replicas()) & before) == 1)
@@ -79,14 +82,15 @@ def on_two_nodes():
 
 
 def _replicas():
-    """Node of each replica that lives."""
+    """Node id of each replica that is alive, by the replica's actor id."""
     from ray.util.state import list_actors
     from ray.util.state.exception import RayStateApiException
 
     filters = [("class_name", "=", "ServeReplica:default:Replica"), ("state", "=", "ALIVE")]
 
     def ask():
-        with contextlib.suppress(RayStateApiException):  # it has a time limit of its own
+        with contextlib.suppress(RayStateApiException):  # on a busy machine it times out
+            # In a list, so that an empty dictionary counts as an answer, too.
             return [{actor.actor_id: actor.node_id for actor in list_actors(filters=filters)}]
         return None
 
@@ -100,7 +104,7 @@ def test_the_cluster_answers_as_one_worker(cluster):
     assert whole["choices"][0]["text"]
     with client.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as reply:
         lines = [line for line in reply.iter_lines() if line.startswith("data: {")]
-    parts = [json.loads(line[6:])["choices"][0]["text"] for line in lines]
+    parts = [json.loads(line[6:])["choices"][0]["text"] for line in lines]  # behind "data: "
     assert "".join(parts) == whole["choices"][0]["text"]
     assert len(parts) > 1
     wrong = client.post("/v1/completions", json=BODY | {"max_tokens": -7})
@@ -108,7 +112,7 @@ def test_the_cluster_answers_as_one_worker(cluster):
     assert client.get("/health/ready").json()["status"] == "ready"
 
 
-def test_a_conversation_goes_on_where_its_prefix_is(cluster):
+def test_requests_with_a_common_prefix_stay_on_one_replica(cluster):
     *_, client = cluster
 
     def worker_of(prompt):
@@ -116,22 +120,26 @@ def test_a_conversation_goes_on_where_its_prefix_is(cluster):
         return client.post("/v1/inference", json=body).json()["worker_id"]
 
     def stays(tries=iter(range(1000))):
-        """True if a new conversation stays where it began, once the door knows of it."""
-        begun = f"{next(tries):03}" + "a" * 300
-        first = worker_of(begun)
+        """True if 20 continuations of a fresh prompt go to the replica that had it first.
+
+        The requests in between give Ray time to tell the door which replica holds the prefix.
+        """
+        prefix = f"{next(tries):03}" + "a" * 300
+        first = worker_of(prefix)
         for _ in range(60):
             worker_of("short")
-        return {worker_of(begun + "b" * more) for more in range(20)} == {first}
+        return {worker_of(prefix + "b" * more) for more in range(20)} == {first}
 
-    until(stays)  # by chance, one in a million does
+    # Requests routed at random to two replicas would do so once in 2**20 attempts.
+    until(stays)
 
 
 def test_a_stream_of_a_killed_node_ends_with_an_error_and_never_as_if_it_were_whole(cluster):
     nodes, others, client = cluster
     until(on_two_nodes)
-    asked = BODY | {"max_tokens": 900}
-    expected = client.post("/v1/completions", json=asked).json()["choices"][0]["text"]
-    begun = []
+    body = BODY | {"max_tokens": 900}
+    expected = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+    busy_clients = []  # the client of each line that has arrived
     statuses = set()
     streams = []
     done = threading.Event()
@@ -139,21 +147,21 @@ def test_a_stream_of_a_killed_node_ends_with_an_error_and_never_as_if_it_were_wh
     def read(name):
         with httpx.Client(base_url=client.base_url, timeout=PATIENCE_S) as own:
             while not done.is_set():
-                with own.stream("POST", "/v1/completions", json=asked | {"stream": True}) as reply:
+                with own.stream("POST", "/v1/completions", json=body | {"stream": True}) as reply:
                     statuses.add(reply.status_code)
                     lines = []
                     for line in reply.iter_lines():
                         lines.append(line)
-                        begun.append(name)
+                        busy_clients.append(name)
                 streams.append([line[6:] for line in lines if line.startswith("data: ")])
 
     threads = [threading.Thread(target=read, args=(at,)) for at in range(CLIENTS)]
     for thread in threads:
         thread.start()
     try:
-        until(lambda: set(begun) == set(range(CLIENTS)))
-        # The streams of a node may all end before it is dead: then another one is killed.
-        while not ends(streams):
+        until(lambda: set(busy_clients) == set(range(CLIENTS)))
+        # If all streams of a node end before the node is dead, none is cut: kill another node.
+        while not cut_streams(streams):
             until(on_two_nodes)
             kill(nodes, others.pop(0))
             others.append(nodes.add_node(num_cpus=1))
@@ -164,7 +172,7 @@ def test_a_stream_of_a_killed_node_ends_with_an_error_and_never_as_if_it_were_wh
         for thread in threads:
             thread.join()
     assert statuses == {200}
-    cut = 0
+    n_cut = 0
     for events in streams:
         last = events[-1]
         parts = [json.loads(event) for event in events if event != "[DONE]"]
@@ -172,14 +180,14 @@ def test_a_stream_of_a_killed_node_ends_with_an_error_and_never_as_if_it_were_wh
         if last == "[DONE]":
             assert text == expected
             continue
-        cut += 1
+        n_cut += 1
         assert "was lost" in parts[-1]["error"]["message"]
         assert expected.startswith(text)
-    assert cut
+    assert n_cut
 
 
-def ends(streams):
-    """Streams that do not end with the word of a whole one."""
+def cut_streams(streams):
+    """Those of *streams* that do not end with ``[DONE]``, as whole ones do."""
     return [events for events in list(streams) if events[-1:] != ["[DONE]"]]
 
 
@@ -194,6 +202,7 @@ def ends(streams):
     ],
 )
 def test_the_last_event_of_a_cut_stream_has_the_form_of_its_dialect(path, begins):
+    # Seven events were sent before it; events of the Responses API have numbers, from 0 on.
     assert last_event(path, Refused(502, "lost"), 7).startswith(begins)
 
 
@@ -228,6 +237,7 @@ def test_a_killed_node_loses_no_request_and_answers_none_twice(cluster):
     failed = [(reply.status_code, reply.text[:500]) for _, reply in replies if reply.is_error]
     assert not failed, Counter(failed)
     assert {reply.json()["choices"][0]["text"] for _, reply in replies} == {expected}
+    # Each request has an id of its own, and each id came back exactly once.
     assert len({name for name, _ in replies}) == len(replies) == sum(sent.values())
 
 

@@ -19,27 +19,29 @@ def model():
 
 
 def test_vectors_are_those_of_the_model_in_any_order_of_length(model):
-    made = adapter.sentence_transformer(model)
-    assert np.array_equal(made.encode(TEXTS, batch_size=2), model.embed(TEXTS))
-    assert np.array_equal(made.encode(TEXTS[0]), model.embed(TEXTS[0])[0])
-    assert made.get_embedding_dimension() == model.config.dim
-    assert made.encode(TEXTS, truncate_dim=16).shape == (4, 16)
-    assert made.max_seq_length == model.context
-    similar = made.similarity(made.encode(TEXTS), made.encode(TEXTS)).numpy()
-    assert np.allclose(np.diag(similar), 1, atol=1e-5)
+    """``encode`` sorts texts by length before it makes batches of them."""
+    encoder = adapter.sentence_transformer(model)
+    assert np.array_equal(encoder.encode(TEXTS, batch_size=2), model.embed(TEXTS))
+    assert np.array_equal(encoder.encode(TEXTS[0]), model.embed(TEXTS[0])[0])
+    assert encoder.get_embedding_dimension() == model.config.dim
+    assert encoder.encode(TEXTS, truncate_dim=16).shape == (4, 16)
+    assert encoder.max_seq_length == model.context
+    similar = encoder.similarity(encoder.encode(TEXTS), encoder.encode(TEXTS)).numpy()
+    assert np.allclose(np.diag(similar), 1, atol=1e-5)  # cosines of float32
 
 
 @pytest.mark.parametrize("limit", [None, 8, 4096])
 def test_texts_beyond_the_limit_lose_their_ends(model, limit):
     long = "She was happy. " * 200
     model.text_limit = limit
-    made = adapter.sentence_transformer(model)
-    assert made.max_seq_length == (8 if limit == 8 else model.context)
+    encoder = adapter.sentence_transformer(model)
+    # 4096 is beyond the context, which then is the limit.
+    assert encoder.max_seq_length == (8 if limit == 8 else model.context)
     ids = model.embedding_ids(long, truncate=True)
-    assert len(ids) == made.max_seq_length
-    assert np.array_equal(made.encode(long), model.embed([ids])[0])
-    made.max_seq_length = 5
-    assert np.array_equal(made.encode(long), model.embed([model.tokenizer.encode(long)[:5]])[0])
+    assert len(ids) == encoder.max_seq_length
+    assert np.array_equal(encoder.encode(long), model.embed([ids])[0])
+    encoder.max_seq_length = 5
+    assert np.array_equal(encoder.encode(long), model.embed([model.tokenizer.encode(long)[:5]])[0])
 
 
 def test_inputs_that_are_not_texts_are_refused(model):
@@ -51,10 +53,10 @@ def test_prompts_stand_before_texts(model):
     from bitnet.formats.checkpoint import Prompts
 
     model.prompts = Prompts({"query": "Find: "}, "query")
-    made = adapter.sentence_transformer(model)
+    encoder = adapter.sentence_transformer(model)
     expected = model.embed("Find: Mr. Darcy", prompt_name="")[0]
-    assert np.array_equal(made.encode("Mr. Darcy"), expected)
-    assert np.array_equal(made.encode("Mr. Darcy", prompt_name="query"), expected)
-    plain = made.encode("Mr. Darcy", prompt="")
+    assert np.array_equal(encoder.encode("Mr. Darcy"), expected)
+    assert np.array_equal(encoder.encode("Mr. Darcy", prompt_name="query"), expected)
+    plain = encoder.encode("Mr. Darcy", prompt="")
     assert np.array_equal(plain, model.embed("Mr. Darcy", prompt_name="")[0])
     assert not np.array_equal(plain, expected)

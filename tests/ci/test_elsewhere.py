@@ -42,18 +42,20 @@ def project(tmp_path, bitnet, monkeypatch):
 
 
 def run(script, folder, **environment):
+    """Run the bash *script* in *folder*, with this environment's programs; the finished process."""
     beside = str(Path(sys.executable).parent)
-    known = {"PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    pip = {"PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     return subprocess.run(
         ["bash", "-ec", script],
         cwd=folder,
-        env=os.environ | known | {"PATH": f"{beside}:{os.environ['PATH']}"} | environment,
+        env=os.environ | pip | {"PATH": f"{beside}:{os.environ['PATH']}"} | environment,
         capture_output=True,
         text=True,
     )
 
 
 def pipeline(folder, **environment):
+    """Run the script of GitLab's job with its variables; the finished process."""
     job = yaml.safe_load((folder / ".gitlab/bitnet-ci.yml").read_text())["bitnet"]
     values = {"CI_PROJECT_DIR": str(folder)}
     for name, text in job["variables"].items():
@@ -93,6 +95,7 @@ def test_the_pipeline_is_one_that_gitlab_reads(project):
 
 @pytest.fixture
 def hooks(project):
+    """The hooks of the pre-commit template, by id."""
     (repository,) = yaml.safe_load((project / ".pre-commit-config.yaml").read_text())["repos"]
     return {hook["id"]: hook for hook in repository["hooks"]}
 
@@ -105,7 +108,8 @@ def test_a_hook_verifies_committed_models(project, hooks, tmp_path):
     assert run(hook["entry"] + " 'good one.gguf'", project).returncode == 0
     (project / "bad.gguf").write_bytes(b"GGUF" + bytes(50))
     done = run(hook["entry"] + " 'good one.gguf' bad.gguf", project)
-    assert done.returncode == 15, done.stdout + done.stderr
+    assert done.returncode == 15, done.stdout + done.stderr  # VerificationFailed
+    # A file whose name looks like an option is still a file.
     (project / "bad.gguf").rename(project / "--help.gguf")
     assert run(hook["entry"] + " --help.gguf", project).returncode == 15
 
@@ -113,7 +117,7 @@ def test_a_hook_verifies_committed_models(project, hooks, tmp_path):
 def test_a_hook_holds_files_to_their_pins(project, hooks):
     hook = hooks["bitnet-sync"]
     assert re.search(hook["files"], "bitnet.lock.json")
-    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9"}  # nothing listens: the hook must not download
     assert run(hook["entry"], project, **nowhere).returncode == 0
     model = project / "models/org-tiny/tiny.gguf"
     raw = model.read_bytes()
@@ -127,10 +131,11 @@ def test_a_hook_holds_files_to_their_pins(project, hooks):
 
 
 def test_an_image_is_built_with_every_pinned_file_checked(project, tmp_path):
+    """The RUN lines of the first stage run in a folder, with a virtual environment in it."""
     text = (project / "Dockerfile").read_text()
     _, build, final = text.split("\nFROM ")
     steps = re.findall(r"^RUN (?:--mount=\S+ )?(.*)$", build, re.M)
-    assert len(steps) == 4
+    assert len(steps) == 4  # the expression above has read all of them
     image = tmp_path / "image"
     for folder in (".github", "tool"):
         shutil.copytree(project / folder, image / folder)

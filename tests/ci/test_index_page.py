@@ -20,13 +20,15 @@ HERE = "https://example.org/me/bitnet"
 
 @pytest.fixture
 def index_page():
+    """The metadata provider ``.ci/index_page.py`` as a module."""
     spec = importlib.util.spec_from_file_location("index_page", ROOT / ".ci/index_page.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def cloned(folder, url):
+def write_git_config(folder, url):
+    """Make *folder* look like a clone of *url*; returns *folder*."""
     (folder / ".git").mkdir(exist_ok=True)
     (folder / ".git/config").write_text(
         f'[core]\n\tbare = false\n[remote "origin"]\n\turl = {url}\n'
@@ -46,15 +48,17 @@ def cloned(folder, url):
     ],
 )
 def test_the_repository_is_the_one_that_was_cloned(index_page, tmp_path, url):
-    assert index_page.repository(cloned(tmp_path, url)) == HERE
+    assert index_page.repository(write_git_config(tmp_path, url)) == HERE
 
 
 def test_an_address_keeps_its_port(index_page, tmp_path):
     for host in ("git.example.org:8443", "[::1]:8443"):
-        cloned(tmp_path, f"https://user:secret@{host}/a/b.git")
+        write_git_config(tmp_path, f"https://user:secret@{host}/a/b.git")
         assert index_page.repository(tmp_path) == f"https://{host}/a/b"
 
 
+# Each gives HERE as the first url of the remote "origin": a key without a value, names in any case
+# and on one line, quotes and comments, other sections, a line that goes on, and damaged lines.
 @pytest.mark.parametrize(
     "config",
     [
@@ -67,11 +71,11 @@ def test_an_address_keeps_its_port(index_page, tmp_path):
     ],
 )
 def test_every_form_of_a_git_config_is_read(config, index_page, tmp_path):
-    cloned(tmp_path, "")
+    write_git_config(tmp_path, "")
     text = config.format(url=HERE)
     (tmp_path / ".git/config").write_bytes(text.encode("latin-1"))
     assert index_page.repository(tmp_path) == HERE
-    if shutil.which("git") and "%%%" not in text:
+    if shutil.which("git") and "%%%" not in text:  # git refuses a damaged file
         command = ["git", "config", "--file", tmp_path / ".git/config", "--get-all"]
         done = subprocess.run([*command, "remote.origin.url"], capture_output=True, text=True)
         assert done.stdout.splitlines()[0] == HERE
@@ -84,8 +88,8 @@ def test_every_form_of_a_git_config_is_read(config, index_page, tmp_path):
         "https://[/a", "ssh://me@host/home/me/bitnet",
     ],
 )  # fmt: skip
-def test_a_folder_is_not_an_address(index_page, tmp_path, url):
-    assert index_page.repository(cloned(tmp_path, url)) == ""
+def test_an_origin_that_is_not_a_web_address_gives_none(index_page, tmp_path, url):
+    assert index_page.repository(write_git_config(tmp_path, url)) == ""
 
 
 def test_a_source_package_keeps_the_address_it_was_made_with(index_page, tmp_path):
@@ -96,16 +100,17 @@ def test_a_source_package_keeps_the_address_it_was_made_with(index_page, tmp_pat
 
 
 def test_every_link_and_picture_of_the_readme_becomes_absolute(index_page, tmp_path, monkeypatch):
-    monkeypatch.setattr(index_page, "ROOT", cloned(tmp_path, HERE))
+    monkeypatch.setattr(index_page, "ROOT", write_git_config(tmp_path, HERE))
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (tmp_path / "README.md").write_text(text, encoding="utf-8")
-    made = index_page.dynamic_metadata("readme")
-    assert made["content-type"] == "text/markdown"
-    links = re.findall(r"\]\(([^)]+)\)", made["text"])
+    readme = index_page.dynamic_metadata("readme")
+    assert readme["content-type"] == "text/markdown"
+    links = re.findall(r"\]\(([^)]+)\)", readme["text"])
     assert len(links) == len(re.findall(r"\]\(([^)]+)\)", text)) > 10
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
-    assert f"({HERE}/raw/HEAD/docs/images/speed.svg)" in made["text"]
-    assert f"({HERE}/blob/HEAD/docs/tutorial.md)" in made["text"]
+    # A picture needs the file itself, a link the page about it.
+    assert f"({HERE}/raw/HEAD/docs/images/speed.svg)" in readme["text"]
+    assert f"({HERE}/blob/HEAD/docs/tutorial.md)" in readme["text"]
 
 
 def test_the_addresses_are_known_or_left_out(index_page, tmp_path, monkeypatch):
@@ -113,13 +118,13 @@ def test_the_addresses_are_known_or_left_out(index_page, tmp_path, monkeypatch):
     (tmp_path / "README.md").write_text("[a](b.md)", encoding="utf-8")
     assert index_page.dynamic_metadata("urls") == {}
     assert index_page.dynamic_metadata("readme")["text"] == "[a](b.md)"
-    cloned(tmp_path, HERE)
+    write_git_config(tmp_path, HERE)
     urls = index_page.dynamic_metadata("urls")
     assert urls["Source"] == HERE
     assert urls["Changelog"] == f"{HERE}/blob/HEAD/CHANGELOG.md"
 
 
-def test_they_are_a_part_of_the_build():
+def test_the_build_takes_readme_and_urls_from_index_page():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert {"readme", "urls"} <= set(project["project"]["dynamic"])
     metadata = project["tool"]["scikit-build"]["metadata"]

@@ -21,7 +21,7 @@ def project(tmp_path):
 
 
 def install(project, source, **environment):
-    """install.sh with *source*; how it ended, and the folder it installed into."""
+    """Run install.sh with *source*; the finished process, and where it installs ``tool.py``."""
     (project / ".github/bitnet/source.txt").write_text(f"# where from\n{source}\n")
     site = project.parent / "site"
     done = subprocess.run(
@@ -58,6 +58,7 @@ def test_a_commit_of_a_repository_is_built_and_installed(project, tmp_path):
     done, module = install(project, source, **instead)
     assert done.returncode == 0, done.stderr
     assert module.exists()
+    # With another last digit it is a commit that the repository does not have.
     done, _ = install(project, source[:-1] + ("0" if source[-1] != "0" else "1"), **instead)
     assert done.returncode != 0
 

@@ -20,7 +20,10 @@ SCRIPTS = [
 
 
 def pytest_calls():
-    """The arguments of each call of pytest in a script, that Python code composes left out."""
+    """Arguments of each call of pytest in a shell script or workflow.
+
+    Scripts in Python are left out: their code composes the arguments.
+    """
     for script in SCRIPTS:
         if script.suffix == ".py":
             continue
@@ -33,24 +36,26 @@ def pytest_calls():
 CALLS = list(pytest_calls())
 
 
-def chosen(words, option):
-    """Value of *option* in *words*, or nothing."""
+def value_of(words, option):
+    """The word that follows *option* in *words*, or an empty text without that option."""
     return words[words.index(option) + 1] if option in words else ""
 
 
-EXPRESSIONS = [words for words in CALLS if chosen(words, "-k") or chosen(words, "-m")]
+# Calls that select tests by an expression.
+EXPRESSIONS = [words for words in CALLS if value_of(words, "-k") or value_of(words, "-m")]
 
 
 def test_the_calls_of_pytest_are_read():
     assert len(CALLS) >= 12
-    assert {chosen(words, "-m") for words in CALLS} >= {"hypothesis and not slow", "not slow"}
-    assert any(chosen(words, "-k") for words in CALLS)
+    assert {value_of(words, "-m") for words in CALLS} >= {"hypothesis and not slow", "not slow"}
+    assert any(value_of(words, "-k") for words in CALLS)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_every_path_below_tests_that_a_job_names_is_there(script):
-    named = re.findall(r"(?<![\w/.-])tests/[\w./-]*\w(?![\w{])", script.read_text(encoding="utf-8"))
-    absent = [path for path in named if not (ROOT / path).exists()]
+    # A path that goes on with "{" ends in a variable or in alternatives of the shell.
+    paths = re.findall(r"(?<![\w/.-])tests/[\w./-]*\w(?![\w{])", script.read_text(encoding="utf-8"))
+    absent = [path for path in paths if not (ROOT / path).exists()]
     assert absent == []
 
 
@@ -70,9 +75,9 @@ def collected(words):
 def test_every_expression_of_a_job_selects_tests(words):
     paths = [word for word in words if word.startswith("tests/")]
     paths = paths or ["tests/formats"]  # of the whole suite, a folder that has such tests
-    options = [["-k", chosen(words, "-k")], ["-m", chosen(words, "-m")]]
+    options = [["-k", value_of(words, "-k")], ["-m", value_of(words, "-m")]]
     tests = collected([*paths, *(word for option in options if option[1] for word in option)])
-    for alternative in chosen(words, "-k").split(" or "):
+    for alternative in value_of(words, "-k").split(" or "):
         assert any(alternative in test for test in tests), alternative
 
 
@@ -88,6 +93,6 @@ def test_every_job_that_a_workflow_names_is_one_of_the_script():
 def test_type_checkers_see_every_public_name_by_its_name():
     """A star import hides its names from them; ``inv types`` asks a type checker."""
     tree = ast.parse(Path(bitnet.__file__).read_text(encoding="utf-8"))
-    (block,) = (node for node in tree.body if isinstance(node, ast.If))
-    seen = [alias.name for statement in block.body for alias in statement.names]
-    assert sorted(seen) == sorted(set(bitnet.__all__) - {"__version__"})
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))  # `if TYPE_CHECKING`
+    imported = [alias.name for statement in block.body for alias in statement.names]
+    assert sorted(imported) == sorted(set(bitnet.__all__) - {"__version__"})

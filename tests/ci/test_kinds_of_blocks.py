@@ -20,6 +20,7 @@ pytestmark = [
 ]
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
+# Architecture with such blocks, and GGUF keys that differ from those of tiny_keys.
 KINDS = {
     "dense": ("llama", {}),
     "window": ("gemma3", {}),
@@ -32,7 +33,10 @@ KINDS = {
 
 @pytest.fixture
 def model(bitnet, tmp_path, monkeypatch):
-    """A tiny model of *architecture* that knows some English, converted to Q8_0."""
+    """A function that writes ``models/m.gguf``, a tiny model of an architecture in Q8_0.
+
+    It predicts the text of ``verify`` better than by guessing, which a random model does not.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     (tmp_path / "models").mkdir()

@@ -20,7 +20,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
-OURS = ("parity-smoke", "crossval", "wheels", "release")
+OURS = ("parity-smoke", "crossval", "wheels", "release")  # templates that this project uses itself
 COMMIT = "git+https://example.org/me/bitnet@" + "ab12" * 10
 LOCKS = ("requirements.txt", "ik_llama.cpp.txt")
 SCRIPTS = (
@@ -33,14 +33,17 @@ SCRIPTS = (
 
 
 def plan(project, names=DEFAULT, **options):
+    """The files of the templates *names* for *project*, which install COMMIT."""
     return plan_files(project, list(names), **{"source": COMMIT} | options)
 
 
 def states(project, names=DEFAULT, **options):
+    """State of each planned file by its path: ``new``, ``changed`` or ``unchanged``."""
     return {str(file.path): file.state for file in plan(project, names, **options)}
 
 
 def workflows():
+    """Name and content of each template of a GitHub workflow."""
     for path in sorted((template_folder() / "github").glob("*.yml")):
         yield path.stem, yaml.safe_load(path.read_text())
 
@@ -68,8 +71,9 @@ def test_every_requirement_of_a_lock_file_has_a_version_and_a_digest():
         assert head.startswith("#")
         form = re.compile(r"([a-z0-9_.-]+)==[\w.]+ --hash=sha256:[0-9a-f]{64}")
         locked = {form.fullmatch(line)[1].replace("_", "-") for line in lines}
-        asked = [one for one in needed + extras[extra] if "python_version <" not in one]
-        assert {re.match(r"[\w-]+", one)[0].lower() for one in asked} <= locked
+        # What only older Pythons need is not locked: no template runs one.
+        requirements = [line for line in needed + extras[extra] if "python_version <" not in line]
+        assert {re.match(r"[\w-]+", line)[0].lower() for line in requirements} <= locked
         assert "bitnet-xtask" not in locked
 
 
@@ -85,6 +89,8 @@ def test_no_template_takes_this_program_by_its_name_from_an_index():
 
 def test_a_commit_that_this_program_was_installed_from_is_the_default(tmp_path, monkeypatch):
     class Installed:
+        """A distribution whose ``direct_url.json`` (PEP 610) is *noted*."""
+
         def __init__(self, noted):
             self.noted = noted
 
@@ -218,6 +224,7 @@ def test_every_copy_says_what_wrote_it(tmp_path):
     for path in files:
         first, second = path.read_text().splitlines()[:2]
         notice = second if first.startswith("#!") else first
+        # The lock files are copied as ci/lock/make.py writes them, with a line of their own.
         assert re.search("[Ww]ritten by .?ci-init|bitnet ci-init|Made by ci/lock", notice), path
 
 
@@ -294,10 +301,11 @@ def test_the_token_goes_to_the_action_and_nowhere_else():
         assert str(workflow).count("${{ secrets.") == len(given), name
 
 
-LATIN = "# Café\n".encode("latin-1")
+LATIN = "# Café\n".encode("latin-1")  # its é is not UTF-8
 
 
 def test_files_of_the_project_that_are_not_utf_8_are_changed_or_refused(tmp_path):
+    """They count as changed by the user; source.txt, which has to be read, is refused."""
     names = ["docker", "gitlab", "pre-commit", "parity-smoke"]
     for file in plan(tmp_path, names, image=IMAGE):
         path = tmp_path / file.path
@@ -320,7 +328,7 @@ def test_an_image_on_any_host_is_written_as_it_is(host, tmp_path):
 def test_a_branch_is_that_text_in_every_workflow(branch, tmp_path):
     for file in plan(tmp_path, branch=branch):
         if file.path.suffix == ".yml" and "branches:" in file.text:
-            triggers = yaml.safe_load(file.text)[True]
+            triggers = yaml.safe_load(file.text)[True]  # YAML 1.1 reads the key `on` as true
             named = [
                 event["branches"] for event in triggers.values() if "branches" in (event or {})
             ]

@@ -39,14 +39,17 @@ WORKFLOWS = {
     "cache-warm": "warm",
     "crossval": "crossval",
 }
-ALONE = ("parity-smoke", "crossval")  # have a test of their own
+ALONE = ("parity-smoke", "crossval")  # tested by functions of their own, not by the common one
 NOT_EXECUTED = {"wheels: Build and test", "sdist: Build the source package"}
+# Steps of the action: the one that runs after a cache hit, and the one that runs after a miss.
 RESTORED = "Check what was restored"
 FETCH = "Fetch what bitnet.lock.json pins"
+# One job of the matrix of crossval.yml.
 MATRIX = {"reference": "llama.cpp", "python": "3.12", "lock": "requirements"}
 
 
 def llama3():
+    """A ``tokenizer.json`` with as many tokens as Llama 3's, which is how it is recognised."""
     vocab = {f"t{number}": number for number in range(128_256)}
     return json.dumps({"model": {"type": "BPE", "vocab": vocab, "merges": []}}).encode()
 
@@ -64,7 +67,7 @@ def hub(tmp_path_factory):
 
 
 class Project:
-    """A repository with the templates in it, and what its runs share."""
+    """A repository with the templates in it; its runs share the hub and the cache store."""
 
     def __init__(self, folder, hub):
         self.folder = folder
@@ -74,7 +77,10 @@ class Project:
         self.runs = itertools.count(1)
 
     def run(self, name, *, ref="refs/heads/main", event="push", secrets=None, **environment):
-        """A run on a fresh machine; the runner with its steps."""
+        """Run the workflow *name* on a fresh machine; returns the runner, which has its steps.
+
+        *environment* is added to that of the job.
+        """
         for folder in ("models", ".bitnet-cache"):
             shutil.rmtree(self.folder / folder, ignore_errors=True)
         shutil.rmtree(Path.home() / ".cache", ignore_errors=True)
@@ -107,26 +113,29 @@ class Project:
 
 
 def outcomes(runner, outcome):
+    """Names of the steps that ended with *outcome*, as GitHub calls it."""
     return [step.name for step in runner.steps if step.outcome == outcome]
 
 
-def said(runner):
+def log_of(runner):
+    """Name, outcome and output of every step."""
     return "\n".join(f"--- {step.name}: {step.outcome}\n{step.output}" for step in runner.steps)
 
 
 def succeeded(runner):
-    return not runner.failed or pytest.fail(said(runner))
+    """True if no step failed; otherwise the test fails with the log."""
+    return not runner.failed or pytest.fail(log_of(runner))
 
 
 @pytest.fixture
 def project(tmp_path, hub, monkeypatch, bitnet):
-    """It pins the mirror's tokenizer and a model."""
-    made = Project(tmp_path / "project", hub)
+    """A project whose lock file pins the mirror's tokenizer and a model."""
+    repository = Project(tmp_path / "project", hub)
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
-    monkeypatch.chdir(made.folder)
+    monkeypatch.chdir(repository.folder)
     assert bitnet("tokenizer", "--into", "models").code == 0
     assert bitnet("download-model", "--id", "org/tiny", "--file", "tiny.gguf").code == 0
-    return made
+    return repository
 
 
 @pytest.mark.parametrize("name", [name for name in WORKFLOWS if name not in ALONE])
@@ -153,10 +162,11 @@ def test_the_smoke_test_with_and_without_hub_cache_and_rights(project):
         closed.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
     down = project.run("parity-smoke", HF_ENDPOINT=nobody, BITNET_DOWNLOAD_TIMEOUT="1")
-    assert FETCH in outcomes(down, "failure"), said(down)
-    assert "hint:" in said(down)
+    assert FETCH in outcomes(down, "failure"), log_of(down)
+    assert "hint:" in log_of(down)
 
     fork = {"ref": "refs/pull/7/merge", "event": "pull_request"}
+    # A pull request saves no cache: only runs on the default branch do.
     assert succeeded(project.run("parity-smoke", **fork))
     assert project.cache.saved == []
 
@@ -164,7 +174,8 @@ def test_the_smoke_test_with_and_without_hub_cache_and_rights(project):
     assert succeeded(miss)
     assert outcomes(miss, "skipped") == [RESTORED]
     assert len(project.cache.saved) == 1
-    assert miss.steps[-1].output.count("attempt") >= 3  # the drill
+    # The last step simulates a hub that does not answer, and shows the attempts.
+    assert miss.steps[-1].output.count("attempt") >= 3
     assert COMPARED in miss.summary.read_text()
 
     assert succeeded(project.run("parity-smoke", HF_ENDPOINT=nobody))
@@ -176,7 +187,7 @@ def test_the_smoke_test_with_and_without_hub_cache_and_rights(project):
 
 
 def pin_the_official_tokenizer(project, bitnet, monkeypatch):
-    """Beside the model; without the mirror's, which has the same bytes."""
+    """Pin the official tokenizer and the model, and not the mirror's, which has the same bytes."""
     (project.folder / "bitnet.lock.json").unlink()
     assert bitnet("download-model", "--id", "org/tiny", "--file", "tiny.gguf").code == 0
     monkeypatch.setenv("HF_TOKEN", "hf_good")
@@ -191,7 +202,7 @@ def test_a_fork_without_token_leaves_out_what_needs_one_and_checks_the_rest(
     for name, outcome in (("parity-smoke", COMPARED), ("verify-models", PASSED)):
         run = project.run(name, **fork)
         assert succeeded(run)
-        assert "::notice::pinned files need an access token" in said(run)
+        assert "::notice::pinned files need an access token" in log_of(run)
         summary = run.summary.read_text()
         assert "### NOT CHECKED: these files need a token" in summary
         assert f"- {OFFICIAL}/tokenizer.json" in summary
@@ -201,7 +212,7 @@ def test_a_fork_without_token_leaves_out_what_needs_one_and_checks_the_rest(
     own = project.run("parity-smoke", secrets={"HF_TOKEN": "hf_good"})
     assert succeeded(own)
     assert len(project.cache.saved) == 1
-    assert "hf_good" not in said(own)
+    assert "hf_good" not in log_of(own)
     assert "need a token" not in own.summary.read_text()
     assert COMPARED in own.summary.read_text()
 
@@ -234,7 +245,7 @@ def test_a_damaged_cache_is_thrown_away_and_replaced(project):
         path.write_bytes(path.read_bytes()[:-1])
     again = project.run("tokenizer-cache")
     assert succeeded(again)
-    assert "::warning::the restored cache is damaged or incomplete" in said(again)
+    assert "::warning::the restored cache is damaged or incomplete" in log_of(again)
     assert project.hub.sent("cdn") > 0
     assert len(project.cache.saved) == 2
     after = project.run("tokenizer-cache")
@@ -264,6 +275,7 @@ def test_changed_pins_and_another_program_have_another_key(project, bitnet):
     assert succeeded(project.run("cache-warm", event="schedule"))
     (project.folder / ".github/bitnet/source.txt").write_text("# another\ntool\n")
     assert succeeded(project.run("cache-warm"))
+    # A key ends in the number of the run.
     assert len({key.rpartition("-")[0] for key in project.cache.saved}) == 3
 
 
@@ -295,7 +307,7 @@ def test_a_damaged_model_fails_the_job_and_stops_no_other(project, hub):
         ("verify-models", "Verify every model and tokenizer", PASSED),
     ):
         runner = project.run(name)
-        assert outcomes(runner, "failure") == [step], said(runner)
+        assert outcomes(runner, "failure") == [step], log_of(runner)
         summary = runner.summary.read_text()
         assert "FAILED, exit code" in summary
         assert outcome in summary
@@ -312,14 +324,14 @@ def without_engines(tmp_path):
 def test_without_an_engine_the_summary_says_what_was_checked_and_what_not(project, without_engines):
     run = project.run("parity-smoke", **without_engines)
     assert succeeded(run)
-    (line,) = (one for one in run.summary.read_text().splitlines() if TINY in one)
+    (line,) = (text for text in run.summary.read_text().splitlines() if TINY in text)
     assert line.startswith(WITHOUT_ENGINE)
     assert "nothing was compared" in line
     assert line.endswith("; checked: the file, its tokenizer, a run of it")
-    assert "passed" not in run.steps[-3].output
+    assert "passed" not in run.steps[-3].output  # of "Run parity smoke test"
 
     run = project.run("crossval", **without_engines)
-    assert outcomes(run, "failure") == ["Compare with the reference engine"], said(run)
+    assert outcomes(run, "failure") == ["Compare with the reference engine"], log_of(run)
     (file,) = (project.folder / "reports").rglob("report.json")
     assert json.loads(file.read_text())["verdict"]["status"] == "not run"
     assert f"- FAILED, exit code 22: {TINY}" in run.summary.read_text()
@@ -361,7 +373,7 @@ def test_a_release_has_the_version_of_its_tag(project, files, good):
     for name in files:
         (project.folder / "dist" / name).touch()
     runner = release(project, "1.2.0", only="release: Every file has the version of the tag")
-    assert runner.failed != good, said(runner)
+    assert runner.failed != good, log_of(runner)
 
 
 def release(project, version, only="", **environment):
@@ -382,6 +394,7 @@ def release(project, version, only="", **environment):
     return runner
 
 
+# Calls a hook of the build backend (PEP 517): `build_sdist` or `build_wheel`.
 BUILD = "import sys; from scikit_build_core import build; build.build_{}(sys.argv[1])"
 
 
@@ -406,7 +419,7 @@ def built(tmp_path_factory):
 
 
 def test_a_release_of_this_project_has_its_files_checksums_and_notes(project, built, tmp_path):
-    """Up to the command that talks to the hub, which is written down instead."""
+    """The whole release; a stand-in for the program gh writes its arguments into asked.txt."""
     version = bitnet.__version__
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert "\n## [Unreleased]\n" in text
@@ -418,17 +431,17 @@ def test_a_release_of_this_project_has_its_files_checksums_and_notes(project, bu
     gh.write_text('#!/bin/sh\nprintf "%s\\n" "$@" > asked.txt\n')
     gh.chmod(0o755)
     runner = release(project, version, PATH=f"{gh.parent}:{os.environ['PATH']}")
-    assert succeeded(runner), said(runner)
-    asked = (project.folder / "asked.txt").read_text().splitlines()
+    assert succeeded(runner), log_of(runner)
+    words = (project.folder / "asked.txt").read_text().splitlines()
     names = sorted(path.name for path in built.iterdir())
     assert [name.partition("-")[0] for name in names] == ["bitnet_xtask"] * 2
-    assert asked[:3] == ["release", "create", f"v{version}"]
-    assert asked[-3:] == [*(f"dist/{name}" for name in names), "SHA256SUMS"]
+    assert words[:3] == ["release", "create", f"v{version}"]
+    assert words[-3:] == [*(f"dist/{name}" for name in names), "SHA256SUMS"]
     sums = (project.folder / "SHA256SUMS").read_text().splitlines()
     assert sums == [f"{sha256_of(built / name)}  {name}" for name in names]
     notes = (project.folder / "notes.md").read_text()
     assert "### Added" in notes
-    assert "\n## " not in notes
+    assert "\n## " not in notes  # nothing of the next version's section
 
 
 def test_a_release_without_notes_is_refused(project, built):
@@ -436,7 +449,7 @@ def test_a_release_without_notes_is_refused(project, built):
     (project.folder / "CHANGELOG.md").write_text("## [Unreleased]\n\n- something\n")
     runner = release(project, bitnet.__version__)
     assert runner.failed
-    assert f"says nothing below ## [{bitnet.__version__}]" in said(runner)
+    assert f"says nothing below ## [{bitnet.__version__}]" in log_of(runner)
     assert not (project.folder / "SHA256SUMS").exists()
 
 
@@ -455,6 +468,7 @@ def test_a_cache_is_restored_by_its_name_before_one_that_begins_with_it(tmp_path
     assert store.restore("x", ["y"], []) == ""
 
 
+# GitHub ignores the case of texts, and compares values of different types as numbers.
 @pytest.mark.parametrize(
     ("expression", "expected"),
     [
