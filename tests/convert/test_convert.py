@@ -38,6 +38,7 @@ PACKERS = {
     "TQ2_0": SCALED_BLOCKS["TQ2_0"].pack,
     "IQ2_BN": pack_iq2_bn,
 }
+# `general.file_type` of a file in each type, as bitnet.cpp, llama.cpp and ik_llama.cpp number them.
 FILE_TYPES = {"I2_S": 40, "TQ1_0": 36, "TQ2_0": 37, "IQ2_BN": 137}
 F32 = types.by_name("F32")
 
@@ -49,12 +50,16 @@ MAX_DIFFERENCE = 1e-6
 
 
 def logits(path, dtype=np.float64):
+    """Logits of the model at *path* after each of IDS, computed in *dtype*."""
     model = load_model(open_checkpoint(path), ops=ReferenceOps(dtype=dtype))
     return model.forward(IDS, KVCache(model.config, 16, dtype=dtype), all_positions=True)
 
 
 def save(path, checkpoint, **more):
-    """*checkpoint* as a file, byte by byte as its weights have it."""
+    """Write *checkpoint* as the GGUF file *path*, with the bytes of its weights unchanged.
+
+    *more* are further metadata.
+    """
     tensors = [
         Tensor(name, weight.shape, weight.quant.ggml_id, weight.data.tobytes())
         for name, weight in checkpoint.weights.items()
@@ -63,7 +68,12 @@ def save(path, checkpoint, **more):
 
 
 def ternary_file(path, encoding, scale=0.5, *, architecture="bitnet-b1.58"):
-    """A model whose blocks are ternary in *encoding*; *scale* is one, or a function of a row."""
+    """A GGUF file of a model whose block matrices are ternary in *encoding*.
+
+    *scale* is the scale of every matrix, or a function of the codes ``(rows, columns)`` that
+    returns the scales ``(rows, groups)`` and may change the codes. Two more keys tell whether a
+    conversion keeps keys that it does not know, and replaces the type of the file.
+    """
     checkpoint = tiny(architecture)
     weights = dict(checkpoint.weights)
     for name, weight in weights.items():
@@ -100,8 +110,8 @@ def test_every_family_gives_the_same_logits_from_the_converted_file(tmp_path, fa
     assert done.exact or encoding == "F16"
     assert max(tensor.error for tensor in done.tensors) < 1e-7
     expected = logits(folder)
-    found = logits(output)
-    assert np.abs(found - expected).max() < MAX_DIFFERENCE * np.ptp(expected)
+    converted = logits(output)
+    assert np.abs(converted - expected).max() < MAX_DIFFERENCE * np.ptp(expected)
 
 
 @pytest.mark.parametrize("family", FLOAT_FAMILIES)
@@ -110,8 +120,8 @@ def test_float32_is_exact_whatever_the_weights_are(tmp_path, family):
     output = tmp_path / "out.gguf"
     assert convert(folder, output, ConvertOptions("F32", no_tokenizer=True)).exact
     expected = logits(folder)
-    found = logits(output)
-    assert np.abs(found - expected).max() < MAX_DIFFERENCE * np.ptp(expected)
+    converted = logits(output)
+    assert np.abs(converted - expected).max() < MAX_DIFFERENCE * np.ptp(expected)
     with GGUF.open(output) as file:
         assert {info.type.name for info in file.tensors.values()} == {"F32"}
 
@@ -125,9 +135,9 @@ def test_bitnet_masters_become_the_ternary_weights_they_are_run_as(tmp_path):
     }
     assert all(tensor.exact for tensor in done.tensors if tensor.after == "I2_S")
     expected = logits(folder)
-    found = logits(output)
+    converted = logits(output)
     # The embedding is F16, which now and then rounds an activation to the next int8.
-    assert np.abs(found - expected).max() < 1e-2 * np.ptp(expected)
+    assert np.abs(converted - expected).max() < 1e-2 * np.ptp(expected)
 
 
 @pytest.mark.parametrize("linear_class", ["autobitlinear", "bitlinear"])
@@ -135,7 +145,7 @@ def test_packed_bitnet_weights_become_i2_s(tmp_path, linear_class):
     folder = tiny_folder(tmp_path / "model", "bitnet-b1.58")
     source = open_checkpoint(folder).weights
     tensors = {}
-    for name, tensor in _stored(folder).items():
+    for name, tensor in _float_tensors(folder).items():
         tensors[name] = tensor
         if "proj" in name:
             weight = registry.quantize(name, tensor, registry.PACKED_U8)
@@ -146,16 +156,18 @@ def test_packed_bitnet_weights_become_i2_s(tmp_path, linear_class):
     config["quantization_config"] = {"quant_method": "bitnet", "linear_class": linear_class}
     (folder / "config.json").write_text(json.dumps(config))
     convert(folder, tmp_path / "out.gguf", ConvertOptions("I2_S", no_tokenizer=True))
+    # An AutoBitLinear multiplies by its stored scale, a BitLinear divides by it.
     scale = np.float32(0.75 if linear_class == "autobitlinear" else 1 / 0.75)
-    found = matrices(tmp_path / "out.gguf")
-    assert len(found) == 14
-    for name, ternary in found.items():
+    converted = matrices(tmp_path / "out.gguf")
+    assert len(converted) == 14  # seven matrices in each of two blocks
+    for name, ternary in converted.items():
         assert ternary.scales.tolist() == [[scale]]
         expected = registry.unpack_ternary(source[name]).codes
         np.testing.assert_array_equal(ternary.codes, expected)
 
 
-def _stored(folder):
+def _float_tensors(folder):
+    """Float32 arrays of a folder's tensors, by their names in the folder; they may be changed."""
     from bitnet.formats.checkpoint import Inventory
     from bitnet.formats.safetensors import read_folder
 
@@ -174,6 +186,7 @@ def test_blocks_are_what_ggml_makes_of_the_weights(tmp_path, encoding):
     values = registry.dequantize(open_checkpoint(folder).weights[tensor.name])
     expected = gguf.quants.quantize(values, gguf.GGMLQuantizationType[encoding])
     np.testing.assert_array_equal(tensor.data, expected)
+    # Norms stay numbers, as llama.cpp expects them.
     norm = next(t for t in reader.tensors if t.name == "output_norm.weight")
     assert norm.tensor_type == gguf.GGMLQuantizationType.F32
 
@@ -193,11 +206,11 @@ def test_gguf_py_reads_what_was_written(tmp_path, encoding):
     assert keys["llama.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-5)
     assert keys["tokenizer.ggml.model"] == "gpt2"
     assert keys["tokenizer.ggml.tokens"] == list(TOKENS)
-    assert "llama.attention.sliding_window" not in keys
+    assert "llama.attention.sliding_window" not in keys  # the folder sets none
     assert gguf.LlamaFileType(keys["general.file_type"]).name == f"MOSTLY_{encoding}"
 
 
-def test_scaled_rope_goes_along(tmp_path):
+def test_scaled_rope_is_converted_with_its_factors(tmp_path):
     scaling = {
         "rope_type": "llama3",
         "factor": 8.0,
@@ -209,8 +222,8 @@ def test_scaled_rope_goes_along(tmp_path):
     convert(folder, tmp_path / "out.gguf", ConvertOptions("F32", no_tokenizer=True))
     assert "rope_freqs.weight" in open_checkpoint(tmp_path / "out.gguf").weights
     expected = logits(folder)
-    found = logits(tmp_path / "out.gguf")
-    assert np.abs(found - expected).max() < MAX_DIFFERENCE * np.ptp(expected)
+    converted = logits(tmp_path / "out.gguf")
+    assert np.abs(converted - expected).max() < MAX_DIFFERENCE * np.ptp(expected)
 
 
 # --- between ternary encodings ---------------------------------------------------------------
@@ -218,13 +231,13 @@ def test_scaled_rope_goes_along(tmp_path):
 
 @pytest.mark.parametrize("after", PACKERS)
 @pytest.mark.parametrize("before", PACKERS)
-def test_codes_and_scales_survive_every_direction(tmp_path, before, after):
+def test_codes_and_scales_survive_every_conversion_between_ternary_types(tmp_path, before, after):
     source = ternary_file(tmp_path / "in.gguf", before)
     done = convert(source, tmp_path / "out.gguf", ConvertOptions(after))
     assert done.exact
     first = matrices(source)
     second = matrices(tmp_path / "out.gguf")
-    assert len(first) == len(second) == 14
+    assert len(first) == len(second) == 14  # seven matrices in each of two blocks
     for name, ternary in second.items():
         np.testing.assert_array_equal(ternary.codes, first[name].codes)
         assert set(ternary.scales.flat) == {np.float32(0.5)}
@@ -234,7 +247,7 @@ def test_codes_and_scales_survive_every_direction(tmp_path, before, after):
         assert file.tensors["token_embd.weight"].type.name == "F32"
 
 
-def test_there_and_back_again_is_the_same_file_but_for_its_type(tmp_path):
+def test_i2_s_by_way_of_tq1_0_has_the_same_bytes_again(tmp_path):
     source = ternary_file(tmp_path / "in.gguf", "I2_S")
     convert(source, tmp_path / "tq.gguf", ConvertOptions("TQ1_0"))
     convert(tmp_path / "tq.gguf", tmp_path / "back.gguf", ConvertOptions("I2_S"))
@@ -244,7 +257,7 @@ def test_there_and_back_again_is_the_same_file_but_for_its_type(tmp_path):
 
 
 @given(
-    st.floats(2**-14, 60000, width=16),
+    st.floats(2**-14, 60000, width=16),  # normal numbers of float16
     st.integers(0, 2**32 - 1),
     st.sampled_from([("I2_S", "TQ2_0"), ("TQ2_0", "I2_S"), ("TQ1_0", "TQ2_0")]),
 )
@@ -256,7 +269,10 @@ def test_any_scale_of_float16_survives(tmp_path_factory, scale, seed, pair):
 
 
 def test_blocks_of_zeros_take_any_scale(tmp_path):
+    """I2_S has one scale for a tensor: that of the blocks that are not empty."""
+
     def zero_scales(codes):
+        """Scales ``(rows, blocks)``: 0.5, and 0 for the first block of a row, which is emptied."""
         scales = np.full((len(codes), codes.shape[1] // 256), 0.5)
         codes[:, :256] = 0
         scales[:, 0] = 0  # as llama.cpp writes an empty block
@@ -270,7 +286,7 @@ def test_blocks_of_zeros_take_any_scale(tmp_path):
 
 
 def test_a_scale_that_would_be_rounded_is_refused_unless_allowed(tmp_path):
-    scale = float(np.float32(0.1))  # no float16
+    scale = float(np.float32(0.1))  # between two numbers of float16
     source = ternary_file(tmp_path / "in.gguf", "I2_S", scale)
     with pytest.raises(Unsupported, match=r"holds as 0\.0999755859") as error:
         convert(source, tmp_path / "out.gguf", ConvertOptions("TQ2_0"))
@@ -284,6 +300,7 @@ def test_a_scale_that_would_be_rounded_is_refused_unless_allowed(tmp_path):
 
 def test_several_scales_do_not_fit_i2_s(tmp_path):
     def by_row(codes):
+        """Scales ``(rows, blocks)``: 0.25 and 0.5 in turn from row to row."""
         groups = codes.shape[1] // 256
         return np.where(np.arange(len(codes))[:, None] % 2, 0.5, 0.25).repeat(groups, axis=1)
 
@@ -296,6 +313,7 @@ def test_several_scales_do_not_fit_i2_s(tmp_path):
 
 def test_iq2_bn_holds_a_scale_per_row_and_no_more(tmp_path):
     def by_row(codes):
+        """Scales ``(rows, blocks)``: 0.25 and 0.1 in turn from row to row."""
         groups = codes.shape[1] // 256
         return np.where(np.arange(len(codes))[:, None] % 2, 0.1, 0.25).repeat(groups, axis=1)
 
@@ -307,6 +325,7 @@ def test_iq2_bn_holds_a_scale_per_row_and_no_more(tmp_path):
         assert set(ternary.scales.flat) == {np.float32(0.25), np.float32(np.float16(0.1))}
 
     def by_block(codes):
+        """Scales ``(rows, blocks)``: 0.25 and 0.1 in turn from block to block."""
         return np.resize([0.25, 0.1], codes.shape[1] // 256) + np.zeros((len(codes), 1))
 
     blocks = ternary_file(tmp_path / "blocks.gguf", "TQ2_0", by_block)
@@ -315,6 +334,7 @@ def test_iq2_bn_holds_a_scale_per_row_and_no_more(tmp_path):
 
 
 def test_a_scale_too_large_for_float16_is_refused_for_good(tmp_path):
+    # No option helps: the largest number of float16 is 65,504.
     source = ternary_file(tmp_path / "in.gguf", "I2_S", 1e6)
     with pytest.raises(Unsupported, match="does not fit into the float16"):
         convert(source, tmp_path / "out.gguf", ConvertOptions("TQ2_0", allow_lossy=True))
@@ -331,7 +351,7 @@ def test_ternary_weights_in_float32_are_recognised(tmp_path):
         np.testing.assert_array_equal(ternary.dequantize(), second[name].dequantize())
 
 
-def test_the_arm_order_becomes_the_usual_one(tmp_path):
+def test_codes_in_the_arm_order_are_written_in_the_usual_order(tmp_path):
     source = ternary_file(tmp_path / "in.gguf", "I2_S")
     convert(source, tmp_path / "out.gguf", ConvertOptions("I2_S", i2_s_layout="arm"))
     arm = open_checkpoint(source, i2_s_layout="arm").weights
@@ -339,20 +359,20 @@ def test_the_arm_order_becomes_the_usual_one(tmp_path):
         np.testing.assert_array_equal(ternary.codes, registry.unpack_ternary(arm[name]).codes)
 
 
-def test_a_file_of_arm_runs_where_it_is_said_to_be_one(tmp_path, monkeypatch):
+def test_i2_s_in_the_arm_order_runs_right_only_with_the_option_that_names_it(tmp_path, monkeypatch):
     usual = ternary_file(tmp_path / "usual.gguf", "I2_S")
     monkeypatch.setitem(PACKERS, "I2_S", partial(pack_i2_s, arm=True))
     arm = ternary_file(tmp_path / "arm.gguf", "I2_S")
 
-    def answered(path, **more):
+    def load_and_run(path, **more):
         with load(path, allow_mock=True, **more) as model:
             return model.logits(IDS)
 
-    expected = answered(usual)
-    np.testing.assert_array_equal(answered(arm, i2_s_layout="arm"), expected)
-    assert not np.array_equal(answered(arm), expected)
+    expected = load_and_run(usual)
+    np.testing.assert_array_equal(load_and_run(arm, i2_s_layout="arm"), expected)
+    assert not np.array_equal(load_and_run(arm), expected)
     with pytest.raises(UsageError, match="expected x86 or arm"):
-        answered(arm, i2_s_layout="riscv")
+        load_and_run(arm, i2_s_layout="riscv")
 
 
 def test_the_parts_of_a_split_model_become_one_file(tmp_path):
@@ -377,14 +397,14 @@ def test_the_parts_of_a_split_model_become_one_file(tmp_path):
 # --- what is refused -------------------------------------------------------------------------
 
 
-def test_a_model_that_is_not_ternary_is_not_made_so_by_accident(tmp_path):
+def test_a_model_that_is_not_ternary_is_made_so_only_on_request(tmp_path):
     source = save(tmp_path / "in.gguf", tiny("llama"))
     with pytest.raises(Unsupported, match="is not ternary") as error:
         convert(source, tmp_path / "out.gguf", ConvertOptions("TQ2_0"))
     assert "--allow-lossy" in error.value.hint
     assert not (tmp_path / "out.gguf").exists()
     done = convert(source, tmp_path / "out.gguf", ConvertOptions("TQ2_0", allow_lossy=True))
-    assert max(tensor.error for tensor in done.tensors) > 0.1
+    assert max(tensor.error for tensor in done.tensors) > 0.1  # the loss is reported
 
 
 def test_rounding_what_is_rounded_already_is_refused_unless_allowed(tmp_path):
@@ -397,7 +417,7 @@ def test_rounding_what_is_rounded_already_is_refused_unless_allowed(tmp_path):
 
 def test_weights_beyond_float16_are_refused(tmp_path):
     folder = tiny_folder(tmp_path / "model", "llama")
-    tensors = _stored(folder)
+    tensors = _float_tensors(folder)
     tensors["model.layers.0.mlp.up_proj.weight"][3, 4] = 1e5
     save_tensors(folder / "model.safetensors", tensors)
     with pytest.raises(Unsupported, match="cannot hold its largest weights"):
@@ -436,7 +456,8 @@ def test_a_disk_that_changes_codes_is_noticed(tmp_path, monkeypatch):
     source = ternary_file(tmp_path / "in.gguf", "I2_S")
     open_written = run.open_gguf
 
-    def damaged(path):
+    def damage_and_open(path):
+        """Change one code of the file that was written, then open it to be read back."""
         with GGUF.open(path) as file:
             at = file.data_offset + file.tensors["blk.0.attn_q.weight"].offset
         content = bytearray(path.read_bytes())
@@ -445,7 +466,7 @@ def test_a_disk_that_changes_codes_is_noticed(tmp_path, monkeypatch):
         return open_written(path)
 
     plan = run.plan_conversion(source, ConvertOptions("TQ2_0"))
-    monkeypatch.setattr(run, "open_gguf", damaged)
+    monkeypatch.setattr(run, "open_gguf", damage_and_open)
     with pytest.raises(VerificationFailed, match="what was read back differs"):
         plan.write(tmp_path / "out.gguf")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.gguf"]
@@ -454,8 +475,8 @@ def test_a_disk_that_changes_codes_is_noticed(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "options",
     [
-        {"type": "Q4_K"},
-        {"type": "F16", "no_tokenizer": True, "pre": "gpt-2"},
+        {"type": "Q4_K"},  # of one tensor; a file has a mixture such as Q4_K_M
+        {"type": "F16", "no_tokenizer": True, "pre": "gpt-2"},  # a part of the tokenizer left out
     ],
 )
 def test_a_request_that_makes_no_sense_is_refused(options):

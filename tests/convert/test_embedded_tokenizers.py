@@ -18,14 +18,14 @@ from bitnet.formats.gguf import GGUF
 from bitnet.tokenizer import load_tokenizer
 
 
-def test_the_tokenizer_is_embedded_with_its_cut_and_template(tmp_path):
+def test_the_tokenizer_is_embedded_with_its_pre_tokenizer_and_template(tmp_path):
     folder = tokenizer_folder(tiny_folder(tmp_path / "model", "llama"), TOKENS)
     convert(folder, tmp_path / "out.gguf", ConvertOptions("F16"))
     original = load_tokenizer(folder)
     copy = load_tokenizer(tmp_path / "out.gguf")
     for text in ("ab", "Hello  World!\n", "<s>a</s> b", "日é"):
         assert copy.encode(text) == original.encode(text)
-    assert copy.stop_ids == original.stop_ids == {1}
+    assert copy.stop_ids == original.stop_ids == {1}  # the end token of tokenizer_folder
     assert copy.chat_template == "{{ messages[0].content }}"
     with GGUF.open(tmp_path / "out.gguf") as file:
         assert file.metadata["tokenizer.ggml.pre"] == "gpt-2"
@@ -43,12 +43,12 @@ def test_fewer_tokens_than_rows_are_padded_and_more_are_refused(tmp_path):
         convert(folder, tmp_path / "more.gguf", ConvertOptions("F16"))
 
 
-def test_a_model_without_tokenizer_wants_to_be_told(tmp_path):
+def test_a_model_without_tokenizer_is_refused_with_the_option_that_allows_it(tmp_path):
     folder = tiny_folder(tmp_path / "model", "llama")
     with pytest.raises(TokenizerNotFound) as error:
         convert(folder, tmp_path / "out.gguf", ConvertOptions("F16"))
     assert "--no-tokenizer" in error.value.hint
-    assert not list(tmp_path.glob("*out*"))
+    assert not list(tmp_path.glob("*out*"))  # not even a draft of the file
 
 
 def test_a_named_pre_tokenizer_is_written_or_a_warning_says_that_it_is_not(tmp_path, caplog):
@@ -65,9 +65,10 @@ def test_a_named_pre_tokenizer_is_written_or_a_warning_says_that_it_is_not(tmp_p
     assert "the pre-tokenizer gpt-2 is not written" in caplog.text
 
 
-def test_a_cut_without_a_name_in_gguf_is_refused(tmp_path):
+def test_a_pre_tokenizer_without_a_name_in_gguf_is_refused(tmp_path):
     folder = tokenizer_folder(tiny_folder(tmp_path / "model", "llama"), TOKENS)
     document = json.loads((folder / "tokenizer.json").read_text())
+    # Text is cut around digits, and then like GPT-2's: GGUF has no name for both.
     digits = {"type": "Digits", "individual_digits": False}
     document["pre_tokenizer"] = {
         "type": "Sequence",

@@ -30,9 +30,9 @@ from bitnet.models.load import config_from  # noqa: E402
 from bitnet.tokenizer.from_gguf import spec_from_gguf  # noqa: E402
 
 pytestmark = QUIET
-# llama.cpp computes GELU of BERT by the hyperbolic tangent.
+# Of a cosine from one: llama.cpp computes GELU of BERT by the hyperbolic tangent.
 MAX_ANGLE = 1e-3
-POOLINGS = {"mean": 1, "cls": 2, "lasttoken": 3}
+POOLINGS = {"mean": 1, "cls": 2, "lasttoken": 3}  # llama.cpp's numbers, under the key pooling_type
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_words_have_phantom_spaces_as_llama_cpp_writes_them(encoder, tmp_path):
     keys = open_checkpoint(file).metadata
     tokens = list(keys["tokenizer.ggml.tokens"])
     assert tokens[:7] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "\u2581a", "\u2581man"]
-    assert tokens[9] == "ing"
+    assert tokens[9] == "ing"  # "##ing" in vocab.txt: a piece that continues a word has no mark
     names = {"bos": 2, "eos": 3, "seperator": 3, "padding": 0, "mask": 4, "unknown": 1}
     assert {name: keys[f"tokenizer.ggml.{name}_token_id"] for name in names} == names
     assert keys["tokenizer.ggml.token_type_count"] == 2
@@ -67,6 +67,7 @@ def test_special_tokens_are_those_that_the_types_say():
     spell = importlib.import_module("bitnet.tokenizer.from_gguf")._bert_spelling
     tokens = ["[PAD]", "\u2581[x]", "[x]", "\u2581word", "<mask>", "s"]
     expected = ["[PAD]", "[x]", "##[x]", "word", "<mask>", "##s"]
+    # GGUF's types of tokens: 3 is a control token, 1 an ordinary one, whatever its brackets.
     assert spell(tokens, [3, 1, 1, 1, 3, 1]) == expected
 
 
@@ -98,11 +99,12 @@ def test_llama_cpp_computes_with_quantized_encoders(tmp_path):
     convert(encoder_folder(tmp_path / "bert", **sizes), file, ConvertOptions("Q8_0"))
     types = {name: weight.quant.name for name, weight in open_checkpoint(file).weights.items()}
     assert types["blk.0.ffn_up.weight"] == "Q8_0"
-    # It ends where it has to add quantized rows.
+    # llama.cpp aborts if it has to add quantized rows, as those of positions and types are.
     assert types["position_embd.weight"] == types["token_types.weight"] == "F32"
     texts = [text for text in TEXTS if text]
     with load(file) as model:
         ours = model.embed(texts)
+    # It also rounds activations to eight bits, hence the wider bound.
     assert smallest_cosine(ours, vectors_by_llama_cpp(file, texts)) > 0.99
 
 
@@ -131,7 +133,9 @@ def test_the_tokenizer_of_a_converted_encoder_reads_every_text_alike(encoder, tm
         ("ModernBert", {"local_attention": 8}, []),
     ],
 )
-def test_what_llama_cpp_has_otherwise_in_a_classifier_is_named(kind, options, warned, tmp_path):
+def test_parts_of_a_classifier_that_llama_cpp_computes_otherwise_are_named(
+    kind, options, warned, tmp_path
+):
     special = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
     path = encoder_folder(
         tmp_path / "model", kind, "ForSequenceClassification", num_labels=1, **(special | options)
@@ -143,9 +147,9 @@ def test_what_llama_cpp_has_otherwise_in_a_classifier_is_named(kind, options, wa
         for finding in differences(checkpoint, config, [])
         if finding.subject == "llama.cpp"
     ]
-    found = [text for text in texts if "classifier" in text or "pair" in text]
-    assert len(found) == len(warned)
-    for part, text in zip(warned, found, strict=True):
+    about_classifiers = [text for text in texts if "classifier" in text or "pair" in text]
+    assert len(about_classifiers) == len(warned)
+    for part, text in zip(warned, about_classifiers, strict=True):
         assert part in text
 
 

@@ -29,7 +29,8 @@ with_ik_llama_cpp = pytest.mark.skipif(
 with_llama_cpp = pytest.mark.skipif(
     importlib.util.find_spec("xllamacpp") is None, reason="the extra `crossval` is not installed"
 )
-# Of the range of the logits: its cache holds float16. What it computes otherwise is 0.01 and more.
+# Of the range of the logits: llama.cpp's cache of keys and values holds float16. Where it computes
+# another model, its logits differ by 0.01 and more.
 SAME = 3e-3
 IDS = np.random.default_rng(3).integers(3, 60, 40).tolist()
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
@@ -39,7 +40,8 @@ LONG = {
     "long_factor": np.linspace(1, 6, 32).tolist(),
 }
 
-# Family, keys of config.json, and what llama.cpp is said to do otherwise.
+# Family, keys of config.json, and a part of the warning that llama.cpp computes another model; the
+# part is empty if it computes the same one.
 CASES = {
     "llama": ("llama", {}, ""),
     "yarn": ("llama", {"rope_scaling": YARN}, ""),
@@ -75,11 +77,13 @@ CASES = {
 }
 
 
-# GGUF means what llama.cpp makes of it: these say what it does not read.
-LOST = {"phi3-window", "mistral-window", "qwen2-window", "gemma2-scale", "gemma3-scale"}
+# A GGUF file means what llama.cpp makes of it. These cases need what no key of GGUF says, so that
+# the converted file is another model in every engine, this package included.
+LOST_IN_GGUF = {"phi3-window", "mistral-window", "qwen2-window", "gemma2-scale", "gemma3-scale"}
 
 
 def folder_of(case, path):
+    """Write a tiny model of *case* with a tokenizer to the folder *path*."""
     family, keys, _ = CASES[case]
     folder = tokenizer_folder(tiny_folder(path, family, **keys), TOKENS)
     # Qwen's class pads with a token of its own, whatever class is named, unless the file has one.
@@ -90,7 +94,7 @@ def folder_of(case, path):
 
 
 def ours(path):
-    """Logits in float64."""
+    """Logits of this package for the model at *path* after each of IDS, in float64."""
     model = load_model(open_checkpoint(path), ops=ReferenceOps(dtype=np.float64))
     cache = KVCache(model.config, len(IDS), dtype=np.float64)
     return model.forward(IDS, cache, all_positions=True)
@@ -124,9 +128,9 @@ def test_tensors_that_llama_cpp_does_not_know_are_named(family, keys, tensor, tm
                 tensors[f"{name}.bias"] = np.full(rows, 0.1, np.float32)
         save_tensors(folder / "model.safetensors", tensors)
     done = convert(tokenizer_folder(folder, TOKENS), file, ConvertOptions("F32"))
-    (named,) = done.warnings
+    (warning,) = done.warnings
     said = f"has no {tensor} in {family} models: it refuses the file or computes without it"
-    assert named.text == said
+    assert warning.text == said
     assert llama_cpp(file, [IDS], tmp_path) is None
 
 
@@ -137,11 +141,12 @@ def test_llama_cpp_computes_the_same_or_is_named(case, tmp_path):
     file = tmp_path / "model.gguf"
     done = convert(folder, file, ConvertOptions("F32"))
     said = CASES[case][2]
-    engine = "every engine" if case in LOST else "llama.cpp"
-    assert [one.subject for one in done.warnings] == [engine] * bool(said)
-    assert said in "".join(one.text for one in done.warnings)
+    engine = "every engine" if case in LOST_IN_GGUF else "llama.cpp"
+    assert [warning.subject for warning in done.warnings] == [engine] * bool(said)
+    assert said in "".join(warning.text for warning in done.warnings)
     (theirs,) = llama_cpp(file, [IDS], tmp_path)
-    differs = bool(said) and case not in LOST
+    # Both read the same GGUF file, in which what it cannot say is lost to both.
+    differs = bool(said) and case not in LOST_IN_GGUF
     assert (not distance(ours(file), theirs) <= SAME) == differs  # NaN is not the same
 
 
@@ -150,7 +155,7 @@ def test_the_file_is_read_back_as_the_folder_was_or_its_loss_is_named(case, tmp_
     folder = folder_of(case, tmp_path / "model")
     file = tmp_path / "model.gguf"
     convert(folder, file, ConvertOptions("F32"))
-    assert (distance(ours(folder), ours(file)) < 1e-6) == (case not in LOST)
+    assert (distance(ours(folder), ours(file)) < 1e-6) == (case not in LOST_IN_GGUF)
 
 
 @with_llama_cpp
@@ -174,7 +179,9 @@ def test_longrope_is_the_same_beyond_its_first_context(family, more, tmp_path):
         ("gemma2", {"final_logit_softcapping": None}, "gemma2.final_logit_softcapping"),
     ],
 )
-def test_what_llama_cpp_would_compute_as_nothing_is_refused(family, keys, zero, tmp_path):
+def test_a_missing_softcap_that_llama_cpp_would_read_as_zero_is_refused(
+    family, keys, zero, tmp_path
+):
     folder = tiny_folder(tmp_path / "model", family, **keys)
     file = tmp_path / "out.gguf"
     with pytest.raises(Unsupported, match=f"{zero} would be 0 in the file"):
@@ -195,22 +202,24 @@ def test_dynamic_rope_is_refused(tmp_path):
 def test_a_file_without_the_rounding_of_bitnet_is_not_called_exact(tmp_path, encoding, changes):
     folder = tiny_folder(tmp_path / "model", "bitnet-b1.58")
     done = convert(folder, tmp_path / "out.gguf", ConvertOptions(encoding, no_tokenizer=True))
-    named = {one.subject: one.text for one in done.warnings}
-    assert "does not load the architecture bitnet-b1.58" in named["llama.cpp"]
-    assert ("every engine" in named) == changes
+    warnings = {warning.subject: warning.text for warning in done.warnings}
+    assert "does not load the architecture bitnet-b1.58" in warnings["llama.cpp"]
+    assert ("every engine" in warnings) == changes
     assert all(tensor.keeps_rounding for tensor in done.tensors) == (not changes)
     assert not changes or not done.exact
     assert ("another rounding" in "\n".join(done.lines())) == changes
 
 
-def test_rows_too_short_for_ik_llama_cpp_are_told_before(tmp_path):
+def test_the_plan_warns_of_rows_too_short_for_ik_llama_cpp(tmp_path):
     folder = tiny_folder(tmp_path / "model", "bitnet-b1.58")
     wide = tmp_path / "wide.gguf"
     ternary_gguf(wide)
-    for source, told in ((folder, True), (wide, False)):
+    for source, is_warned in ((folder, True), (wide, False)):
         plan = plan_conversion(source, ConvertOptions("IQ2_BN", no_tokenizer=True))
-        texts = [one.text for one in plan.warnings if one.subject == "ik_llama.cpp"]
-        assert any("rows of fewer than 512 weights; here 256" in text for text in texts) == told
+        texts = [warning.text for warning in plan.warnings if warning.subject == "ik_llama.cpp"]
+        assert (
+            any("rows of fewer than 512 weights; here 256" in text for text in texts) == is_warned
+        )
 
 
 def test_a_plan_reads_no_weight_and_says_how_large_the_file_gets(tmp_path):
@@ -225,6 +234,7 @@ def test_what_is_refused_leaves_no_file(tmp_path):
     folder = tiny_folder(tmp_path / "model", "llama")
     source = tmp_path / "in.gguf"
     convert(folder, source, ConvertOptions("Q4_1", no_tokenizer=True))
+    # A file of Q4_1 has its embedding in Q6_K.
     with pytest.raises(Unsupported, match="Q6_K -> Q8_0 would not be exact"):
         convert(source, tmp_path / "out.gguf", ConvertOptions("Q8_0"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.gguf", "model"]
@@ -241,8 +251,9 @@ def test_iq2_bn_is_byte_for_byte_what_ik_llama_cpp_makes_of_i2_s(tmp_path):
     )
     assert convert(source, ours, ConvertOptions("IQ2_BN")).exact
     expected = open_checkpoint(theirs).weights
-    found = open_checkpoint(ours).weights
-    assert [weight.quant.name for weight in found.values()].count("IQ2_BN") == 14
-    for name, weight in found.items():
+    written = open_checkpoint(ours).weights
+    # Seven matrices in each of two blocks.
+    assert [weight.quant.name for weight in written.values()].count("IQ2_BN") == 14
+    for name, weight in written.items():
         assert weight.quant == expected[name].quant
         np.testing.assert_array_equal(weight.data, expected[name].data, err_msg=name)

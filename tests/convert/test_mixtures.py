@@ -22,7 +22,8 @@ from bitnet.quants import registry, types
 
 compiled = pytest.mark.skipif(native.module() is None, reason="the native module is not installed")
 
-# Of what benchmarks/quantizers.py printed, with llama.cpp v0.5.0.
+# By the model's name: digest of the type of every tensor in every mixture, as llama-quantize
+# chooses them. benchmarks/quantizers.py printed them, with llama.cpp v0.5.0.
 DIGESTS = {
     "llama of 20 blocks, four queries to a key": "a30f0ca1bb8d5efe",
     "tied llama of 17 blocks": "58af624e032e1e5a",
@@ -54,13 +55,13 @@ def test_types_are_those_of_llama_quantize(name):
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """A file of a LLaMA with blocks for every type."""
+    """A GGUF file of a LLaMA whose rows are whole blocks of every type, 256 weights and more."""
     model = tiny("llama", embedding_length=256, feed_forward_length=512)
     return write_model(tmp_path_factory.mktemp("source") / "model.gguf", model)
 
 
 def sums_of(checkpoint):
-    """Weights of the inputs of each matrix in the blocks, as sums of three calls."""
+    """By matrix of the blocks, the sums of squared inputs over three calls, ``(columns,)``."""
     rng = np.random.default_rng(5)
     return {
         name: rng.random(weight.shape[-1], dtype="f4") * 3
@@ -70,12 +71,13 @@ def sums_of(checkpoint):
 
 
 def gguf_file(path, sums, counts=(3,)):
+    """Write *sums* as an importance matrix of llama.cpp; *counts* are calls of each expert."""
     writer = gguf.GGUFWriter(path, "imatrix")
     writer.add_array("imatrix.datasets", ["text.txt"])
     writer.add_uint32("imatrix.chunk_count", 7)
     writer.add_uint32("imatrix.chunk_size", 512)
-    for name, its in sums.items():
-        writer.add_tensor(f"{name}.in_sum2", its.reshape(len(counts), -1))
+    for name, squares in sums.items():
+        writer.add_tensor(f"{name}.in_sum2", squares.reshape(len(counts), -1))
         writer.add_tensor(f"{name}.counts", np.array(counts, "f4").reshape(-1, 1))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -95,17 +97,17 @@ def test_a_file_has_the_bytes_of_llama_cpps_quantizers(source, mixture, weighted
     if weighted:
         request = replace(request, imatrix=gguf_file(tmp_path / "imatrix.gguf", sums))
     convert(source, tmp_path / "out.gguf", request)
-    rounded = 0
+    n_rounded = 0
     for name, weight in open_checkpoint(tmp_path / "out.gguf").weights.items():
         if weight.quant == before[name].quant:
             np.testing.assert_array_equal(weight.data, before[name].data)
             continue
-        rounded += 1
+        n_rounded += 1
         values = registry.dequantize(before[name])
-        importance = sums[name] / np.float32(3) if name in sums else None
+        importance = sums[name] / np.float32(3) if name in sums else None  # a mean over the calls
         expected = quantize_rows(weight.quant.name, values, importance)
         np.testing.assert_array_equal(weight.data, expected)
-    assert rounded == 1 + 2 * 7  # the embedding is the head
+    assert n_rounded == 1 + 2 * 7  # the embedding, which is the head, and 7 matrices in 2 blocks
 
 
 @compiled
@@ -114,8 +116,8 @@ def test_matrices_that_the_importance_matrix_lacks_are_named(source, tmp_path):
     plan = plan_conversion(source, ConvertOptions("Q4_K_S", imatrix=matrix))
     plan.write(tmp_path / "out.gguf")
     with GGUF.open(tmp_path / "out.gguf") as file:
-        assert file.metadata["general.file_type"] == 14
-    (warning,) = (one for one in plan.warnings if one.subject == "--imatrix")
+        assert file.metadata["general.file_type"] == 14  # MOSTLY_Q4_K_S
+    (warning,) = (entry for entry in plan.warnings if entry.subject == "--imatrix")
     assert warning.text == "has nothing for 1 tensor, such as token_embd.weight"
 
 
@@ -160,6 +162,7 @@ def test_experts_have_importance_of_their_own(tmp_path):
         "blk.0.ffn_up_exps.weight", np.zeros((6, 4), "f4"), types.by_name("F32")
     )
     values = importance_of(read_importance(file), replace(expert, shape=(3, 2, 4)))
+    # Sums by the calls of each expert; an expert without a call weights all inputs alike.
     np.testing.assert_array_equal(values, [[0, 0.5, 1, 1.5], [1, 1, 1, 1], [2, 2.25, 2.5, 2.75]])
 
 

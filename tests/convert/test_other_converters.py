@@ -7,7 +7,8 @@ from published_bitnets import digest, with_tokenizer
 from bitnet.convert.convert_options import ConvertOptions
 from bitnet.formats.containers import open_checkpoint
 
-# Of what benchmarks/converters.py printed, on x86-64. I2_S: convert-hf-to-gguf-bitnet.py of
+# SHA-256 by model and type, as benchmarks/converters.py printed them on x86-64. I2_S:
+# convert-hf-to-gguf-bitnet.py of
 # microsoft/BitNet 16da220 (July 2026) and the llama-quantize of its tree of January 2026. TQ1_0 and
 # TQ2_0: convert_hf_to_gguf.py of llama.cpp b11434 (October 2026).
 DIGESTS = {
@@ -47,10 +48,11 @@ def test_every_tensor_is_what_the_other_tool_writes(name, encoding, tmp_path):
     assert digest(open_checkpoint(file)) == DIGESTS[name][encoding]
 
 
-def test_a_digest_knows_codes_and_scales_and_not_what_is_behind_them(tmp_path):
+def test_a_digest_covers_codes_and_scales_but_not_the_padding_behind_them(tmp_path):
     folder = with_tokenizer(tmp_path / "m", "Llama3-8B-1.58")
     file = tmp_path / "ours.gguf"
     convert(folder, file, ConvertOptions("I2_S", no_tokenizer=True))
+    # An I2_S tensor ends with 32 bytes: its scale in four, then padding that no tool defines.
     for place, same in ((0, False), (-32, False), (-28, True)):
         checkpoint = open_checkpoint(file)
         weight = checkpoint.weights["blk.1.ffn_up.weight"]

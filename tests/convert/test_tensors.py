@@ -8,22 +8,24 @@ from bitnet.convert.convert_options import BLOCKS, FLOATS, TERNARY
 from bitnet.convert.tensors import Job
 from bitnet.quants import registry, types
 
-WHOLES = ("tensor", "row", "block")  # what has one scale, from the largest to the smallest
-SCALE_OF = {"I2_S": "tensor", "IQ2_BN": "row"}  # the others: block
+WHOLES = ("tensor", "row", "block")  # parts that have one scale, from the largest to the smallest
+SCALE_OF = {"I2_S": "tensor", "IQ2_BN": "row"}  # the part with one scale; of other types the block
 SCALES = {  # of codes of shape (4, 2, 256); powers of two, which float16 and bfloat16 hold
     "tensor": np.full((1, 1, 1), 0.5, "f4"),
     "row": np.array([1, 2, 4, 8], "f4").reshape(4, 1, 1),
     "block": (2.0 ** np.arange(8)).astype("f4").reshape(4, 2, 1),
 }
-WITH_TWO = ("Q2_0", "PQ2_0")  # types with a code for twice the scale
+TYPES_WITH_A_CODE_FOR_TWO = ("Q2_0", "PQ2_0")  # types with a code for twice the scale
 
 
 def job(values, source, target, *, allow_lossy=False):
+    """The conversion of *values*, stored in the type *source*, to the type *target*."""
     weight = registry.quantize("blk.0.ffn_up.weight", values, types.by_name(source))
     return Job(weight, types.by_name(target), None, allow_lossy)
 
 
 def draw(codes, whole):
+    """Random numbers ``(4, 512)``: each of *codes* times a scale for each *whole* of WHOLES."""
     codes = np.random.default_rng(3).choice(codes, (4, 2, 256))
     return (codes * SCALES[whole]).reshape(4, 512).astype("f4")
 
@@ -32,7 +34,7 @@ def draw(codes, whole):
 @pytest.mark.parametrize("whole", WHOLES)
 @pytest.mark.parametrize("source", FLOATS)
 def test_ternary_numbers_are_exact_where_the_type_has_their_scales(source, whole, target):
-    values = draw([-1, 1] if target == "Q1_0" else [-1, 0, 1], whole)
+    values = draw([-1, 1] if target == "Q1_0" else [-1, 0, 1], whole)  # Q1_0 has no zero
     planned = job(values, source, target)
     if WHOLES.index(whole) > WHOLES.index(SCALE_OF.get(target, "block")):
         with pytest.raises(Unsupported, match="is not ternary"):
@@ -56,7 +58,7 @@ def test_twice_the_scale_is_exact_or_refused_with_types_that_have_it(source, tar
         planned = Job(weight, types.by_name(target), None, allow_lossy)
     else:
         planned = job(draw([-1, 0, 1, 2], "tensor"), source, target, allow_lossy=allow_lossy)
-    if target in WITH_TWO:
+    if target in TYPES_WITH_A_CODE_FOR_TWO:
         assert all(piece.exact for piece in planned.pieces())
         return
     with pytest.raises(Unsupported, match="weights of twice their scale") as refused:
@@ -70,10 +72,10 @@ def test_twice_the_scale_is_exact_or_refused_with_types_that_have_it(source, tar
 def test_infinite_weights_and_nan_are_refused_for_what_they_are(target, bad, allow_lossy):
     values = draw([-1, 1], "tensor")
     values[2, 7] = bad
-    source = "F16" if target == "F32" else "F32"
+    source = "F16" if target == "F32" else "F32"  # another type, or the bytes would be copied
     with pytest.raises(Unsupported, match="some of its weights are infinite or NaN") as refused:
         list(job(values, source, target, allow_lossy=allow_lossy).pieces())
-    assert target not in refused.value.hint
+    assert target not in refused.value.hint  # another type would not help
 
 
 @pytest.mark.parametrize(
