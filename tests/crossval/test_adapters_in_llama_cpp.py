@@ -1,7 +1,7 @@
 """Adapters for each kind of matrix of each architecture, beside llama.cpp.
 
-Where its graph multiplies a matrix without what adapters add, its logits are those of the model
-alone; a row of the table says so. Everywhere else they are the same as here.
+Where its graph multiplies by a matrix without the adapter's addition, its logits are those of the
+model alone: NOT_ADAPTED lists these matrices. With all others they are the same as here.
 """
 
 import importlib.util
@@ -18,13 +18,13 @@ from bitnet.models.adapted import with_adapters
 from bitnet.models.hidden_program import layout
 from bitnet.models.load import config_from
 
-# Of the range of the logits.
+# Of the range of the logits: both compute in float32, in another order.
 SAME = 5e-3
 _LATENT = {"attn_kv_a_mqa", "attn_q", "attn_q_a", "attn_q_b"}
 _DELTA = {"attn_gate", "attn_k", "attn_output", "attn_v", "ssm_beta"}
 _DELTA |= {f"ssm_{part}" for part in ("f_a", "f_b", "g_a", "g_b")}
 #: Matrices of an architecture that llama.cpp b11549 multiplies without their adapters.
-LEFT_OUT = {
+NOT_ADAPTED = {
     "bailingmoe3": _LATENT | _DELTA,
     "deepseek2": _LATENT,
     "gemma3n": {"altup_router", "per_layer_model_proj"},
@@ -54,9 +54,10 @@ def matrices_of_each_kind(checkpoint):
 
 
 def adapter_of(name, checkpoint, alone, path):
-    """Path of an adapter for the matrix *name*, its logits, and how far they are from *alone*.
+    """Path of an adapter for the matrix *name*, its logits, and their distance from *alone*.
 
-    Factors grow until it is far, or as far as scores of attention with a bound let it be.
+    The factors grow until the distance is well beyond SAME, in at most three steps: where a bound
+    limits scores of attention, it may stay small.
     """
     a, b = factors(*checkpoint.weights[name].shape)
     for scale in (1, 8, 64):
@@ -83,8 +84,9 @@ def test_an_adapter_does_what_it_does_in_llama_cpp(case, tmp_path):
     assert adapters
     paths = [path for path, _, _ in adapters.values()]
     theirs = llama_cpp_with_each(file, paths, IDS, tmp_path)
-    left_out = LEFT_OUT.get(checkpoint.architecture, set())
+    left_out = NOT_ADAPTED.get(checkpoint.architecture, set())
     for (kind, (_, adapted, effect)), expected in zip(adapters.items(), theirs, strict=True):
         assert not isinstance(expected, str), (kind, expected)
         ours = alone if kind in left_out else adapted
+        # Nearer than a quarter of the effect, or the adapter could have been left out as well.
         assert distance(ours, expected) < min(SAME, effect / 4), kind

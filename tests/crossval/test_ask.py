@@ -18,7 +18,8 @@ from bitnet.formats.containers import open_checkpoint
 
 LIMIT_S = 3.0
 
-# A process with a child; both keep a lock for as long as they live, a minute at most.
+# A process with a child; both hold a lock for as long as they live, a minute at most. Arguments:
+# the file to lock, and one that is made when the lock is held.
 HANGS = """
 import fcntl, os, pathlib, signal, sys
 lock = open(sys.argv[1], "w")
@@ -39,10 +40,11 @@ def test_an_engine_that_hangs_is_killed_with_its_children(tmp_path):
     assert "--reference-timeout SECONDS" in caught.value.hint
     assert ready.exists()
     with lock.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # waits for every process that has it
+        fcntl.flock(file, fcntl.LOCK_EX)  # returns when no process holds it
 
 
-# A process that ends at once, and its child, which keeps a lock and tells if it lives too long.
+# A process that ends at once, and its child, which holds a lock. Arguments: the file to lock, one
+# that the child makes if it still lives after ten seconds, and the exit code.
 CRASHES = """
 import fcntl, os, pathlib, signal, sys
 lock = open(sys.argv[1], "w")
@@ -66,6 +68,7 @@ def test_the_children_of_an_engine_that_ended_are_killed(tmp_path, code):
     assert not survived.exists()
 
 
+# An engine that reports an error after it has written half of its intermediates.
 FAILS = """
 import json, pathlib, sys
 target = pathlib.Path(sys.argv[1])
@@ -87,14 +90,15 @@ def test_an_interrupt_kills_the_engine(tmp_path, monkeypatch):
     ready = tmp_path / "ready"
     wait = ask.subprocess.Popen.wait
 
-    def interrupted(process, timeout=None):
-        if timeout is None:  # when it has been killed
+    def interrupt_wait(process, timeout=None):
+        """Raise KeyboardInterrupt as soon as the engine holds its lock."""
+        if timeout is None:  # the wait for a process that was killed
             return wait(process)
         while not ready.exists():
             pass
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ask.subprocess.Popen, "wait", interrupted)
+    monkeypatch.setattr(ask.subprocess.Popen, "wait", interrupt_wait)
     with pytest.raises(KeyboardInterrupt):
         ask.run([sys.executable, "-c", HANGS, str(lock), str(ready)], name="x", limit_s=60)
     with lock.open() as file:
@@ -104,23 +108,25 @@ def test_an_interrupt_kills_the_engine(tmp_path, monkeypatch):
 def test_the_limit_grows_with_the_model_unless_it_is_given(tmp_path):
     checkpoint = open_checkpoint(tiny_gguf(tmp_path / "tiny.gguf"))
     size = sum(weight.size_bytes for weight in checkpoint.weights.values())
+    # Seconds to start an engine, and as many more for each gigabyte.
     assert ask.time_limit(checkpoint) == pytest.approx(300 + 300 * size / 1e9)
     assert ask.time_limit(checkpoint, 7.0) == 7.0
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "1e9", "soon"])
-def test_a_limit_that_is_none_is_refused(bitnet, tmp_path, seconds):
+def test_a_number_that_cannot_be_a_time_limit_is_refused(bitnet, tmp_path, seconds):
     model = tiny_gguf(tmp_path / "tiny.gguf")
     done = bitnet("crossval", "--model", model, f"--reference-timeout={seconds}")
     assert done.code == 2
     assert "--reference-timeout" in done.err
 
 
-def test_the_default_is_the_documented_one():
+def test_the_default_limit_is_the_same_for_a_command_and_a_question():
     assert CrossvalOptions().reference_timeout is None
     assert Question(None).limit_s == ask.LIMIT_S
 
 
+# An engine whose answer is empty; its intermediates are the bytes of the file that is its argument.
 ANSWERS = """
 import pathlib, sys
 target = pathlib.Path(sys.argv[1])
@@ -131,8 +137,8 @@ target.with_name("answer.safetensors").write_bytes(pathlib.Path(sys.argv[2]).rea
 
 @pytest.fixture
 def intermediates(tmp_path, monkeypatch):
-    """The intermediates of a stand-in that writes these bytes as its own."""
-    monkeypatch.setattr(LlamaCpp, "package", "json")
+    """A function that returns the intermediates of an engine that wrote the bytes it is given."""
+    monkeypatch.setattr(LlamaCpp, "package", "json")  # a module that is always installed
     checkpoint = open_checkpoint(tiny_gguf(tmp_path / "tiny.gguf"))
     file = tmp_path / "written"
 
@@ -148,7 +154,7 @@ def intermediates(tmp_path, monkeypatch):
 
 @pytest.fixture
 def written(tmp_path):
-    """Intermediates as an engine writes them."""
+    """Bytes of a file of intermediates as :mod:`bitnet.crossval.reference_process` writes it."""
     file = tmp_path / "right.safetensors"
     ones = np.ones((2, 3), np.float32)
     arrays = {"embd": ones, "l_out-0": np.arange(4, dtype="f4").reshape(2, 2)}
@@ -158,11 +164,13 @@ def written(tmp_path):
 
 def test_intermediates_are_read_as_they_were_written(intermediates, written):
     arrays = intermediates(written)
+    # llama.cpp calls it embd; names that are the same in both stay.
     assert arrays["embed"].tolist() == [[1, 1, 1], [1, 1, 1]]
     assert arrays["l_out-0"].tolist() == [[0, 1], [2, 3]]
 
 
 def header(**changes):
+    """Bytes of a safetensors file of one float32, with *changes* to its entry in the header."""
     entry = {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]} | changes
     text = json.dumps({"embd": entry}).encode()
     return len(text).to_bytes(8, "little") + text + bytes(4)

@@ -1,4 +1,8 @@
-"""A report is held to its own rows, and to a new one of the same model by the same engines."""
+"""A report is held to its own rows, and to a new one of the same model by the same engines.
+
+Exit codes: 2 wrong options, 13 not a report, 15 a report that does not hold, 19 no such file, 22 a
+replay that was not made.
+"""
 
 import contextlib
 import copy
@@ -40,11 +44,14 @@ def made(bitnet, folder, monkeypatch):
 
 
 def report_on(evidence):
+    """The report on *evidence* as JSON values, with the verdict that follows from it."""
     return as_json(evidence, judge(evidence))
 
 
 @pytest.fixture
 def check(bitnet, tmp_path):
+    """A function that runs ``crossval --check`` on a report of these JSON values."""
+
     def run(values, *words):
         (tmp_path / "report.json").write_text(json.dumps(values))
         return bitnet("crossval", "--check", tmp_path / "report.json", *words)
@@ -59,19 +66,20 @@ def test_a_report_holds_and_ends_as_its_verdict_does(made, check):
 
 
 def changed(report, change):
-    other = copy.deepcopy(report)
-    change(other)
-    assert other != report
-    return other
+    """A copy of *report* to which *change* was made."""
+    edited_report = copy.deepcopy(report)
+    change(edited_report)
+    assert edited_report != report
+    return edited_report
 
 
 def put(place, value):
     """A change that puts *value* at a *place* like ``rows.0.kl``."""
 
     def change(report):
-        *path, last = [int(one) if one.isdigit() else one for one in place.split(".")]
-        for one in path:
-            report = report[one]
+        *parents, last = [int(key) if key.isdigit() else key for key in place.split(".")]
+        for key in parents:
+            report = report[key]
         report[last] = value
 
     return change
@@ -119,7 +127,7 @@ def test_the_reports_of_this_project_hold(path, bitnet):
     assert done.code == 0, done.err
     assert "the report holds; its verdict is: passed" in done.out
     assert report["compute_path"] == "real"
-    assert {"operations", "greedy"} <= {one["subject"] for one in report["verdict"]["findings"]}
+    assert {"operations", "greedy"} <= {entry["subject"] for entry in report["verdict"]["findings"]}
     record = read_report(path)[0]
     assert path.with_suffix(".md").read_text() == as_markdown(record, judge(record))
     assert path.with_suffix(".html").read_text() == as_html(record, judge(record))
@@ -140,7 +148,7 @@ def test_the_reports_of_this_project_hold(path, bitnet):
         lambda r: r.pop("verdict"),
     ],
 )
-def test_what_is_not_a_report_is_refused(made, check, change):
+def test_a_report_with_a_field_of_a_wrong_type_or_value_is_refused(made, check, change):
     done = check(changed(made[0], change))
     assert done.code == 13
     assert "Traceback" not in done.err
@@ -165,15 +173,16 @@ def record_of(report):
 
 
 def evidence_of(report):
-    return {name: it for name, it in report.items() if name not in DERIVED}
+    """The part of *report* that its verdict and its metrics are derived from."""
+    return {name: value for name, value in report.items() if name not in DERIVED}
 
 
 def leaves(value, place=()):
     """Places of every value in *value* that holds no others."""
     inside = value.items() if isinstance(value, dict) else ()
     inside = enumerate(value) if isinstance(value, list) else inside
-    found = [leaf for key, one in inside for leaf in leaves(one, (*place, key))]
-    return found or [place]
+    places = [leaf for key, entry in inside for leaf in leaves(entry, (*place, key))]
+    return places or [place]
 
 
 def other_values(value):
@@ -183,7 +192,7 @@ def other_values(value):
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, (int, float)):
-        # Below 1e-10 a number is the rounding of a sum.
+        # A report below 1e-10 has the rounding of a sum: 1 % of it would not be a difference.
         return [value + 1, value * 1.01 + (abs(value) < 1e-10) * 1e-6, None]
     return [f"{value}x", ""] if isinstance(value, str) and value else ["x"]
 
@@ -215,7 +224,7 @@ def test_an_edit_of_any_single_field_is_caught(made):
     again = record_of(report)
     assert not is_caught(report, again)
     places = [*leaves(report)]
-    assert len(places) > 400
+    assert len(places) > 400  # of rows, settings, versions and operations
     missed = [
         (place, value)
         for place in places
@@ -225,14 +234,14 @@ def test_an_edit_of_any_single_field_is_caught(made):
     assert missed == []
 
 
-EXTREMES = [-1e9, 0, 1e300, -1e300, 10**400]
+EXTREMES = [-1e9, 0, 1e300, -1e300, 10**400]  # the last is beyond float64
 
 
 def test_no_number_in_a_report_ends_in_an_internal_error(made, tmp_path):
     report, _ = made
     path = tmp_path / "report.json"
     numbers = [place for place in leaves(report) if type(leaf(report, place)) in (int, float)]
-    # The same field of two rows says no more, but for the first of all rows at once.
+    # Of a list, only the first entry is changed: a field of the other entries is read alike.
     numbers = [place for place in numbers if not any(type(key) is int and key for key in place)]
     assert len(numbers) > 40
     for place in numbers:
@@ -240,6 +249,7 @@ def test_no_number_in_a_report_ends_in_an_internal_error(made, tmp_path):
             path.write_text(json.dumps(edited(report, place, value)))
             with contextlib.suppress(InvalidFormat):
                 check_report(*read_report(path))
+    # Numbers whose sum is infinite, in every row at once.
     rows = [dict.fromkeys(row, 1e300) | {"prompt": 0, "position": 0} for row in report["rows"]]
     rows = [row | dict.fromkeys(("ours", "theirs", "exact"), 0) for row in rows]
     path.write_text(json.dumps(report | {"rows": rows}))
@@ -290,13 +300,14 @@ def test_a_plan_that_no_command_has_is_refused(made, check):
 
 
 def leaf(values, place):
+    """The value at *place* in *values*."""
     for key in place:
         values = values[key]
     return values
 
 
 def test_a_failing_report_made_to_pass_holds_and_is_caught_by_the_replay(made, check, folder):
-    """All of it consistent: the rows of another model, and the verdict that follows from them."""
+    """The rows claim other tokens for every side, and the verdict follows from the rows."""
     report, model = made
     evidence = evidence_of(report)
     for row in evidence["rows"]:
@@ -328,11 +339,11 @@ def test_a_replay_needs_the_model_of_the_report(made, check, tmp_path):
 )
 def test_what_other_engines_made_cannot_be_replayed_and_does_not_pass(made, check, change):
     report, model = made
-    other = report_on(record_of(changed(report, change)))
-    done = check(other, "--replay", "--model", model)
+    elsewhere = report_on(record_of(changed(report, change)))
+    done = check(elsewhere, "--replay", "--model", model)
     assert done.code == 22
     assert "not made: another engine or machine made the report" in done.err
-    assert check(other, "--replay", "--model", model, "--json").code == 22
+    assert check(elsewhere, "--replay", "--model", model, "--json").code == 22
 
 
 def test_an_engine_that_is_missing_here_makes_no_replay(made):

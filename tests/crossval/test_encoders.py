@@ -12,7 +12,7 @@ from bitnet.crossval.plan import COMPARED, LONG
 from bitnet.crossval.references import LlamaCpp, references_for
 from bitnet.formats.containers import open_checkpoint
 
-LENGTH = LONG + 8
+LENGTH = LONG + 8  # tokens of the context: a text of so many is compared at its end alone
 
 
 def test_a_model_that_makes_vectors_is_compared_without_continuations(bitnet, tmp_path):
@@ -25,7 +25,8 @@ def test_a_model_that_makes_vectors_is_compared_without_continuations(bitnet, tm
     assert done.code == 0, done.err
     report = json.loads(done.out)
     assert report["plan"]["greedy"] == 0
-    assert "greedy" not in {it["subject"] for it in report["verdict"]["findings"]}
+    assert "greedy" not in {entry["subject"] for entry in report["verdict"]["findings"]}
+    # Of the second prompt, cut to the context, only the last COMPARED positions are compared.
     assert report["prompts"][1]["first"] == LENGTH - COMPARED
     assert report["summary"]["positions"] > COMPARED
 
@@ -60,6 +61,7 @@ def test_a_decoder_that_sees_later_positions_is_that_of_llama_cpp(encoding, tmp_
 
 @pytest.mark.parametrize("architecture", ["bert", "qwen2"])
 def test_an_engine_that_computes_texts_in_parts_is_not_asked(architecture, tmp_path):
+    """ik_llama.cpp: its batches are shorter than a text, and each position sees the later ones."""
     model = tiny(architecture, **{"attention.causal": False})
     checkpoint = open_checkpoint(write_model(tmp_path / "m.gguf", model))
     assert [engine.name for engine in references_for(checkpoint)] == ["llama.cpp", "float64"]

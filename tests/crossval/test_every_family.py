@@ -65,8 +65,15 @@ def in_this_process(monkeypatch):
     share_this_process(monkeypatch)  # a process for each model takes longer than the model
 
 
-def check_right_and_wrong(engine, checkpoint, judged, *, all_of_them):
-    """The right model passes, and each mistake fails that may not pass."""
+def check_only_the_right_model_passes(engine, checkpoint, judged, *, all_of_them):
+    """Assert that the operations of the right model pass, and fail with each mistake in the graph.
+
+    Args:
+        engine: name of the engine, for messages.
+        checkpoint: the tiny model.
+        judged: function that compares the engine's operations with those of a float64 model.
+        all_of_them: the engine gives every planned value.
+    """
     exact = load_model(checkpoint, ops=ReferenceOps(dtype=np.float64))
 
     def verdict(model):
@@ -83,6 +90,7 @@ def test_no_two_intermediates_have_one_name(architecture):
     program = load_model(tiny(architecture), ops=ReferenceOps()).program
     names = [step.name for step in program.instructions if isinstance(step, Mark)]
     assert len(names) == len(set(names))
+    # Each planned operation is a group of names of which an engine may give any.
     planned = [name for group in list_planned(program) for name in group]
     assert planned == [*names, "result_output"]
 
@@ -105,10 +113,10 @@ def test_operations_that_see_later_positions_are_those_of_the_whole_text():
 @pytest.mark.parametrize("encoding", ["Q8_0", pytest.param("F32", marks=pytest.mark.slow)])
 def test_our_operations_pass_and_with_a_mistake_fail(architecture, encoding):
     checkpoint, judged = of_ours(architecture, encoding)
-    check_right_and_wrong("bitnet", checkpoint, judged, all_of_them=True)
+    check_only_the_right_model_passes("bitnet", checkpoint, judged, all_of_them=True)
 
 
-QUICK = ("phi3", "lfm2", "gpt-oss-experts")
+QUICK = ("phi3", "lfm2", "gpt-oss-experts")  # run without --slow: fused, recurrent, with experts
 
 
 @needs_llama_cpp
@@ -123,7 +131,7 @@ QUICK = ("phi3", "lfm2", "gpt-oss-experts")
 @pytest.mark.parametrize("encoding", ["Q8_0", pytest.param("F32", marks=pytest.mark.slow)])
 def test_operations_of_llama_cpp_pass_and_with_a_mistake_fail(case, encoding, tmp_path):
     checkpoint, judged = of_llama_cpp(case, encoding, tmp_path)
-    check_right_and_wrong("llama.cpp", checkpoint, judged, all_of_them=False)
+    check_only_the_right_model_passes("llama.cpp", checkpoint, judged, all_of_them=False)
 
 
 @needs_ik
@@ -132,7 +140,7 @@ def test_operations_of_llama_cpp_pass_and_with_a_mistake_fail(case, encoding, tm
 @pytest.mark.parametrize("encoding", ["Q8_0", "F32"])
 def test_operations_of_ik_llama_cpp_pass_and_with_a_mistake_fail(case, encoding, tmp_path):
     checkpoint, judged = of_llama_cpp(case, encoding, tmp_path, IkLlamaCpp)
-    check_right_and_wrong("ik_llama.cpp", checkpoint, judged, all_of_them=False)
+    check_only_the_right_model_passes("ik_llama.cpp", checkpoint, judged, all_of_them=False)
 
 
 @pytest.mark.parametrize("case", [*REFUSED, *OTHERWISE])
@@ -140,7 +148,7 @@ def test_a_model_that_no_engine_computes_as_it_is_is_not_compared(case, tmp_path
     path = tmp_path / "tiny.gguf"
     checkpoint = written(path, case, {})
     read_by_ik = IkLlamaCpp().computes(checkpoint)
-    assert [it.name for it in references_for(checkpoint)] == [
+    assert [engine.name for engine in references_for(checkpoint)] == [
         *(["ik_llama.cpp"] if read_by_ik else []),
         "float64",
     ]
@@ -157,6 +165,7 @@ def test_a_model_that_no_engine_computes_as_it_is_is_not_compared(case, tmp_path
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_llama_cpp_does_not_load_it_refuses_with_these_words(case, tmp_path):
     checkpoint = written(tmp_path / "tiny.gguf", *THEIRS[case])
+    # In the fields of reference_process, without the checks that would refuse the model before.
     request = {
         "engine": "llama.cpp",
         "model": str(checkpoint.path),

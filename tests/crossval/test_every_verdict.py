@@ -23,7 +23,7 @@ def needs(module):
 
 
 @needs("xllamacpp")
-@pytest.mark.parametrize("case", [it for it in THEIRS if it not in LEFT_OUT])
+@pytest.mark.parametrize("case", [name for name in THEIRS if name not in LEFT_OUT])
 def test_against_llama_cpp_the_right_model_passes_and_wrong_ones_fail(case, tmp_path):
     path = written(tmp_path / "tiny.gguf", *THEIRS[case], encoding="Q8_0").path
     check_verdicts(path, REFERENCES["llama.cpp"]())

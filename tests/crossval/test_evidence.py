@@ -21,6 +21,7 @@ def position(*chances, ids=None):
 
 
 def trace(*positions, greedy=(), gaps=(), ids=None):
+    """A trace of one prompt with these *positions*; its ids are 0, 1, ... or *ids*."""
     ids = tuple(range(len(positions))) if ids is None else ids
     return Trace(EngineFacts("x"), prompts=(PromptTrace("p", ids, positions, greedy, gaps),))
 
@@ -28,8 +29,9 @@ def trace(*positions, greedy=(), gaps=(), ids=None):
 def test_divergence_of_whole_distributions_is_the_textbook_one():
     p = position(0.5, 0.25, 0.25)
     q = position(0.25, 0.25, 0.5)
-    wanted = 0.5 * math.log(2) + 0.25 * math.log(0.5)
-    assert divergence(p, q) == pytest.approx(wanted)
+    # The sum of p log(p / q); the second token is equally likely in both.
+    expected = 0.5 * math.log(2) + 0.25 * math.log(0.5)
+    assert divergence(p, q) == pytest.approx(expected)
     assert divergence(p, p) == 0
 
 
@@ -42,12 +44,13 @@ def test_what_is_not_stored_counts_as_one_event():
 def test_a_token_the_other_lacks_is_at_most_as_likely_as_its_last():
     p = position(0.9, 0.05, ids=[7, 8])
     q = position(0.5, 0.02, ids=[1, 2])  # token 7 has at most 0.02
-    wanted = 0.9 * math.log(0.9 / 0.02) + 0.05 * math.log(0.05 / 0.02)
-    assert divergence(p, q) == pytest.approx(wanted + 0.05 * math.log(0.05))
+    expected = 0.9 * math.log(0.9 / 0.02) + 0.05 * math.log(0.05 / 0.02)
+    # What is left over of p is 0.05, and of q at most everything.
+    assert divergence(p, q) == pytest.approx(expected + 0.05 * math.log(0.05))
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.integers(1, 40))
-def test_it_is_never_more_than_the_full_divergence(seed, kept_p, kept_q):
+def test_divergence_of_stored_tokens_is_never_more_than_the_full_one(seed, kept_p, kept_q):
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(2, 50)) * 3
     log_p, log_q = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
@@ -94,11 +97,11 @@ def test_stretched_logits_are_seen_in_the_slope_and_scattered_ones_are_not():
 
 
 def test_a_position_without_numbers_has_a_row_without_numbers():
-    one = position(0.6, 0.4)
+    finite = position(0.6, 0.4)
     none = positions_from(np.full((1, 2), np.nan))[0]
-    ours = trace(one, none)
-    theirs = trace(none, one)
-    rows, _ = compare(ours, theirs, exact=trace(one, one))
+    ours = trace(finite, none)
+    theirs = trace(none, finite)
+    rows, _ = compare(ours, theirs, exact=trace(finite, finite))
     assert [(row.kl, row.gap, row.agrees) for row in rows] == [(None, None, False)] * 2
     assert [row.ours_kl is None for row in rows] == [False, True]
     assert [row.theirs_kl is None for row in rows] == [True, False]
@@ -126,6 +129,7 @@ def test_greedy_continuations_are_equal_up_to_their_first_difference():
     ours = trace(one, greedy=(5, 6, 7, 9), gaps=(1.0, 1.0, 1.0, 1.0))
     theirs = trace(one, greedy=(5, 6, 8, 9), gaps=(2.0, 2.0, 0.25, 2.0))
     _, (part,) = compare(ours, theirs)
+    # Prompt 0, step 2, our token and theirs, and their gap at that step.
     assert part == Row(0, 2, 7, 8, 0.25)
     _, (whole,) = compare(ours, ours)
     assert (whole.position, whole.agrees) == (3, True)

@@ -1,4 +1,7 @@
-"""Engines that answer wrongly, too little, too much or not at all: none of it passes."""
+"""Engines that answer wrongly, too little, too much or not at all: none of it passes.
+
+Exit codes: 15 the verdict is failed, 22 it is "not run".
+"""
 
 import json
 import sys
@@ -18,17 +21,17 @@ NOT_NUMBERS = positions_from(np.array([[np.nan, 0.0]]))[0]
 
 
 class Good(LlamaCpp):
-    """An engine in the place of llama.cpp that answers as the float64 pass does."""
+    """A stand-in for llama.cpp: it answers as the float64 pass does, and *change* alters that."""
 
-    package = "json"
+    package = "json"  # a module that is always installed
     change = staticmethod(lambda trace: trace)
 
     def trace(self, question):
-        found = exact_trace(question.checkpoint, question.prompts)
+        exact = exact_trace(question.checkpoint, question.prompts)
         ids = self.tokenizer.encode
         tokenized = tuple(tuple(ids(text, add_special=flag)) for text, flag in question.texts)
         return self.change(
-            replace(found, engine=EngineFacts("peer", "1", "float"), tokenized=tokenized)
+            replace(exact, engine=EngineFacts("peer", "1", "float"), tokenized=tokenized)
         )
 
     def intermediates(self, question, exact):
@@ -36,11 +39,13 @@ class Good(LlamaCpp):
 
 
 def first_prompt(trace, **changes):
+    """*trace* with *changes* to its first prompt."""
     return replace(trace, prompts=(replace(trace.prompts[0], **changes), *trace.prompts[1:]))
 
 
 def every_prompt(trace, change):
-    return replace(trace, prompts=tuple(change(one) for one in trace.prompts))
+    """*trace* with *change* applied to each prompt."""
+    return replace(trace, prompts=tuple(change(prompt) for prompt in trace.prompts))
 
 
 def skewed(one):
@@ -100,7 +105,10 @@ WRONG = {
 
 @pytest.fixture
 def run(bitnet, tmp_path, monkeypatch):
-    """crossval with an engine whose answer is changed; the exit code and the report."""
+    """A function that runs crossval beside an engine whose answer a function changes.
+
+    It returns the exit code and the report.
+    """
     (tmp_path / "prompts.txt").write_text(PROMPTS)
     model = tiny_gguf(tmp_path / "tiny.gguf")
     from bitnet.tokenizer import resolve_tokenizer
@@ -142,6 +150,7 @@ def test_an_engine_without_a_tokenizer_leaves_that_check_not_run(run):
     assert "the reference has no tokenizer" in report["verdict"]["reasons"][0]
 
 
+# Programs in the place of the process of an engine; the argument is the path of its answer.
 ENDINGS = {
     "crashes": "import os; os.abort()",
     "ends with an error": "raise SystemExit(3)",
@@ -174,7 +183,7 @@ def test_a_missing_engine_is_excused_and_one_that_fails_is_not(bitnet, tmp_path,
     assert report["no_answer"]["severity"] == "failed"
     assert report["verdict"]["findings"][0]["hint"]
     if name != "refuses":
-        assert "/" not in report["no_answer"]["text"]
+        assert "/" not in report["no_answer"]["text"]  # reports are published: no folder of ours
 
 
 @pytest.mark.parametrize("folder", ["/home/someone/env/bin", "/home/some one/env/bin"])
@@ -225,7 +234,7 @@ def test_a_prompt_that_cannot_be_encoded_fails_and_shifts_none(run, monkeypatch)
             raise InferenceError("no token for it")
         return encode(self, text, **options)
 
-    (_, good), _ = run(), monkeypatch.setattr(Tokenizer, "encode", refuses)
+    (_, good), _ = run(), monkeypatch.setattr(Tokenizer, "encode", refuses)  # after the good run
     monkeypatch.setattr(Good, "trace", lambda self, question: self.answer(question), raising=False)
     monkeypatch.setattr(
         Good,
@@ -237,13 +246,13 @@ def test_a_prompt_that_cannot_be_encoded_fails_and_shifts_none(run, monkeypatch)
     assert code == 15
     assert "cannot be encoded: no token for it" in str(report["verdict"]["reasons"])
     rows = {(row["prompt"], row["position"]): row for row in report["rows"]}
-    kept = [row for row in good["rows"] if row["prompt"] != 1]
-    assert len(kept) == len(rows)
-    for row in kept:
+    others = [row for row in good["rows"] if row["prompt"] != 1]  # "The quick" is prompt 1
+    assert len(others) == len(rows)
+    for row in others:
         assert rows[row["prompt"], row["position"]]["theirs"] == row["theirs"]
 
 
-def test_short_runs_see_every_prompt(run):
+def test_a_run_with_few_positions_still_compares_every_prompt(run):
     code, report = run(lambda trace: trace, "--max-positions", 5)
     assert code == 0
     assert {row["prompt"] for row in report["rows"]} == {0, 1, 2}

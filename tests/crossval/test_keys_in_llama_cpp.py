@@ -15,7 +15,8 @@ from bitnet.formats.containers import open_checkpoint
 
 # Of the range of the logits. A default that is not llama.cpp's changes some by a tenth and more.
 SAME = 5e-3
-# Keys for which llama.cpp has constants; `convert` names it where a model has other values.
+# By architecture, keys for which llama.cpp has constants: another value changes our logits alone.
+# `convert` warns of a model that has other values.
 _CONSTANT = {
     "falcon": {"falcon.attention.max_alibi_bias"},
     "gemma3n": {
@@ -44,7 +45,7 @@ pytestmark = [
 
 @pytest.fixture
 def folder(tmp_path):
-    """An empty folder, emptied again: a test writes a quarter of a gigabyte."""
+    """An empty folder that is deleted after the test, which writes a quarter of a gigabyte."""
     yield tmp_path
     shutil.rmtree(tmp_path)
 
@@ -57,52 +58,56 @@ def ours(path):
         return None
 
 
-def compare(files, folder):
-    """Keys of those *files* that run here and in llama.cpp, and not to the same logits."""
+def keys_with_other_logits(files, folder):
+    """Keys of *files* for which this package and llama.cpp compute different logits.
+
+    *files* are pairs of a changed key and a path. A file that either of the two refuses is left
+    out.
+    """
     paths = {}
     logits = {}
     for key, path in files:
-        found = ours(path)
-        if found is None:
+        computed = ours(path)
+        if computed is None:
             path.unlink()
         else:
             paths[key] = path
-            logits[key] = found
-    # On files that are refused here, llama.cpp may not end.
+            logits[key] = computed
+    # On a file that is refused here, llama.cpp may run without end: it is not asked.
     theirs = llama_cpp_of_each([paths[key] for key in logits], IDS, folder)
     different = []
-    compared = 0
-    for (key, found), expected in zip(logits.items(), theirs, strict=True):
-        if isinstance(expected, str):
+    n_compared = 0
+    for (key, computed), expected in zip(logits.items(), theirs, strict=True):
+        if isinstance(expected, str):  # the reason why llama.cpp has no logits
             continue
-        compared += 1
-        if not distance(found, expected) < SAME:
+        n_compared += 1
+        if not distance(computed, expected) < SAME:  # nor is NaN the same
             different.append(key)
-    assert compared
+    assert n_compared
     return different
 
 
 @pytest.mark.parametrize("case", DECODERS)
 def test_a_key_that_is_left_out_means_what_it_means_to_llama_cpp(case, folder):
     written(folder / "tiny.gguf", *DECODERS[case])
-    assert compare(without_each_key(folder / "tiny.gguf", folder), folder) == []
+    assert keys_with_other_logits(without_each_key(folder / "tiny.gguf", folder), folder) == []
 
 
-# Others have the same layer many times, which takes long.
+# Models of more than twelve layers repeat the same layers, and take long.
 _SHALLOW = [name for name, (_, keys) in DECODERS.items() if keys.get("block_count", 0) <= 12]
 
 
 @pytest.mark.parametrize("case", _SHALLOW)
 def test_a_key_of_another_value_means_what_it_means_to_llama_cpp(case, folder):
     written(folder / "tiny.gguf", *DECODERS[case])
-    different = compare(with_each_key_changed(folder / "tiny.gguf", folder), folder)
+    different = keys_with_other_logits(with_each_key_changed(folder / "tiny.gguf", folder), folder)
     assert set(different) <= _CONSTANT.get(DECODERS[case][0], set())
 
 
 @pytest.mark.parametrize("case", _SHALLOW)
 def test_a_key_that_is_added_means_what_it_means_to_llama_cpp(case, folder):
     written(folder / "tiny.gguf", *DECODERS[case])
-    different = compare(with_keys_added(folder / "tiny.gguf", folder), folder)
+    different = keys_with_other_logits(with_keys_added(folder / "tiny.gguf", folder), folder)
     names = {name.partition("#")[0] for name in different}
     assert names <= _CONSTANT.get(DECODERS[case][0], set())
 
@@ -112,12 +117,12 @@ def test_a_key_that_is_left_out_of_a_model_of_vectors_means_the_same(case, bitne
     written(folder / "tiny.gguf", *CASES[case])
     prompts = folder / "prompts.txt"
     prompts.write_text("abc\ndef ghi jkl mnop\n")
-    compared = 0
+    n_compared = 0
     for key, path in without_each_key(folder / "tiny.gguf", folder):
         words = ("--against", "llama.cpp", "--prompts", prompts)
         done = bitnet("crossval", "--model", path, *words)
         if done.code == 13 or "the engine does not load the file" in done.err:
-            continue
-        compared += 1
+            continue  # refused here (InvalidFormat) or in llama.cpp
+        n_compared += 1
         assert done.code == 0, f"{key}: {done.err}"
-    assert compared
+    assert n_compared

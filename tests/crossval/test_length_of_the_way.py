@@ -1,4 +1,8 @@
-"""The files, functions and types of a comparison, from its plan to its report."""
+"""The files, functions and types of a comparison, from its plan to its report.
+
+Their numbers are bounded, so that a reader can follow the way: a bound is the present number or a
+little more, and may only become smaller.
+"""
 
 import importlib.util
 import sys
@@ -20,7 +24,8 @@ from bitnet.formats.containers import open_checkpoint
 
 ROOM = f"{Path(bitnet.__file__).parent}/crossval/"
 
-# A plan; what engines are asked and answer; what the answers say about each other; the verdict.
+# Classes of the room, in the order of a comparison: plan and question; engines and their answers;
+# names of llama.cpp; results of comparing the answers; the verdict.
 TYPES = {
     *("CrossvalOptions", "Plan", "Prompt", "Question"),
     *("LlamaCpp", "Float64", "EngineFacts", "Trace", "PromptTrace", "Position"),
@@ -33,9 +38,10 @@ TYPES = {
 
 @pytest.fixture
 def walked(bitnet, tmp_path):
-    """Functions and classes of the room that a comparison with llama.cpp meets in this process.
+    """Of a comparison with llama.cpp, what runs of ``bitnet/crossval`` in this process.
 
-    Also how often each file of the room is entered from outside it, by the function entered.
+    A set of functions (file, name), a set of names of classes, and a count of the calls from
+    outside of the room by the function called.
     """
     functions = set()
     types = set()
@@ -75,7 +81,7 @@ needs_llama_cpp = pytest.mark.skipif(
 
 
 @needs_llama_cpp
-def test_a_comparison_meets_few_types_and_enters_each_step_once(walked):
+def test_a_comparison_uses_few_types_and_enters_each_step_once(walked):
     functions, types, entries = walked
     assert types <= TYPES
     assert len(TYPES) <= 19

@@ -20,10 +20,11 @@ from bitnet.formats.containers import open_checkpoint
 
 pytestmark = pytest.mark.slow
 
-# 560 letters with no order that repeats: behind 512 positions.
+# 560 random letters: longer than the window of 512 below, and without a repeated order.
 LETTERS = "".join(np.random.default_rng(3).choice(TOKENS[3:55], 560))
 TEXTS = ("abcdefg", LETTERS)
 OPTIONS = CrossvalOptions(greedy=0, max_positions=24)
+# By reference, a family with a sliding window that the reference reads.
 FAMILIES = {
     "llama.cpp": "gemma3",
     "ik_llama.cpp": "gemma3",
@@ -40,7 +41,8 @@ WINDOWS = {
 MODULES = {"llama.cpp": "xllamacpp", "ik_llama.cpp": "ik_llama_cpp", "transformers": "torch"}
 
 
-def seeing(config, more):
+def with_window(config, more):
+    """*config* with windows that are longer by *more*; attention without a window stays so."""
     return attending(config, lambda it: replace(it, window=it.window and it.window + more))
 
 
@@ -52,8 +54,8 @@ CONFIGURATIONS = {
     "attention scale off by 2 %": lambda it: attending(
         it, lambda its: replace(its, scale=its.scale * 1.02)
     ),
-    "window too long": lambda it: seeing(it, 1),
-    "window too short": lambda it: seeing(it, -1),
+    "window too long": lambda it: with_window(it, 1),
+    "window too short": lambda it: with_window(it, -1),
     "the other style of rope": lambda it: rotated(
         it, lambda rope: replace(rope, style=OTHER_STYLE[rope.style])
     ),

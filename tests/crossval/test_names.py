@@ -15,7 +15,8 @@ def keyed(**nodes):
     }
 
 
-def test_memory_that_the_engine_never_wrote_is_not_touched():
+def test_memory_that_the_engine_never_wrote_is_translated_without_arithmetic():
+    # A signalling NaN: any arithmetic with it raises "invalid".
     never_written = np.array([[0x7F800001]], dtype=np.uint32).view(np.float32)
     arrays = keyed(node=("DUP", "", never_written))
     with np.errstate(invalid="raise"):
@@ -29,7 +30,9 @@ def test_the_result_of_another_weight_is_not_taken_by_its_name():
         node_0=("MUL_MAT", "o.weight", VALUES),
         norm_0=("MUL", "n.weight", 3 * VALUES),
     )
-    arrays |= {Node("kqv-0", "ADD", "o.bias").key: 2 * VALUES}  # so does the graph of BERT
+    # In the graph of BERT, too, two nodes are called kqv-0: the attention before its output, and
+    # the sum of the output with its bias.
+    arrays |= {Node("kqv-0", "ADD", "o.bias").key: 2 * VALUES}
     values = Names({}, {}, sources).translate(arrays)
     assert {name: values[name][0, 0] for name in ("kqv-0", "attn-0", "norm-0")} == {
         "kqv-0": 1,

@@ -14,7 +14,8 @@ from bitnet.formats.gguf import GGUF
 
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GEMMA3 = "gemma-3-270m-q4_k_m.gguf"
-# Enough positions for a mean: over the first two, 27, llama.cpp is 1.1e-2 from the float64 pass.
+# Enough positions for a mean KL: over the 27 of the first two texts alone, that from the float64
+# pass to llama.cpp is 1.1e-2.
 PROMPTS = (
     "The quick brown fox jumps over the lazy dog, and the dog does not mind it at all.\n"
     "London is the capital of\n"
@@ -33,7 +34,10 @@ needs_llama_cpp = pytest.mark.skipif(
 
 @pytest.fixture
 def check(bitnet, tmp_path, test_models, monkeypatch):
-    """Run crossval on a model; its exit code, its report and the checks that failed."""
+    """A function that runs crossval on a model.
+
+    It returns the exit code (15 if the verdict is failed), the report, and the failed checks.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prompts.txt").write_text(PROMPTS)
 
@@ -45,7 +49,9 @@ def check(bitnet, tmp_path, test_models, monkeypatch):
         done = bitnet("crossval", "--model", path, *prompts, "--json", *words)
         report = json.loads(done.out)
         failed = {
-            one["subject"] for one in report["verdict"]["findings"] if one["severity"] == "failed"
+            finding["subject"]
+            for finding in report["verdict"]["findings"]
+            if finding["severity"] == "failed"
         }
         return done.code, report, failed
 
@@ -54,7 +60,7 @@ def check(bitnet, tmp_path, test_models, monkeypatch):
 
 @pytest.fixture
 def damaged(test_models, tmp_path):
-    """A copy of SmolLM2 of which *change* altered the bytes of one tensor."""
+    """A function that copies SmolLM2 and lets another function change the bytes of one tensor."""
 
     def make(tensor, change):
         path = tmp_path / "damaged.gguf"
@@ -93,7 +99,7 @@ def test_rope_in_the_other_style_is_our_fault(check, monkeypatch):
 
 
 @needs_llama_cpp
-def test_another_cut_of_the_text_is_seen_with_its_first_difference(check):
+def test_another_pre_tokenizer_is_seen_with_its_first_difference(check):
     code, report, failed = check(SMOLLM2, "--pre", "llama-bpe", "--tokenizer-only")
     assert (code, failed) == (15, {"tokenizer"})
     parity = report["tokenizer_parity"]
@@ -146,18 +152,18 @@ def test_one_flipped_scale_is_seen_by_the_digest_at_least(check, damaged, tmp_pa
 
 ROPE = "llama.rope.freq_base"
 EPSILON = "llama.attention.layer_norm_rms_epsilon"
-CHANGES = [(ROPE, 1.05), (ROPE, 1.3), (ROPE, 3), (EPSILON, 10), (EPSILON, 100)]
+FACTORS = [(ROPE, 1.05), (ROPE, 1.3), (ROPE, 3), (EPSILON, 10), (EPSILON, 100)]
 
 
 @pytest.fixture
 def with_number_changed(test_models, tmp_path):
-    """A copy of SmolLM2 in which one float32 of the metadata is multiplied."""
+    """A function that copies SmolLM2 and multiplies the float32 of a metadata key by a factor."""
 
     def make(key, factor):
         content = bytearray((test_models / SMOLLM2).read_bytes())
         place = content.index(key.encode()) + len(key)
         kind, value = struct.unpack_from("<If", content, place)
-        assert kind == 6  # GGUF's number of float32
+        assert kind == 6  # FLOAT32 among GGUF's types of values
         struct.pack_into("<f", content, place + 4, value * factor)
         path = tmp_path / "changed.gguf"
         path.write_bytes(content)
@@ -166,7 +172,7 @@ def with_number_changed(test_models, tmp_path):
     return make
 
 
-@pytest.mark.parametrize(("key", "factor"), [(ROPE, 1), *CHANGES])
+@pytest.mark.parametrize(("key", "factor"), [(ROPE, 1), *FACTORS])
 def test_a_recording_sees_one_changed_number_of_the_metadata(
     check, with_number_changed, tmp_path, key, factor
 ):
@@ -183,6 +189,7 @@ def test_a_recording_sees_one_changed_number_of_the_metadata(
     assert (code, failed & {"answers"}) == expected, report["verdict"]["reasons"]
 
 
+# By the name of the change, a key without its prefix, and a factor; 1 changes nothing.
 CHANGES = {
     "": ("rope.freq_base", 1.0),
     "theta x1.05": ("rope.freq_base", 1.05),
@@ -212,7 +219,7 @@ def test_a_recording_sees_a_changed_key_of_a_real_model(check, recording, test_m
         head = path.read_bytes()[:4096]
         name = f"llama.{key}".encode()
         assert head.count(name) == 1
-        at = head.index(name) + len(name) + 4  # behind the number of the type
+        at = head.index(name) + len(name) + 4  # behind the type of the value, a 32-bit number
         with path.open("r+b") as file:
             file.seek(at)
             (value,) = struct.unpack("<f", file.read(4))

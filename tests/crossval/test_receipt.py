@@ -1,4 +1,8 @@
-"""A receipt says `real` when the compiled kernels ran, and no mistake makes it say so."""
+"""The compute path is `real` if the compiled kernels ran, and no mistake in a backend makes it so.
+
+`reference` is the NumPy backend, `mock` a mock tokenizer, and `none` means that nothing which is
+known was counted.
+"""
 
 import dataclasses
 
@@ -27,7 +31,7 @@ needs_native = pytest.mark.skipif(
 
 
 class Tokenizer:
-    """Stands for a tokenizer that is one."""
+    """A stand-in for a real tokenizer, which has a fingerprint."""
 
     fingerprint = "ab" * 32
 
@@ -37,7 +41,7 @@ def run(model):
 
 
 class Receipt:
-    """Counts from its making on."""
+    """Kernels that ran since the receipt was made, and the compute path that follows from them."""
 
     def __init__(self, model, tokenizer=None):
         self.model = model
@@ -61,6 +65,7 @@ def test_the_compiled_kernels_make_it_real():
     assert (receipt.compute_path, receipt.kernels) == ("none", {})  # what ran before does not count
     run(model)
     assert receipt.compute_path == "real"
+    # At least one product for each of the two layers.
     assert sum(n for name, n in receipt.kernels.items() if name.startswith("linear/")) >= 2
 
 
@@ -138,12 +143,12 @@ def test_another_kind_of_model_is_none():
 
 
 def evidence_of(path, text, **options):
-    """Evidence on the model at *path*, against the float64 pass."""
-    wanted = CrossvalOptions(against="float64", greedy=2, max_positions=6)
+    """Evidence on the model at *path* with the prompt *text*, against the float64 pass."""
+    requested = CrossvalOptions(against="float64", greedy=2, max_positions=6)
     checkpoint = open_checkpoint(path)
     reference = choose("float64", checkpoint)
     with load(path, threads=1, **options) as model:
-        return cross_validate(model, checkpoint, reference, wanted, texts=[text])[0]
+        return cross_validate(model, checkpoint, reference, requested, texts=[text])[0]
 
 
 @needs_native

@@ -1,4 +1,4 @@
-"""A recording sees what a live reference sees."""
+"""A recording sees what a live reference sees; exit code 15 is a failed verdict."""
 
 import json
 
@@ -6,6 +6,7 @@ import pytest
 from tiny_keys import VOCAB
 from tiny_models import in_encoding, tiny, write_model
 
+# Keys of the changed model, by the name of the change; the recorded one has 10000 and 1e-5.
 CHANGES = {
     "theta x1.05": {"rope.freq_base": 10500.0},
     "theta x3": {"rope.freq_base": 30000.0},
@@ -42,7 +43,10 @@ def test_a_recording_sees_what_is_too_small_for_the_logits(change, bitnet, tmp_p
 
 @pytest.fixture
 def recorded(bitnet, tmp_path, monkeypatch):
-    """Compare a model with its recording, in which a function has changed the first prompt."""
+    """A function that compares a model with its recording, after it has changed the recording.
+
+    Another function makes the change, in the first prompt.
+    """
     monkeypatch.chdir(tmp_path)
     write_model(tmp_path / "model.gguf", tiny("llama"))
     (tmp_path / "prompts.txt").write_text("abcde\nzyx wvu\n")

@@ -45,43 +45,47 @@ def ternary(tmp_path):
 
 
 def question(checkpoint, steps=0, **more):
+    """A question about the prompt IDS, with *steps* greedy tokens after it."""
     return Question(checkpoint, (Prompt("p", IDS, steps=steps),), **more)
 
 
-def judged(checkpoint, theirs):
+def verdict_by(checkpoint, theirs):
+    """The verdict on our float64 pass beside the trace *theirs*."""
     return verdict_on_float64(checkpoint, IDS, theirs)
 
 
 @needs("xllamacpp")
 def test_llama_cpp_gives_logits_tokens_and_continuations(checkpoint):
-    asked = question(checkpoint, texts=(("ab", True), ("ab", False)), steps=3, threads=1)
-    found = LlamaCpp().trace(asked)
-    assert found.engine.name == "llama.cpp"
-    assert found.tokenized == ((0, *map(TOKENS.index, "ab")), tuple(map(TOKENS.index, "ab")))
-    (prompt,) = found.prompts
+    request = question(checkpoint, texts=(("ab", True), ("ab", False)), steps=3, threads=1)
+    trace = LlamaCpp().trace(request)
+    assert trace.engine.name == "llama.cpp"
+    # With the beginning-of-text token, 0, and without it.
+    assert trace.tokenized == ((0, *map(TOKENS.index, "ab")), tuple(map(TOKENS.index, "ab")))
+    (prompt,) = trace.prompts
     assert (prompt.prompt, prompt.ids, len(prompt.positions)) == ("p", IDS, len(IDS))
     assert prompt.greedy[0] == prompt.positions[-1].ids[0]
     assert prompt.top2_gaps[0] == pytest.approx(prompt.positions[-1].gap, abs=1e-4)
     assert len(prompt.greedy) == 3
-    assert judged(checkpoint, found).status == "passed"
+    assert verdict_by(checkpoint, trace).status == "passed"
 
 
 @needs("xllamacpp")
 def test_llama_cpp_gives_intermediates(checkpoint):
     ids = IDS * 2
     question = Question(checkpoint, (Prompt("p", ids),))
-    found = LlamaCpp().intermediates(question, Float64().model(checkpoint))
+    arrays = LlamaCpp().intermediates(question, Float64().model(checkpoint))
     names = {"embed", "attn_norm-0", "Qcur-1", "kqv_out-1", "ffn_act-0", "l_out-1"}
-    assert names | {"result_norm", "result_output"} <= set(found)
-    assert found["result_output"].shape == (ROWS, VOCAB)
-    assert found["l_out-0"].shape == (ROWS, tiny_keys.DIM)
-    whole = {name for name, values in found.items() if len(values) == len(ids)}
+    assert names | {"result_norm", "result_output"} <= set(arrays)
+    # Of the last ROWS positions; keys and values of all, since these positions attend to them.
+    assert arrays["result_output"].shape == (ROWS, VOCAB)
+    assert arrays["l_out-0"].shape == (ROWS, tiny_keys.DIM)
+    whole = {name for name, values in arrays.items() if len(values) == len(ids)}
     assert {"Kcur-0", "Kcur-1", "Vcur-0", "Vcur-1"} <= whole
     assert all(name.startswith(("Kcur", "Vcur")) for name in whole)
 
 
 class Unconverted(IkLlamaCpp):
-    """ik_llama.cpp given the file as it is, which it misreads."""
+    """ik_llama.cpp given the I2_S file itself, which it misreads, and not its conversion."""
 
     def _file(self, question, folder):
         return question.checkpoint.path
@@ -89,37 +93,37 @@ class Unconverted(IkLlamaCpp):
 
 @needs("ik_llama_cpp")
 def test_wrong_logits_of_a_file_that_loads_are_rejected(ternary):
-    with suppress(EngineFailed):  # in some runs what it reads trips an assertion of its own
-        silent = Unconverted().trace(question(ternary))
-        verdict = judged(ternary, silent)
+    with suppress(EngineFailed):  # in some runs an assertion of ik_llama.cpp fails
+        wrong = Unconverted().trace(question(ternary))
+        verdict = verdict_by(ternary, wrong)
         assert verdict.status != "passed"
-        (checked,) = (one for one in verdict.findings if one.subject == "reference")
-        assert checked.failed
+        (on_reference,) = (entry for entry in verdict.findings if entry.subject == "reference")
+        assert on_reference.failed
 
 
 @needs("ik_llama_cpp")
-def test_the_same_weights_converted_are_accepted(ternary):
-    found = IkLlamaCpp().trace(question(ternary))
-    verdict = judged(ternary, found)
-    (checked,) = (one for one in verdict.findings if one.subject == "reference")
-    assert not checked.failed
+def test_right_logits_of_the_same_weights_converted_are_accepted(ternary):
+    trace = IkLlamaCpp().trace(question(ternary))
+    verdict = verdict_by(ternary, trace)
+    (on_reference,) = (entry for entry in verdict.findings if entry.subject == "reference")
+    assert not on_reference.failed
 
 
 @needs("ik_llama_cpp")
-def test_what_convert_writes_as_iq2_bn_is_read_as_it_is(ternary, tmp_path):
+def test_ik_llama_cpp_reads_what_convert_writes_as_iq2_bn(ternary, tmp_path):
     file = tmp_path / "iq2_bn.gguf"
     convert(ternary.path, file, ConvertOptions("IQ2_BN"))
-    verdict = judged(ternary, IkLlamaCpp().trace(question(open_checkpoint(file))))
-    (checked,) = (one for one in verdict.findings if one.subject == "reference")
-    assert not checked.failed
+    verdict = verdict_by(ternary, IkLlamaCpp().trace(question(open_checkpoint(file))))
+    (on_reference,) = (entry for entry in verdict.findings if entry.subject == "reference")
+    assert not on_reference.failed
 
 
 @needs("ik_llama_cpp")
 def test_rows_too_short_for_its_ternary_products_are_given_as_f16():
     tiny = open_checkpoint(SHIPPED["bitnet-tiny"].path)
-    verdict = judged(tiny, IkLlamaCpp().trace(question(tiny)))
-    (checked,) = (one for one in verdict.findings if one.subject == "reference")
-    assert not checked.failed
+    verdict = verdict_by(tiny, IkLlamaCpp().trace(question(tiny)))
+    (on_reference,) = (entry for entry in verdict.findings if entry.subject == "reference")
+    assert not on_reference.failed
 
 
 def test_ternary_models_are_not_given_to_llama_cpp(ternary):
@@ -133,6 +137,7 @@ def test_the_first_that_is_installed_is_chosen(checkpoint, monkeypatch):
     monkeypatch.setattr(LlamaCpp, "is_installed", lambda self: False)
     monkeypatch.setattr(IkLlamaCpp, "is_installed", lambda self: True)
     assert choose("", checkpoint).name == "ik_llama.cpp"
+    # If none is installed, the first one, whose error says how to install it.
     monkeypatch.setattr(IkLlamaCpp, "is_installed", lambda self: False)
     assert choose("", checkpoint).name == "llama.cpp"
     assert choose("float64", checkpoint).name == "float64"
@@ -157,9 +162,9 @@ def test_a_reference_that_is_not_installed_says_how_to(checkpoint, monkeypatch):
 def test_a_file_the_engine_refuses_is_not_a_crash_of_ours(checkpoint, tmp_path):
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(checkpoint.path.read_bytes()[:2000])
-    asked = question(replace(checkpoint, path=broken))
+    request = question(replace(checkpoint, path=broken))
     with pytest.raises(EngineFailed, match=r"cannot run broken\.gguf|did not survive"):
-        LlamaCpp().trace(asked)
+        LlamaCpp().trace(request)
 
 
 def test_an_engine_that_dies_is_named_with_its_last_words(checkpoint, monkeypatch):
@@ -174,20 +179,22 @@ def test_a_recording_gives_what_was_recorded(checkpoint, tmp_path):
     trace = Float64().trace(question(checkpoint, steps=2))
     file = tmp_path / "trace.json"
     file.write_text(json.dumps(trace.as_json()))
-    found = Recorded(file).trace(question(checkpoint, steps=2))
-    assert found.prompts[0].greedy == trace.prompts[0].greedy
+    recorded = Recorded(file).trace(question(checkpoint, steps=2))
+    assert recorded.prompts[0].greedy == trace.prompts[0].greedy
     assert choose("", checkpoint, recording=file).name == "recorded"
 
 
-def test_float64_unpacks_as_it_goes_where_a_model_does_not_fit(checkpoint, ternary, monkeypatch):
+def test_float64_gives_the_same_logits_if_it_unpacks_weights_piece_by_piece(
+    checkpoint, ternary, monkeypatch
+):
     for model in (checkpoint, ternary):
         monkeypatch.setattr(float64, "_MOST_BYTES", 1 << 40)
         whole = exact_trace(model, [Prompt("p", IDS)])
-        monkeypatch.setattr(float64, "_MOST_BYTES", 0)
-        monkeypatch.setattr(float64, "_ROWS", 7)
+        monkeypatch.setattr(float64, "_MOST_BYTES", 0)  # no model fits
+        monkeypatch.setattr(float64, "_ROWS", 7)  # which divides no matrix evenly
         piecewise = exact_trace(model, [Prompt("p", IDS)])
-        for one, two in zip(
+        for expected, position in zip(
             whole.prompts[0].positions, piecewise.prompts[0].positions, strict=True
         ):
-            assert one.ids == two.ids
-            assert np.allclose(one.logits, two.logits, rtol=0, atol=1e-9)
+            assert expected.ids == position.ids
+            assert np.allclose(expected.logits, position.logits, rtol=0, atol=1e-9)

@@ -1,4 +1,4 @@
-"""A rounding that decides among experts makes no verdict, and a mistake among them does."""
+"""Engines that choose other experts by rounding pass; a mistake among the experts fails."""
 
 import importlib.util
 from dataclasses import replace
@@ -43,7 +43,8 @@ def path(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("experts") / "model.gguf", whole)
 
 
-def compared(path):
+def evidence_on(path):
+    """Evidence of a comparison of the model at *path* with llama.cpp."""
     with load(path) as model:
         reference = REFERENCES["llama.cpp"]()
         options = CrossvalOptions(greedy=4)
@@ -53,15 +54,18 @@ def compared(path):
 @needs_llama_cpp
 @pytest.mark.slow
 def test_two_right_engines_agree_although_they_choose_other_experts_somewhere(path):
-    found = compared(path)
-    assert judge(found).status == "passed", judge(found).reasons
-    every = replace(found, model=replace(found.model, has_experts=False))
-    assert judge(every).status == "failed"
+    comparison = evidence_on(path)
+    assert judge(comparison).status == "passed", judge(comparison).reasons
+    # Of a model without experts, the furthest positions count as well.
+    dense = replace(comparison, model=replace(comparison.model, has_experts=False))
+    assert judge(dense).status == "failed"
 
 
 def _experts(config, change):
+    """*config* with *change* applied to every mixture of experts."""
+
     def changed(branch):
-        mixers = (change(it) if isinstance(it, Experts) else it for it in branch.mixers)
+        mixers = (change(mixer) if isinstance(mixer, Experts) else mixer for mixer in branch.mixers)
         return replace(branch, mixers=tuple(mixers))
 
     blocks = tuple(tuple(map(changed, block)) for block in config.blocks)
@@ -69,6 +73,8 @@ def _experts(config, change):
 
 
 def _routing(**fields):
+    """A function that returns a configuration with other *fields* of the routing."""
+
     def change(network):
         return replace(network, routing=replace(network.routing, **fields))
 
@@ -84,14 +90,15 @@ CONFIGURATIONS = {
 
 
 def _swap(weight):
-    """The matrices of the first two experts in turn."""
+    """*weight* with the matrices of the first two experts exchanged."""
     parts = weight.data.reshape(weight.shape[0], -1)
     return replace(weight, data=parts[[1, 0, *range(2, len(parts))]].reshape(-1))
 
 
 def _negate_one(weight):
-    data = weight.data.reshape(weight.shape[0], -1, 34).copy()
-    data[0, :, 1] ^= 128  # the signs of the scales of the first expert
+    """*weight*, of Q8_0, with the matrix of the first expert negated."""
+    data = weight.data.reshape(weight.shape[0], -1, 34).copy()  # (experts, blocks, bytes)
+    data[0, :, 1] ^= 128  # the sign of each float16 scale
     return replace(weight, data=data.reshape(-1))
 
 
@@ -106,7 +113,7 @@ WEIGHTS = {
 @pytest.mark.parametrize("mutant", [*CONFIGURATIONS, *WEIGHTS])
 def test_a_mistake_among_experts_does_not_pass(path, mutant):
     with mutated(mutant, CONFIGURATIONS, WEIGHTS):
-        verdict = judge(compared(path))
+        verdict = judge(evidence_on(path))
     assert verdict.status == "failed", str(verdict.findings)
 
 
@@ -116,10 +123,12 @@ def test_the_nearest_half_of_a_mixture_of_experts_is_judged():
     verdict = judge(evidence(ROW, ROW, far, model=experts))
     assert verdict.status == "passed"
     assert "without the 1 furthest positions" in str(verdict.findings)
+    # Without experts every position counts; with experts, two of three far ones are too many.
     for rows, model in ([ROW, ROW, far], evidence().model), ([ROW, far, far], experts):
         assert judge(evidence(*rows, model=model)).status == "failed"
 
 
 def test_a_position_without_numbers_is_among_the_nearest():
+    """It is not left out as a far one would be, and fails."""
     experts = replace(evidence().model, has_experts=True)
     assert judge(evidence(ROW, ROW, replace(ROW, kl=None), model=experts)).status == "failed"

@@ -32,17 +32,19 @@ def free(tmp_path):
 
 @pytest.fixture
 def path(tmp_path, free):
-    """The tiny model, whose file suppresses the first and the last of these tokens."""
+    """A file of the tiny model that suppresses the first and the last token of *free*."""
     ids = sorted({free[0], free[-1]})
     return tiny_gguf(tmp_path / "suppressing.gguf", **{SUPPRESSED: ids})
 
 
 def question_for(model):
+    """A question about TEXT with STEPS greedy tokens, and the ids that the *model* suppresses."""
     prompts = prompts_for(model, None, [TEXT], CrossvalOptions(greedy=STEPS))
     return Question(open_checkpoint(model.path), prompts, generation=model.generation)
 
 
 def continuation(path):
+    """Our greedy continuation of TEXT by the model at *path*, as a comparison computes it."""
     model = bitnet.load(path)
     (answer,) = our_trace(model, question_for(model)).prompts
     assert not answer.error
@@ -68,10 +70,11 @@ def test_the_reference_continues_without_suppressed_ids_as_we_do(path, free):
     model = bitnet.load(path)
     (theirs,) = LlamaCpp().trace(question_for(model)).prompts
     assert theirs.greedy == continuation(path)
-    assert theirs.positions[-1].ids[0] == free[0]  # the logits are those of the graph
+    # Logits are compared as the graph gives them: the suppressed token is still the likeliest.
+    assert theirs.positions[-1].ids[0] == free[0]
 
 
-def test_gaps_are_those_of_the_tokens_that_may_come(path):
+def test_gaps_are_between_the_two_likeliest_allowed_tokens(path):
     model = bitnet.load(path)
     question = question_for(model)
     (ours,) = our_trace(model, question).prompts
@@ -82,6 +85,7 @@ def test_gaps_are_those_of_the_tokens_that_may_come(path):
     assert ours.top2_gaps[0] == pytest.approx(allowed[0] - allowed[1], abs=1e-4)
 
 
+# More than the tokens that a request can ask logits of, and one or two less.
 @pytest.mark.parametrize("count", [MAX_LOGPROBS - 2, MAX_LOGPROBS - 1, 300])
 def test_any_number_of_ids_may_be_suppressed(count):
     model = bitnet.load(SHIPPED["bitnet-tiny"].path)
@@ -127,5 +131,6 @@ def test_an_id_may_be_suppressed_at_the_beginning_alone():
         return rows[: len(ids)]
 
     answer = prompt_trace(forward, Prompt("p", (3, 4), steps=3), generation=generation)
+    # Logits are the ids themselves. At first 63, 62 and 61 are not allowed, later 61 alone.
     assert answer.greedy == (best - 3, best, best)
     assert answer.top2_gaps == (1.0, 1.0, 1.0)

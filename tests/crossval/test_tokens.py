@@ -38,7 +38,7 @@ def vocabulary_file(tmp_path):
     return write_gguf(tmp_path / "vocabulary.gguf", metadata, [])
 
 
-def compared(path, checkpoint, reference):
+def evidence_on_tokenizers(path, checkpoint, reference):
     """Evidence of a comparison of tokenizers alone."""
     tokenizer = resolve_tokenizer(path)
     options = CrossvalOptions(tokenizer_only=True)
@@ -51,24 +51,26 @@ def test_a_vocabulary_without_weights_is_compared(vocabulary_file, kind):
         pytest.skip(f"{kind.package} is not installed: an extra of crossval")
     checkpoint = open_checkpoint(vocabulary_file)
     assert not checkpoint.weights
-    evidence = compared(vocabulary_file, checkpoint, kind())
+    evidence = evidence_on_tokenizers(vocabulary_file, checkpoint, kind())
     assert judge(evidence).status == "passed", judge(evidence).reasons
     assert evidence.compute_path == "none"
     parity = evidence.tokenizer_parity
+    # Probe texts, most of them with and without special tokens; some are not decoded.
     assert parity.total > 800
     assert parity.decoded == parity.decoded_equal > 700
 
 
-def test_nothing_is_passed_where_the_reference_has_no_tokenizer(vocabulary_file):
+def test_tokenizers_do_not_pass_if_the_reference_has_none(vocabulary_file):
     checkpoint = open_checkpoint(vocabulary_file)
-    assert judge(compared(vocabulary_file, checkpoint, Float64())).status == "not run"
+    assert judge(evidence_on_tokenizers(vocabulary_file, checkpoint, Float64())).status == "not run"
 
 
-def asked(path, text):
+def is_asked(path, text):
     """True if a reference is asked about the prompt *text*."""
     return texts_for(LlamaCpp(), resolve_tokenizer(path), [text])[:1] == ((text, True),)
 
 
+# A text, what the engine decodes of its ids, and how many texts are judged and found equal.
 @pytest.mark.parametrize(
     ("text", "theirs", "judged", "equal"),
     [
@@ -81,9 +83,9 @@ def test_texts_of_ids_are_judged(vocabulary_file, text, theirs, judged, equal):
     tokenizer = resolve_tokenizer(vocabulary_file)
     ids = tuple(tokenizer.encode(text, add_special=False))
     trace = Trace(EngineFacts("e"), tokenized=(ids,), decoded=(theirs,))
-    found = tokenizer_parity(tokenizer, trace, [(text, False)])
-    assert (found.decoded, found.decoded_equal) == (judged, equal)
-    assert found.ids == (ids if judged > equal else ())
+    parity = tokenizer_parity(tokenizer, trace, [(text, False)])
+    assert (parity.decoded, parity.decoded_equal) == (judged, equal)
+    assert parity.ids == (ids if judged > equal else ())
 
 
 @pytest.mark.parametrize("theirs", ["{}", " {}"])
@@ -91,8 +93,9 @@ def test_recordings_hold_the_texts_of_ids(vocabulary_file, tmp_path, theirs):
     tokenizer = resolve_tokenizer(vocabulary_file)
     prompts = ("ab", "ba")
     ids = tuple(tuple(tokenizer.encode(text)) for text in prompts)
-    decoded = tuple(theirs.format(tokenizer.decode(one)) for one in ids)
-    cut_off = tuple(PromptTrace(text, one[:1]) for text, one in zip(prompts, ids, strict=True))
+    decoded = tuple(theirs.format(tokenizer.decode(tokens)) for tokens in ids)
+    # A prompt runs only some of its positions; the texts are recorded as a whole.
+    cut_off = tuple(PromptTrace(text, own[:1]) for text, own in zip(prompts, ids, strict=True))
     answered = Trace(
         EngineFacts("e"), prompts=cut_off, tokenized=(*ids, (9,)), decoded=(*decoded, "x")
     )
@@ -102,9 +105,9 @@ def test_recordings_hold_the_texts_of_ids(vocabulary_file, tmp_path, theirs):
     recorded = Recorded(path)
     texts = texts_for(recorded, tokenizer, ())
     trace = recorded.trace(Question(open_checkpoint(vocabulary_file), texts=texts))
-    found = tokenizer_parity(tokenizer, trace, texts)
-    assert (found.total, found.equal, found.decoded) == (2, 2, 2)
-    assert found.decoded_equal == (2 if theirs == "{}" else 0)
+    parity = tokenizer_parity(tokenizer, trace, texts)
+    assert (parity.total, parity.equal, parity.decoded) == (2, 2, 2)
+    assert parity.decoded_equal == (2 if theirs == "{}" else 0)
     without = recordable(replace(answered, tokenized=ids[:1], decoded=decoded[:1]), tokenizer)
     assert without.decoded is None
 
@@ -114,23 +117,25 @@ def test_the_first_text_that_is_read_differently_is_shown(vocabulary_file):
     texts = [("ab", False), ("ba", False), ("bb", False)]
     ids = [tuple(tokenizer.encode(text, add_special=False)) for text, _ in texts]
     theirs = Trace(EngineFacts("e"), tokenized=(ids[0], (9, 9), (9,)))
-    found = tokenizer_parity(tokenizer, theirs, texts)
-    assert (found.total, found.equal, found.text) == (3, 1, "ba")
-    assert (found.ours, found.theirs) == (ids[1], (9, 9))
+    parity = tokenizer_parity(tokenizer, theirs, texts)
+    assert (parity.total, parity.equal, parity.text) == (3, 1, "ba")
+    assert (parity.ours, parity.theirs) == (ids[1], (9, 9))
 
 
+# A literal U+2581, a text that begins with the BOS token, and one with an ordinary token that looks
+# special.
 @pytest.mark.parametrize("text", ["a\u2581b", "<s>ab", "ab</s>"])
 def test_what_engines_read_differently_on_purpose_is_not_asked(vocabulary_file, text):
-    assert not asked(vocabulary_file, text)
+    assert not is_asked(vocabulary_file, text)
 
 
 @pytest.mark.parametrize("text", ["ab<s>", "<extra>", "e\u0301", "ab"])
 def test_everything_else_is_asked(vocabulary_file, text):
-    assert asked(vocabulary_file, text)
+    assert is_asked(vocabulary_file, text)
 
 
 def test_decomposed_characters_are_not_asked_where_the_tokenizer_composes_them(test_data):
-    assert not asked(test_data / "vocab" / "ggml-vocab-qwen2.gguf", "e\u0301")
+    assert not is_asked(test_data / "vocab" / "ggml-vocab-qwen2.gguf", "e\u0301")
 
 
 def test_every_probe_is_read_with_and_without_special_tokens(vocabulary_file):

@@ -16,7 +16,7 @@ pytest.importorskip("transformers", reason="pip install 'bitnet-xtask[parity]'")
 
 pytestmark = pytest.mark.slow
 
-ROOM = ("--greedy", 3, "--max-positions", 20)
+SHORT = ("--greedy", 3, "--max-positions", 20)
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def folder(tmp_path):
 def test_a_folder_agrees_and_its_recording_notices_damage(bitnet, folder, tmp_path):
     golden = tmp_path / "golden.json"
     more = ("--record", golden, "--json")
-    done = bitnet("crossval", "--model", folder, *ROOM, *more)
+    done = bitnet("crossval", "--model", folder, *SHORT, *more)
     assert done.code == 0, done.err
     report = json.loads(done.out)
     assert report["reference"]["name"] == "transformers"
@@ -37,7 +37,7 @@ def test_a_folder_agrees_and_its_recording_notices_damage(bitnet, folder, tmp_pa
     assert report["summary"]["positions"] == 20
     assert report["summary"]["exact_to_reference"] < 1e-5
     assert report["tokenizer_parity"]["total"] > 800
-    assert {one["subject"] for one in report["verdict"]["findings"]} >= {"tokenizer", "reference"}
+    assert {it["subject"] for it in report["verdict"]["findings"]} >= {"tokenizer", "reference"}
     assert [*report["operations"]] == ["bitnet", "transformers"]
 
     damaged = bytearray((folder / "model.safetensors").read_bytes())
@@ -45,17 +45,17 @@ def test_a_folder_agrees_and_its_recording_notices_damage(bitnet, folder, tmp_pa
     names = json.loads(damaged[8 : 8 + directory])
     start, end = names["model.layers.0.mlp.down_proj.weight"]["data_offsets"]
     for at in range(8 + directory + start + 3, 8 + directory + end, 4):
-        damaged[at] ^= 0x80  # the sign
+        damaged[at] ^= 0x80  # the sign, in the last byte of a float32
     (folder / "model.safetensors").write_bytes(damaged)
     done = bitnet("crossval", "--model", folder, "--recording", golden, "--json")
-    assert done.code == 15
+    assert done.code == 15  # the verdict is failed
     findings = json.loads(done.out)["verdict"]["findings"]
-    failed = {one["subject"] for one in findings if one["severity"] == "failed"}
+    failed = {entry["subject"] for entry in findings if entry["severity"] == "failed"}
     assert {"model", "logits"} <= failed
 
 
 def test_biases_by_distance_that_transformers_rounds_are_compared_in_float32(bitnet, tmp_path):
-    # 12 heads have slopes, and positions from 257 on have products, that bfloat16 does not hold.
+    # The slopes of 12 heads, and their products with positions from 257 on, are not bfloat16.
     options = {"num_attention_heads": 12, "hidden_size": 96, "alibi": True, "bias": True}
     options |= {"multi_query": False, "parallel_attn": False, "vocab_size": len(TOKENS)}
     make("Falcon", options, tmp_path / "model")
@@ -76,28 +76,28 @@ def test_tokenizers_alone_need_no_weights(bitnet, folder):
 def test_another_tokenizer_is_noticed(bitnet, folder):
     swapped = [*TOKENS[:3], TOKENS[4], TOKENS[3], *TOKENS[5:]]
     other = tokenizer_folder(folder.parent, swapped) / "tokenizer.json"
-    done = bitnet("crossval", "--model", folder, *ROOM, "--tokenizer", other)
+    done = bitnet("crossval", "--model", folder, *SHORT, "--tokenizer", other)
     assert done.code == 15
     assert "first difference" in done.err
 
 
 def untie(folder):
-    """Let *folder* promise an output head of its own, which it lacks."""
+    """Change the configuration to a head that is not the embedding; *folder* has no such tensor."""
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": False}))
 
 
 def test_weights_that_transformers_would_invent_give_no_reference(folder):
-    asked = Question(open_checkpoint(folder), prompts=(Prompt("ab", (3, 4)),))
-    (answer,) = Transformers().trace(asked).prompts
+    question = Question(open_checkpoint(folder), prompts=(Prompt("ab", (3, 4)),))
+    (answer,) = Transformers().trace(question).prompts
     assert len(answer.positions) == 2
     untie(folder)
     with pytest.raises(EngineFailed, match=r"the folder has no lm_head\.weight \(1 are missing\)"):
-        Transformers().trace(asked)
+        Transformers().trace(question)
 
 
 def test_weights_that_are_missing_are_not_a_model_either(bitnet, folder):
     untie(folder)
-    done = bitnet("crossval", "--model", folder, *ROOM)
-    assert done.code == 13  # nothing is computed of what is not there
+    done = bitnet("crossval", "--model", folder, *SHORT)
+    assert done.code == 13  # InvalidFormat
     assert "lm_head.weight is missing" in done.err
