@@ -34,6 +34,7 @@ CONFIG = {
 }
 
 
+# Ternary layers of BitNet whose weights are stored packed, and such whose weights are masters.
 OFFLINE = {"quant_method": "bitnet", "linear_class": "bitlinear"}
 ONLINE = {
     "quant_method": "bitnet",
@@ -100,12 +101,12 @@ def test_a_model_gives_the_same_logits_from_a_gguf_file(tmp_path, architecture):
         for name, weight in memory.weights.items()
     ]
     file = open_checkpoint(write_gguf(tmp_path / "x.gguf", memory.metadata, tensors))
-    first, second = (
+    from_memory, from_file = (
         model.forward([1, 2, 3], KVCache(model.config, 8))
         for model in (load_model(memory), load_model(file))
     )
     # The file keeps the norm's epsilon in float32.
-    np.testing.assert_allclose(first, second, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(from_memory, from_file, rtol=1e-4, atol=1e-5)
 
 
 def test_hugging_face_names_become_gguf_names(tmp_path):
@@ -124,7 +125,7 @@ def test_hugging_face_names_become_gguf_names(tmp_path):
     assert checkpoint.integer("attention.head_count_kv") == 1
 
 
-def test_biases_keep_their_kind():
+def test_the_name_of_a_bias_ends_in_bias_in_gguf_too():
     name = "model.layers.0.self_attn.q_proj.bias"
     assert gguf_name(name, of_gguf("llama")) == "blk.0.attn_q.bias"
 
@@ -145,7 +146,7 @@ def test_the_head_of_a_tied_model_is_its_embedding_where_that_is_left_out(tmp_pa
     assert list(open_checkpoint(path).weights) == ["token_embd.weight"]
 
 
-def test_a_head_of_its_own_counts_whatever_the_configuration_says(tmp_path, caplog):
+def test_a_head_that_differs_from_the_embedding_counts_in_a_tied_model_too(tmp_path, caplog):
     both = {"lm_head.weight": np.ones((2, 8)), "model.embed_tokens.weight": np.zeros((2, 8))}
     path = folder(tmp_path, both, tie_word_embeddings=True)
     with caplog.at_level("WARNING", logger="bitnet"):
@@ -160,6 +161,7 @@ def test_rotary_buffers_and_vision_towers_are_left_out(tmp_path):
 
 
 def test_gemma_norms_become_factors(tmp_path):
+    """A folder of Gemma stores the weight of a norm less 1."""
     path = folder(
         tmp_path,
         {"model.norm.weight": np.full(8, 0.25)},
@@ -173,6 +175,7 @@ def test_gemma_norms_become_factors(tmp_path):
 @pytest.mark.parametrize(("linear_class", "factor"), [("autobitlinear", 4.0), ("bitlinear", 0.25)])
 def test_packed_weights_take_their_scale_by_the_kind_of_layer(tmp_path, linear_class, factor):
     name = "model.layers.0.self_attn.q_proj.weight"
+    # A byte is a column of four rows, the first in its lowest bits; a code is the weight plus 1.
     packed = np.array([[0b10100001, 0b00011000]], dtype=np.uint8)
     scale = np.array([0x4080], dtype="<u2")  # 4 in bfloat16
     path = folder(
@@ -188,6 +191,7 @@ def test_packed_weights_take_their_scale_by_the_kind_of_layer(tmp_path, linear_c
 
 
 def test_a_short_gemma_3_configuration_is_filled_in():
+    # The file has what differs from the defaults of transformers' class.
     written = {
         "model_type": "gemma3",
         "text_config": {
@@ -208,7 +212,7 @@ def test_a_short_gemma_3_configuration_is_filled_in():
         "attention.head_count": 8,
         "attention.head_count_kv": 4,
         "attention.key_length": 256,
-        "attention.scale": 1 / 16,
+        "attention.scale": 1 / 16,  # 1 / sqrt(256), of the default query_pre_attn_scalar
         "attention.layer_norm_rms_epsilon": 1e-6,
         "attention.sliding_window": 1024,
         "context_length": 131072,
@@ -246,6 +250,7 @@ def test_master_weights_become_ternary(tmp_path):
     )
     weights = open_checkpoint(path).weights
     assert weights["token_embd.weight"].quant.name == "F32"
+    # BitNet b1.58 divides by the mean of the absolute values, and rounds to -1, 0 and 1.
     mean = np.abs(values).mean()
     expected = np.clip(np.rint(values / mean), -1, 1) * mean
     np.testing.assert_allclose(dequantize(weights["blk.0.ffn_up.weight"]), expected, rtol=1e-6)
@@ -259,7 +264,7 @@ def test_master_weights_become_ternary(tmp_path):
         ({"hidden_act": "gelu"}, 'hidden_act = "gelu"'),
     ],
 )
-def test_what_we_cannot_run_is_named(tmp_path, changed, said):
+def test_an_architecture_or_activation_that_does_not_run_here_is_named(tmp_path, changed, said):
     with pytest.raises(Unsupported, match=said):
         open_checkpoint(folder(tmp_path, {"model.norm.weight": np.ones(8)}, **changed))
 
@@ -298,6 +303,7 @@ def test_zero_is_not_taken_for_unset_nor_one_kind_of_rope_for_another(rope):
 
 
 def test_the_kind_of_scaling_may_have_its_earlier_name():
+    """``type`` for ``rope_type``."""
     by_name = [
         describe(
             CONFIG | {"model_type": "gemma3_text", "hidden_act": "gelu_pytorch_tanh", "head_dim": 4}
@@ -332,7 +338,7 @@ def test_a_folder_without_configuration_is_not_found(tmp_path):
         open_checkpoint(path)
 
 
-def test_nothing_there_is_not_found(tmp_path):
+def test_a_path_that_does_not_exist_is_not_found(tmp_path):
     with pytest.raises(NotFound, match="no such file or folder"):
         open_checkpoint(tmp_path / "absent.gguf")
 
@@ -402,6 +408,7 @@ def test_a_name_that_no_file_of_a_folder_has_is_refused(name, tmp_path):
 @pytest.mark.parametrize("opening", ["[", '{"a":'])
 def test_json_of_more_levels_than_any_file_has_is_refused(opening, tmp_path):
     closing = "]" if opening == "[" else "}"
+    # The bound is 100; at 900 and more, Python's recursion could end the parser instead.
     for levels, is_read in ((100, True), (101, False), (900, False), (50_000, False)):
         text = (opening * (levels - 1) + opening[0] + closing + closing * (levels - 1)).encode()
         kind = list if opening == "[" else dict

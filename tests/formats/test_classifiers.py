@@ -18,10 +18,10 @@ from bitnet.formats.containers import open_checkpoint  # noqa: E402
 pytestmark = QUIET
 IDENTITY = "torch.nn.modules.linear.Identity"
 SIGMOID = "torch.nn.modules.activation.Sigmoid"
-FUNCTIONS = {torch.nn.Identity: "none", torch.nn.Sigmoid: "sigmoid"}
+FUNCTIONS = {torch.nn.Identity: "none", torch.nn.Sigmoid: "sigmoid"}  # our names of them
 OWN = {"model_type": "CrossEncoder"}
-TABLE = "sentence_transformers"
-FORMER = "sbert_ce_default_activation_function"
+TABLE = "sentence_transformers"  # key of config.json with a table of settings
+FORMER = "sbert_ce_default_activation_function"  # key of config.json in older folders
 
 
 def encoder_of(path):
@@ -65,6 +65,7 @@ def change():
             path.write_text(text)
 
 
+# Keys of config_sentence_transformers.json, and keys of config.json.
 @pytest.mark.parametrize("folder", ["source", "saved"])
 @pytest.mark.parametrize(
     ("own", "config"),

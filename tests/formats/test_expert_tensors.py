@@ -10,24 +10,26 @@ from bitnet.formats.expert_tensors import stack_experts, transpose_by_shape, unp
 from bitnet.quants.types import QuantType
 from bitnet.quants.weight import Deferred, Weight
 
-E = 2
-F = 3
-DIM = 32
+E = 2  # experts
+F = 3  # width of an expert's hidden layer
+DIM = 32  # width of the model: one block of MXFP4
 NAME = "model.layers.0.mlp.experts"
 
 
 def tensor(values, dtype):
+    """A weight with the bytes of *values*, of the safetensors type *dtype*."""
     data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
     return Weight("w", values.shape, QuantType(dtype, -1, 1, 0), data)
 
 
 def blocks(rows):
+    """Random codes ``(E, rows, blocks, 16)``, two a byte, and exponents ``(E, rows, blocks)``."""
     rng = np.random.default_rng(rows)
     packed = rng.integers(0, 256, (E, rows, DIM // 32, 16), dtype=np.uint8)
     return packed, rng.integers(0, 256, (E, rows, DIM // 32), dtype=np.uint8)
 
 
-def test_matrices_are_turned_and_gates_come_in_turns():
+def test_matrices_are_transposed_and_gate_and_up_columns_are_separated():
     values = np.arange(E * DIM * 2 * F, dtype="<f4").reshape(E, DIM, 2 * F)
     biases = np.arange(E * 2 * F, dtype="<f4").reshape(E, 2 * F)
     turned = unpack_gpt_oss(
@@ -51,16 +53,19 @@ def test_matrices_are_turned_and_gates_come_in_turns():
         np.testing.assert_array_equal(bias.data.view("<f4").reshape(E, F), biases[:, at::2])
 
 
-def test_blocks_become_those_of_ggml():
-    """A power, then bytes of which the low halves are the first 16 weights."""
+def test_blocks_of_mxfp4_become_those_of_ggml():
+    """A block of ggml is a power of two, then bytes whose low halves are the first 16 weights.
+
+    In a folder the halves of a byte are neighbouring weights.
+    """
     packed, powers = blocks(DIM)
     names = f"{NAME}.down_proj_blocks", f"{NAME}.down_proj_scales"
     turned = unpack_gpt_oss(
         dict(zip(names, (tensor(packed, "U8"), tensor(powers, "U8")), strict=True)), "m"
     )
-    (found,) = turned.values()
-    assert (found.quant.name, found.shape) == ("MXFP4", (E, DIM, DIM))
-    rows = found.data.reshape(E, DIM, 17)
+    (matrix,) = turned.values()
+    assert (matrix.quant.name, matrix.shape) == ("MXFP4", (E, DIM, DIM))
+    rows = matrix.data.reshape(E, DIM, 17)
     np.testing.assert_array_equal(rows[..., :1], powers)
     weights = np.concatenate([rows[..., 1:] & 15, rows[..., 1:] >> 4], axis=-1)
     np.testing.assert_array_equal(weights[..., ::2], packed[:, :, 0] & 15)
@@ -87,10 +92,11 @@ def test_what_is_not_a_matrix_of_experts_is_refused(fault):
 
 
 def test_experts_whose_numbers_are_computed_later_are_joined_later():
-    read = []
+    computed = []
 
     def compute(expert):
-        read.append(expert)
+        """Bytes of a matrix, each of them the number of the *expert*."""
+        computed.append(expert)
         return np.full(4 * F * DIM, expert, np.uint8)
 
     tensors = {}
@@ -99,14 +105,14 @@ def test_experts_whose_numbers_are_computed_later_are_joined_later():
         name = f"{NAME}.{expert}.up_proj.weight"
         tensors[name] = Weight(name, (F, DIM), QuantType("F32", 0, 1, 4), later)
     (stacked,) = stack_experts(tensors, "m").values()
-    assert (stacked.shape, stacked.size_bytes, read) == ((E, F, DIM), E * 4 * F * DIM, [])
+    assert (stacked.shape, stacked.size_bytes, computed) == ((E, F, DIM), E * 4 * F * DIM, [])
     for expert, matrix in enumerate(stacked.matrices()):
         assert (matrix.data == expert).all()
-    assert read == [*range(E)]
-    assert stacked.data is stacked.data
+    assert computed == [*range(E)]
+    assert stacked.data is stacked.data  # computed once
 
 
-def test_matrices_of_either_version_become_the_same():
+def test_matrices_of_transformers_4_and_5_become_the_same():
     """transformers 5 stores rows of gate and up, version 4 stored columns."""
     rows = np.arange(E * 2 * F * DIM, dtype="<f4").reshape(E, 2 * F, DIM)
     down = np.arange(E * DIM * F, dtype="<f4").reshape(E, DIM, F)
@@ -129,7 +135,7 @@ def test_a_shape_that_does_not_tell_which_axis_is_which_is_refused(shape):
         transpose_by_shape(stored, DIM, "m")
 
 
-BYTES = tensor(np.zeros((E, DIM, F), np.uint8), "U8")
+BYTES = tensor(np.zeros((E, DIM, F), np.uint8), "U8")  # not the numbers of a matrix
 
 
 @pytest.mark.parametrize(
@@ -148,7 +154,7 @@ BYTES = tensor(np.zeros((E, DIM, F), np.uint8), "U8")
         ({f"{NAME}.down_proj": tensor(np.zeros(F, "<f4"), "F32")}, "it has other dimensions"),
     ],
 )
-def test_a_message_ends_in_words(tensors, problem):
+def test_the_error_says_what_is_wrong_with_a_matrix_of_experts(tensors, problem):
     with pytest.raises(InvalidFormat) as failure:
         unpack_gpt_oss(tensors, "m")
     assert failure.value.message.endswith(f"is not a matrix of experts: {problem}")

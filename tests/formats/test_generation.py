@@ -19,6 +19,7 @@ LOGITS = np.array([0.0, 5.0, 4.0, 3.0], dtype=np.float32)
 
 
 def folder(path, **config):
+    """A stand-in for the checkpoint of the folder *path*, with this ``generation_config.json``."""
     (path / "generation_config.json").write_text(json.dumps(config))
     return SimpleNamespace(gguf=None, path=path, inventory=Inventory(path))
 
@@ -60,7 +61,7 @@ def test_suppressed_ids_are_in_no_answer(temperature):
     request = Request(temperature=temperature, suppressed=frozenset({1, 2}), seed=1)
     sampler = Sampler(request)
     tokens = {sampler.sample(LOGITS).token for _ in range(200)}
-    assert tokens <= {0, 3}
+    assert tokens <= {0, 3}  # 1 and 2 are the likeliest
 
 
 def test_ids_suppressed_at_the_beginning_may_follow():
@@ -84,7 +85,8 @@ def test_a_model_never_writes_an_id_that_its_file_suppresses(tmp_path):
     path = tiny_gguf(tmp_path / "free.gguf")
     with bitnet.load(path) as model:
         free = model.answer(Request(prompt="ab", max_tokens=8, ignore_eos=True))
-        "".join(free)
+        "".join(free)  # generates: an answer is an iterator, and has its ids afterwards
+    # The others are not ids of the model, and are ignored.
     keys = {"tokenizer.ggml.suppress_tokens": [free.ids[0], 10**6, -1]}
     with bitnet.load(tiny_gguf(tmp_path / "suppressed.gguf", **keys)) as model:
         answer = model.answer(Request(prompt="ab", max_tokens=8, ignore_eos=True))

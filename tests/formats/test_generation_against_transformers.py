@@ -1,4 +1,4 @@
-"""The sampling of drawn folders is what transformers prepares for an answer of theirs."""
+"""Random generation_config.json files give the sampling that transformers derives from them."""
 
 import json
 import random
@@ -10,7 +10,8 @@ from bitnet.formats.checkpoint import Inventory
 from bitnet.formats.generation import GenerationSettings, read_generation_settings
 from bitnet.runtime.request import Request
 
-FOLDERS = 200
+FOLDERS = 200  # configurations that are drawn
+# The values that a key may have in a configuration.
 VALUES = {
     "do_sample": (True, False, None),
     "temperature": (0.6, 1.0, None),
@@ -39,7 +40,7 @@ def model(transformers):
 
 
 def _draw(draw):
-    """A `generation_config.json`, with each key present, absent or null."""
+    """Content of a `generation_config.json`: each key is absent, or has one of its values."""
     names = [name for name in VALUES if draw.random() < 0.6]
     return {name: draw.choice(VALUES[name]) for name in names}
 

@@ -13,6 +13,7 @@ from bitnet.verify import verify_model
 
 
 def settings(folder, **config):
+    """Settings of *folder* with this ``generation_config.json``."""
     (folder / "generation_config.json").write_text(json.dumps(config))
     checkpoint = SimpleNamespace(gguf=None, path=folder, inventory=Inventory(folder))
     return read_generation_settings(checkpoint)
@@ -39,14 +40,14 @@ def test_a_key_that_answers_do_not_follow_is_named_unless_it_changes_nothing(key
 
 
 def test_an_unknown_key_is_named(tmp_path):
-    found = settings(tmp_path, temprature=0.5, temperature=0.5, do_sample=True)
-    assert found.unknown == ("temprature",)
+    read = settings(tmp_path, temprature=0.5, temperature=0.5, do_sample=True)
+    assert read.unknown == ("temprature",)
 
 
 def test_verify_names_keys_that_are_not_followed_or_not_known(tmp_path):
     folder = tiny_folder(tmp_path / "m", "llama")
     (folder / "generation_config.json").write_text('{"num_beams": 4, "temprature": 1}')
-    (finding,) = [it for it in verify_model(folder) if it.subject == "metadata"]
+    (finding,) = [check for check in verify_model(folder) if check.subject == "metadata"]
     assert finding.severity == "warning"
     assert "num_beams changes answers" in finding.text
     assert "temprature is not a key" in finding.text

@@ -1,3 +1,5 @@
+"""GGUF files: their values and tensors, and every way in which a file can be wrong."""
+
 import contextlib
 import logging
 import os
@@ -28,10 +30,12 @@ from bitnet.formats.gguf_header import NeedMoreBytes
 
 @pytest.fixture(params=["auto", "reference"])
 def backend(request, monkeypatch):
+    """Run the test with the compiled module, if it is there, and without it."""
     monkeypatch.setenv("BITNET_BACKEND", request.param)
     return request.param
 
 
+# The largest or smallest value of each type, with GGUF's number of the type.
 EVERY_TYPE = {
     "t.uint8": Typed(0, 255),
     "t.int8": Typed(1, -128),
@@ -55,6 +59,7 @@ def test_every_scalar_type_is_decoded(backend):
     }
 
 
+# GGUF's numbers of types without 8, a string, and 9, an array.
 @pytest.mark.parametrize("kind", [0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12])
 def test_numeric_arrays_read_as_lists_and_as_numpy(backend, kind):
     values = [True, False, True] if kind == BOOL else [1, 0, 3]
@@ -65,7 +70,7 @@ def test_numeric_arrays_read_as_lists_and_as_numpy(backend, kind):
     assert len(array) == array.length == 3
     numbers = array.numpy()
     assert numbers.tolist() == values
-    assert not numbers.flags.writeable or kind == BOOL
+    assert not numbers.flags.writeable or kind == BOOL  # a view of the file, or a copy as bools
 
 
 def test_string_arrays_give_texts_bytes_and_offsets(backend):
@@ -78,10 +83,10 @@ def test_string_arrays_give_texts_bytes_and_offsets(backend):
     assert bytes(array.raw) == b"".join(
         struct.pack("<Q", len(t.encode())) + t.encode() for t in texts
     )
-    starts = list(array.starts)
+    starts = list(array.starts)  # offsets into `raw`, one more than strings
     assert starts[0] == 0
     assert starts[-1] == len(array.raw)
-    assert bytes(array.raw[starts[1] + 8 : starts[2]]) == b"a"
+    assert bytes(array.raw[starts[1] + 8 : starts[2]]) == b"a"  # behind its length of 8 bytes
 
 
 def test_strings_that_are_not_utf8_survive_a_round_trip(backend):
@@ -105,7 +110,7 @@ def test_a_file_that_changes_while_it_is_open_is_an_error(backend, tmp_path):
     path = write_gguf(tmp_path / "m.gguf", {"a": ["text", "more"]})
     with GGUF.open(path) as gguf:
         with path.open("r+b") as file:
-            file.seek(path.read_bytes().index(b"text") - 8)
+            file.seek(path.read_bytes().index(b"text") - 8)  # the length of the first string
             file.write(b"\xff" * 8)
         array = gguf.metadata["a"]
         with pytest.raises(InvalidFormat, match="was changed"):
@@ -114,7 +119,7 @@ def test_a_file_that_changes_while_it_is_open_is_an_error(backend, tmp_path):
             array.bytes_at(0)
 
 
-def test_objects_show_what_they_are(tmp_path):
+def test_files_and_arrays_have_a_repr_that_says_what_they_are(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama", "a": ["x", "y"]})
     with GGUF.open(path) as gguf:
         assert repr(gguf) == "<GGUF m.gguf: llama, 0 tensors>"
@@ -146,6 +151,7 @@ def test_tensors_have_rows_first_and_are_views(backend, tmp_path):
         values = np.frombuffer(gguf.tensor_bytes("token_embd.weight"), "<f4")
         assert values.tolist() == [2.0] * 384
         ternary = gguf.tensors["blk.0.attn_q.weight"]
+        # Four codes in a byte, then 32 bytes that begin with the scale.
         assert (ternary.type.name, ternary.size_bytes) == ("I2_S", 4 * 128 // 4 + 32)
         tail = gguf.tensor_bytes("blk.0.attn_q.weight")[128:132]
         assert struct.unpack("<f", tail) == (0.5,)
@@ -184,7 +190,7 @@ def test_version_2_is_read(backend):
         ),
     ],
 )
-def test_other_files_are_refused_by_name(tmp_path, head, error, text):
+def test_a_file_of_another_format_is_refused_by_its_name(tmp_path, head, error, text):
     path = tmp_path / "m.gguf"
     path.write_bytes(head)
     with pytest.raises(error, match=text):
@@ -225,15 +231,15 @@ def test_another_alignment_is_used(tmp_path):
     assert bytes(gguf.tensor_bytes("b")) == struct.pack("<3f", 5, 5, 5)
 
 
-def test_every_prefix_asks_for_more_and_never_for_more_than_the_header(backend):
+def test_a_prefix_of_a_file_asks_for_more_bytes_but_never_beyond_the_header(backend):
     raw = gguf_bytes({**vocabulary(["a", "b", "cc"]), "n": 1}, [f32("w", (4, 4))])
     data_offset = GGUF.parse(raw).data_offset
     end = 0
-    tries = 0
+    n_attempts = 0
     while (needed := _needed(raw[:end], len(raw))) is not None:
         assert end < needed <= data_offset
-        end, tries = needed, tries + 1
-    assert tries > 3
+        end, n_attempts = needed, n_attempts + 1
+    assert n_attempts > 3
     gguf = GGUF.parse(raw[:end], size=len(raw))
     assert list(gguf.tensors) == ["w"]
     with pytest.raises(InvalidFormat, match="tensor w needs bytes"):
@@ -241,6 +247,7 @@ def test_every_prefix_asks_for_more_and_never_for_more_than_the_header(backend):
 
 
 def _needed(prefix, size):
+    """Bytes that the reader needs beyond *prefix* of a file of *size*, None if it is enough."""
     try:
         GGUF.parse(prefix, size=size)
     except NeedMoreBytes as error:
@@ -250,14 +257,14 @@ def _needed(prefix, size):
 
 def test_every_truncation_is_reported_and_the_tensor_named(backend, tmp_path):
     raw = gguf_bytes({"n": 1}, [f32("first", (64,)), f32("second", (64,))])
-    end = len(raw) - len(raw) % 4
+    end = len(raw) - len(raw) % 4  # the data of the second tensor, 256 bytes, ends the file
     path = tmp_path / "cut.gguf"
     for size in (5, 23, 30, 60, 100, 200, end - 300, end - 1):
         path.write_bytes(raw[:size])
         with pytest.raises(InvalidFormat) as caught:
             GGUF.open(path)
         assert f"{size:,}" in str(caught.value) or size < 8
-    assert "tensor second needs bytes" in str(caught.value)
+    assert "tensor second needs bytes" in str(caught.value)  # the file that lacks one byte
     with GGUF.open(path, check_layout=False) as gguf:
         assert len(gguf.tensor_bytes("first")) == 256
 
@@ -278,10 +285,11 @@ def test_names_that_are_not_utf8_are_refused(backend):
 
 def test_a_shape_that_does_not_go_with_its_encoding_is_refused():
     with pytest.raises(InvalidFormat, match="multiple of 256"):
-        GGUF.parse(gguf_bytes({}, [Tensor("w", (2, 100), 12, bytes(288))]))
+        GGUF.parse(gguf_bytes({}, [Tensor("w", (2, 100), 12, bytes(288))]))  # 12 is Q4_K
 
 
 def test_an_unknown_encoding_can_be_listed_and_copied(tmp_path):
+    # ggml has no type 77; its bytes are those up to the next tensor.
     path = write_gguf(tmp_path / "m.gguf", {}, [Tensor("w", (8,), 77, b"x" * 64), f32("n", (1,))])
     with GGUF.open(path) as gguf:
         assert gguf.tensors["w"].type.name == "UNKNOWN_77"
@@ -290,7 +298,7 @@ def test_an_unknown_encoding_can_be_listed_and_copied(tmp_path):
 
 
 def test_a_name_in_an_error_does_nothing_to_the_terminal(tmp_path):
-    raw = gguf_bytes({}, [f32("\x1b[2J", (64,))])
+    raw = gguf_bytes({}, [f32("\x1b[2J", (64,))])  # the sequence that clears a terminal
     path = tmp_path / "m.gguf"
     path.write_bytes(raw[:-64])
     with pytest.raises(InvalidFormat, match=r"tensor \\x1b\[2J needs bytes") as caught:
@@ -299,6 +307,11 @@ def test_a_name_in_an_error_does_nothing_to_the_terminal(tmp_path):
 
 
 def _split(folder, count=3, **changes):
+    """Write a model in *count* parts, one tensor ``wN`` each, and return the first part.
+
+    Of *changes*, ``partN`` are further metadata of part N, from 0 on, and ``same`` is a number that
+    the tensors of all parts have in their names.
+    """
     for number in range(count):
         metadata = {"split.no": Typed(2, number), "split.count": Typed(2, count)}
         metadata["split.tensors.count"] = Typed(INT32, count)
@@ -355,6 +368,7 @@ def test_the_real_vocabularies_are_read(backend, test_data):
 
 
 def _peak_bytes(raw):
+    """Most memory that Python allocates while it reads the file *raw*."""
     tracemalloc.start()
     try:
         with contextlib.suppress(InvalidFormat):
@@ -365,6 +379,7 @@ def _peak_bytes(raw):
 
 
 def test_memory_stays_in_proportion_to_the_file(backend):
+    # An array that claims 2**40 items of uint8, or strings, is refused before it takes memory.
     for item_type in (0, 8):
         array = gguf_bytes({"a": Typed(item_type, [])}) + bytes(1000)
         promise = array.replace(
@@ -378,7 +393,7 @@ def test_memory_stays_in_proportion_to_the_file(backend):
     assert _peak_bytes(keys) < 40 * len(keys)
 
 
-def test_what_kind_of_model_it_is_can_be_logged(tmp_path, caplog, monkeypatch):
+def test_opening_a_file_logs_its_model_type_and_dialect(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("bitnet"), "propagate", True)
     caplog.set_level(logging.DEBUG, logger="bitnet.formats")
     GGUF.open(write_gguf(tmp_path / "m.gguf", llama_metadata())).close()

@@ -12,10 +12,12 @@ from bitnet.formats.gguf_header import Array
 
 @pytest.fixture(params=["auto", "reference"])
 def backend(request, monkeypatch):
+    """Run the test with the compiled module, if it is there, and without it."""
     monkeypatch.setenv("BITNET_BACKEND", request.param)
 
 
 def _values(gguf):
+    """Metadata of *gguf* with arrays as lists."""
     return {
         key: list(value) if isinstance(value, Array) else value
         for key, value in gguf.metadata.items()
@@ -23,6 +25,7 @@ def _values(gguf):
 
 
 def _write(path, *, alignment=None):
+    """Write a file with values and tensors of many types by gguf-py; returns *path*."""
     rng = np.random.default_rng(0)
     weights = rng.normal(size=(4, 512)).astype(np.float32)
     writer = GGUFWriter(path, "llama")

@@ -1,3 +1,5 @@
+"""Findings of the audit about the layout and the metadata of a GGUF file."""
+
 import struct
 
 import pytest
@@ -11,12 +13,19 @@ COMPLETE = {**llama_metadata(), **vocabulary(["a", "b", "c"], merges=["a b"], pr
 
 
 def _findings(metadata, tensors=(), size=None, **options):
+    """Findings about a file with *metadata* and *tensors*.
+
+    *size* is a function that returns the size that the file claims, from its number of bytes.
+    """
     raw = gguf_bytes(metadata, tensors, **options)
     return audit(GGUF.parse(raw, size=len(raw) if size is None else size(len(raw))))
 
 
 def _moved(raw, old, new):
-    """*raw* with the offset in the last directory entry replaced."""
+    """The file *raw* with the offset *old* of an F32 tensor replaced by *new*.
+
+    The bytes of ``<IQ`` are the type of the tensor, 0, and its offset.
+    """
     entry = struct.pack("<IQ", 0, old)
     assert raw.count(entry) == 1
     return raw.replace(entry, struct.pack("<IQ", 0, new))
@@ -34,10 +43,11 @@ def test_a_sound_file_has_no_findings():
         (4096, "truncated", "failed", "tensor b needs bytes"),
     ],
 )
-def test_tensors_that_lie_oddly_are_found(offset, code, severity, text):
+def test_a_tensor_at_a_wrong_offset_is_found(offset, code, severity, text):
+    # The embedding has 96 bytes, so that the second tensor, of 64, begins at 96.
     raw = gguf_bytes(COMPLETE, [f32("token_embd.weight", (3, 8)), f32("b", (16,))])
-    found = audit(GGUF.parse(_moved(raw + bytes(64), 96, offset), size=len(raw) + 64))
-    match = [finding for finding in found if finding.subject == code]
+    findings = audit(GGUF.parse(_moved(raw + bytes(64), 96, offset), size=len(raw) + 64))
+    match = [finding for finding in findings if finding.subject == code]
     assert match
     assert match[0].severity == severity
     assert text in match[0].text
@@ -53,6 +63,7 @@ def test_tensors_that_lie_oddly_are_found(offset, code, severity, text):
     ],
 )
 def test_the_reader_refuses_every_layout_that_the_audit_calls_wrong(tmp_path, offset, problem):
+    # The embedding has 96 bytes, so that the second tensor, of 64, begins at 96.
     raw = gguf_bytes(COMPLETE, [f32("token_embd.weight", (3, 8)), f32("b", (16,))])
     path = tmp_path / "model.gguf"
     path.write_bytes(_moved(raw + bytes(64), 96, offset))
@@ -103,22 +114,24 @@ def test_what_is_odd_about_the_metadata_is_found(metadata, tensors, code, text):
 
 def test_a_tensor_that_ends_outside_is_found_wherever_it_starts():
     raw = gguf_bytes(COMPLETE, [f32("token_embd.weight", (3, 8)), f32("big", (64,))])
-    cut = len(raw) - 352 + 200  # of 352 bytes of data
+    cut = len(raw) - 352 + 200  # 200 of 352 bytes of data: 96, and 256 of the tensor "big"
+    # "big" at 0 and the embedding at 64: the tensor that ends last does not begin last.
     swallowed = _moved(raw, 96, 0).replace(struct.pack("<IQ", 0, 0), struct.pack("<IQ", 0, 64), 1)
     for data in (raw[:cut], swallowed[:cut]):
-        found = audit(GGUF.parse(data, size=cut))
-        assert any(finding.subject == "truncated" and "big" in finding.text for finding in found)
+        findings = audit(GGUF.parse(data, size=cut))
+        assert any(finding.subject == "truncated" and "big" in finding.text for finding in findings)
 
 
-def test_nothing_is_said_about_the_end_of_a_file_of_unknown_size():
+def test_a_file_of_unknown_size_has_no_finding_about_its_end():
     gguf = GGUF.parse(gguf_bytes(COMPLETE, [f32("token_embd.weight", (3, 8))]))
     assert gguf.size is None
     assert audit(gguf) == []
 
 
 def test_many_findings_of_one_kind_are_counted():
-    found = _findings(COMPLETE, [Tensor(f"w{i}", (1,), 99, bytes(32)) for i in range(9)])
-    assert [finding.text for finding in found if finding.subject == "unknown-encoding"][-1] == (
+    findings = _findings(COMPLETE, [Tensor(f"w{i}", (1,), 99, bytes(32)) for i in range(9)])
+    # Five of a kind are listed.
+    assert [finding.text for finding in findings if finding.subject == "unknown-encoding"][-1] == (
         "4 more of the same kind"
     )
 

@@ -1,3 +1,5 @@
+"""The index of a GGUF file's header: positions, every fault, and the same by compiled code."""
+
 import struct
 import sys
 from pathlib import Path
@@ -18,7 +20,7 @@ FILE = gguf_bytes(
     {**vocabulary(["a", "b", "ccc"], merges=["a b"], scores=[0.0, 1.0, 2.0]), "n": 7, "s": "text"},
     [f32("token_embd.weight", (3, 4)), i2_s("w", (1, 128)), Tensor("q", (2, 256), 35, bytes(132))],
 )
-HEADER = gguf_header.index(FILE, len(FILE), "x").end
+HEADER = gguf_header.index(FILE, len(FILE), "x").end  # bytes in front of the tensors' data
 
 needs_native = pytest.mark.skipif(NATIVE is None, reason="the compiled module is not installed")
 
@@ -28,7 +30,10 @@ def u64(value):
 
 
 def _walk(data, total=None):
-    """Index of *data*, by both walks; with any problem they fail in the same way."""
+    """Index of *data*, the beginning of a file of *total* bytes, or the error about it.
+
+    Python alone and the compiled module, which skips strings, have to agree on either.
+    """
     total = len(data) if total is None else total
     plain, compiled = walks(data, total)
     assert plain == compiled
@@ -36,28 +41,36 @@ def _walk(data, total=None):
 
 
 def _key(payload, name=b"k"):
+    """A file of version 3 with one key: *payload* is the type of its value and the value.
+
+    The header has 24 bytes, the length of the name 8: with a name of one byte, *payload* begins at
+    byte 33.
+    """
     head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
     return head + u64(len(name)) + name + payload + b"\0" * 64
 
 
 def _tensor(payload):
+    """A file with one tensor ``t``: *payload* is its rank, dimensions, type and offset."""
     head = b"GGUF" + struct.pack("<IQQ", 3, 1, 0)
     return head + u64(1) + b"t" + payload + b"\0" * 64
 
 
 def test_an_index_says_where_everything_lies():
-    found = _walk(FILE)
-    assert isinstance(found, Index)
-    assert [key.name for key in found.keys][-2:] == [b"n", b"s"]
-    text = found.keys[-1]
+    index = _walk(FILE)
+    assert isinstance(index, Index)
+    assert [key.name for key in index.keys][-2:] == [b"n", b"s"]
+    text = index.keys[-1]
     assert FILE[text.at : text.end] == u64(4) + b"text"
-    tokens = found.keys[1]
-    assert (tokens.type, tokens.item_type, tokens.length) == (9, 8, 3)
+    tokens = index.keys[1]
+    assert (tokens.type, tokens.item_type, tokens.length) == (9, 8, 3)  # an array of 3 strings
     assert FILE[tokens.at : tokens.end] == b"".join(u64(len(t)) + t for t in (b"a", b"b", b"ccc"))
-    assert [tensor.shape for tensor in found.tensors] == [(3, 4), (1, 128), (2, 256)]
-    assert [tensor.offset for tensor in found.tensors] == [0, 64, 128]
+    assert [tensor.shape for tensor in index.tensors] == [(3, 4), (1, 128), (2, 256)]
+    assert [tensor.offset for tensor in index.tensors] == [0, 64, 128]
 
 
+# A header is the version and the numbers of tensors and keys. A value is its type, and of an array
+# (9) also the type and the number of its items; 4 is uint32, 8 a string, with its length first.
 @pytest.mark.parametrize(
     ("data", "text"),
     [
@@ -157,6 +170,7 @@ tensors = st.lists(
         Tensor,
         names,
         st.lists(st.integers(1, 300), max_size=4).map(tuple),
+        # ggml's numbers of types: floats, blocks, ternary ones also of forks, and unknown ones.
         st.sampled_from([0, 1, 2, 12, 34, 35, 36, 38, 39, 40, 77, 135, 335]),
         st.binary(max_size=64),
     ),
@@ -165,6 +179,7 @@ tensors = st.lists(
 files = st.builds(
     gguf_bytes, st.dictionaries(names, st.one_of(scalars, arrays), max_size=6), tensors
 )
+# Counts and lengths at which arithmetic of 8, 16, 32 or 64 bits wraps.
 edges = st.sampled_from([0, 1, 8, 9, 13, 255, 2**16, 2**31, 2**32 - 1, 2**61, 2**63, 2**64 - 1])
 
 

@@ -9,7 +9,7 @@ from bitnet.formats.gguf_names import is_companion, list_models, part_number
     ("name", "number"),
     [("a.gguf", 1), ("a-00001-of-00003.gguf", 1), ("a-00003-of-00003.gguf", 3),
      ("a-00002-of-00003.gguf.part", 1), ("a\n-00002-of-00003.gguf", 2),
-     ("a-0000٢-of-00003.gguf", 1)],
+     ("a-0000٢-of-00003.gguf", 1)],  # with an Arabic digit, which is not one of a part's number
 )  # fmt: skip
 def test_the_name_of_a_file_has_its_number_in_a_split_model(name, number):
     assert part_number(name) == number

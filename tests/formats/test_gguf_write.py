@@ -1,3 +1,5 @@
+"""Copies of GGUF files with changed metadata, and new files: exact, atomic, and checked."""
+
 import errno
 import hashlib
 import os
@@ -39,7 +41,7 @@ METADATA = {
 TENSORS = [
     f32("token_embd.weight", (3, 5)),
     i2_s("w", (2, 128)),
-    Tensor("odd", (7,), 24, b"1234567"),
+    Tensor("odd", (7,), 24, b"1234567"),  # of int8, and not a multiple of the alignment
 ]
 
 
@@ -49,6 +51,7 @@ def source(tmp_path):
 
 
 def _plain(gguf):
+    """Metadata of *gguf* with arrays as the bytes of their items."""
     return {
         key: bytes(value.raw) if hasattr(value, "raw") else value
         for key, value in gguf.metadata.items()
@@ -130,7 +133,7 @@ def test_a_copy_that_reads_back_wrong_is_not_published(source, tmp_path, where):
     def damage(done, total):
         (partial,) = tmp_path.glob(".out.gguf.*.partial")
         with partial.open("r+b") as file:
-            file.seek(40 if where == "header" else done - 33)
+            file.seek(40 if where == "header" else done - 33)  # `done` bytes were written so far
             file.write(b"\xff" * 33)
 
     with pytest.raises(IntegrityError, match=r"^out\.gguf: ") as raised:
@@ -139,7 +142,7 @@ def test_a_copy_that_reads_back_wrong_is_not_published(source, tmp_path, where):
     assert [path.name for path in tmp_path.iterdir()] == ["in.gguf"]
 
 
-def test_a_file_system_without_hard_links_will_do(source, tmp_path, monkeypatch):
+def test_a_copy_is_written_on_a_file_system_without_hard_links(source, tmp_path, monkeypatch):
     def link(*_paths):
         raise OSError(errno.EPERM, "no hard links here")
 
@@ -175,6 +178,8 @@ def test_a_folder_that_does_not_exist_or_may_not_be_written_is_named(source, tmp
             write_copy(source, folder / "o.gguf", changes=["a=1"])
 
 
+# A change of a key that the file has gets the type of that key; only plain decimal numbers are
+# numbers in a new one.
 @pytest.mark.parametrize(
     ("text", "kind", "value"),
     [

@@ -24,7 +24,7 @@ from bitnet.quants import registry
 
 def read_packed(folder, tensors, quantization, stem=NAME, **config):
     """The weight of the layer *stem* that GPTQ's or AWQ's *tensors* are, saved and read again."""
-    types_of = {"<i4": "I32", "<u2": "BF16", "<f2": "F16"}
+    types_of = {"<i4": "I32", "<u2": "BF16", "<f2": "F16"}  # NumPy has no bfloat16
     stored = {}
     for name, values in tensors.items():
         kind = types_of[values.dtype.newbyteorder("<").str]
@@ -41,7 +41,7 @@ def read_packed(folder, tensors, quantization, stem=NAME, **config):
 def test_gptq_and_awq_are_what_gptqmodel_was_recorded_to_dequantize(tmp_path, case):
     weight = read_packed(tmp_path, draw(case), packed_matrices.quantization(case))
     recorded = json.loads(packed_matrices.RECORD.read_text("utf-8"))
-    assert weight.shape == (64, 96)
+    assert weight.shape == (64, 96)  # (outputs, inputs)
     assert packed_matrices.digest(weight.quant.name, weight.data.tobytes()) == recorded[case]
 
 
@@ -54,9 +54,9 @@ def test_gptq_and_awq_are_what_gptqmodel_dequantizes(tmp_path, case):
 
 
 def module_of(library, path):
-    """The module at *path* of a *library*, without the package around it.
+    """The module at *path* of an installed *library*, imported without the package around it.
 
-    These packages import what later versions of transformers no longer have.
+    The packages themselves import parts of transformers that its later versions do not have.
     """
     places = [Path(entry) / path for entry in sys.path]
     place = next((place for place in places if place.is_file()), None)
@@ -79,6 +79,7 @@ def test_awq_is_what_autoawq_dequantizes(tmp_path, case):
     assert same_bits(weight, expected.T)
 
 
+# Cases that auto-gptq reads: GPTQ in its first version, with scales of float16.
 OF_AUTO_GPTQ = [
     name
     for name, facts in packed_matrices.CASES.items()
@@ -92,14 +93,16 @@ def test_the_first_version_of_gptq_is_what_auto_gptq_multiplies_by(tmp_path, cas
     linear = module_of("auto-gptq", "auto_gptq/nn_modules/qlinear/qlinear_cuda.py")
     tensors = draw(case)
     facts = packed_matrices.quantization(case)
-    layer = linear.QuantLinear(facts["bits"], facts["group_size"], 96, 64, bias=False)
+    layer = linear.QuantLinear(facts["bits"], facts["group_size"], 96, 64, bias=False)  # in, out
     for name, values in tensors.items():
         layer.register_buffer(name, torch().from_numpy(np.array(values)))
+    # Its kernel has no function that dequantizes: the products with unit vectors are the matrix.
     expected = layer(torch().eye(96, dtype=torch().float16))
     assert same_bits(read_packed(tmp_path, tensors, facts), expected.T)
 
 
 def test_the_layers_of_gpt_2_keep_a_row_for_each_input(tmp_path):
+    """They are Conv1D modules of transformers, whose weight is ``(inputs, outputs)``."""
     tensors = draw("gptq-4-bits-gptq")
     facts = packed_matrices.quantization("gptq-4-bits-gptq")
     usual = read_packed(tmp_path, tensors, facts, model_type="llama")
@@ -112,13 +115,17 @@ def test_dynamic_rules_of_gptq_give_a_matrix_its_own_bits(tmp_path):
     tensors = draw("gptq-8-bits-gptq")
     usual = read_packed(tmp_path, tensors, packed_matrices.quantization("gptq-8-bits-gptq"))
     facts = packed_matrices.quantization("gptq-4-bits-gptq")
+    # "+:" changes the modules that match an expression, "-:" leaves them unquantized.
     facts["dynamic"] = {r"+:.*\.up_proj.*": {"bits": 8, "group_size": 32}, "-:lm_head": {}}
     dynamic = read_packed(tmp_path, tensors, facts)
     assert dynamic.data.tobytes() == usual.data.tobytes()
 
 
 def tensors_with_the_largest_point(case):
-    """Tensors of the *case*, of which one stored zero point is the largest code."""
+    """Tensors of the *case*, of which one stored zero point is the largest code.
+
+    The first version stores a point less 1: this one wraps to 0 in some libraries, and not in all.
+    """
     tensors = draw(case)
     bits = packed_matrices.CASES[case]["bits"]
     tensors["qzeros"] = tensors["qzeros"].copy()
@@ -132,6 +139,7 @@ def test_a_point_on_which_libraries_differ_counts_as_its_writer_counts_it(tmp_pa
     facts = packed_matrices.quantization(case)
     with pytest.raises(Unsupported, match="qzeros has the largest code"):
         read_packed(tmp_path, tensors, facts)
+    # The folder names the library that wrote it.
     facts["meta"] = {"quantizer": ["optimum:1.24.0", "gptqmodel:2.0.0"]}
     weight = read_packed(tmp_path, tensors, facts)
     assert np.isfinite(registry.dequantize(weight)).all()
@@ -195,7 +203,7 @@ def test_a_damaged_part_of_a_packed_matrix_is_named(tmp_path, part, damage):
     else:
         is_float = tensors[part].dtype == np.dtype("<f2")
         tensors[part] = np.ones_like(tensors[part], dtype="<i4" if is_float else "<f2")
-    if (part, damage) == ("g_idx", "gone"):
+    if (part, damage) == ("g_idx", "gone"):  # without an order of its own, it may be left out
         read_packed(tmp_path, tensors, GPTQ | {"bits": 4})
         return
     with pytest.raises((InvalidFormat, Unsupported), match=rf"{NAME}.*q|scales|g_idx"):
@@ -205,12 +213,13 @@ def test_a_damaged_part_of_a_packed_matrix_is_named(tmp_path, part, damage):
 @pytest.mark.parametrize("order", ["mixed", "zeros", "too-large", "negative"])
 def test_groups_that_libraries_read_differently_are_refused(tmp_path, order):
     tensors = draw("gptq-ordered")
+    # "mixed": an order of groups that the key desc_act denies. The others are not orders.
     facts = GPTQ | {"bits": 4, "desc_act": order != "mixed"}
     if order == "zeros":
         tensors["g_idx"] = np.zeros(96, "<i4")
     elif order != "mixed":
         tensors["g_idx"] = tensors["g_idx"].copy()
-        tensors["g_idx"][5] = 3 if order == "too-large" else -1
+        tensors["g_idx"][5] = 3 if order == "too-large" else -1  # of the groups 0, 1 and 2
     with pytest.raises((InvalidFormat, Unsupported), match="g_idx"):
         read_packed(tmp_path, tensors, facts)
 
@@ -222,6 +231,7 @@ def test_a_folder_called_gptq_without_codes_is_refused(tmp_path):
 
 
 def test_scales_of_an_activation_are_refused(tmp_path):
+    """AWQ may scale the outputs of an activation: such scales belong to no matrix."""
     tensors = {f"{NAME}.{name}": values for name, values in draw("awq").items()}
     stored = {
         name: stored_weight(name, values, "F16" if name.endswith("scales") else "I32")

@@ -22,6 +22,7 @@ from bitnet.formats.stored_numbers import BELOW, KEY
 
 SCHEME = {"num_bits": 8, "type": "int", "strategy": "channel"}
 GROUPS = {name: {"weights": SCHEME, "targets": ["Linear"]} for name in ("group_0", "group_1")}
+# By method, a quantization_config that is read, and the rules of its keys.
 METHODS = {
     "fp8": ({"quant_method": "fp8"}, _FP8_RULES),
     "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, _BITSANDBYTES_RULES),
@@ -37,7 +38,8 @@ METHODS = {
     ),
 }
 WRONG = "a value that nothing knows"
-# quantization by method and the key that it is refused for
+# A quantization_config with one wrong value, and the key that it is refused for: every key whose
+# rule lists values, and an unknown one.
 REFUSED = [
     *(
         (quantization | {key: WRONG}, f"{BELOW}{key}")
@@ -60,7 +62,7 @@ REFUSED = [
     ),
 ]
 MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
-# files of sentence-transformers, and a change of one for which the folder is refused
+# Files of sentence-transformers that are read.
 SETTINGS = {
     "1_Pooling/config.json": {"pooling_mode_mean_tokens": True},
     "2_Dense/config.json": {
@@ -70,6 +72,7 @@ SETTINGS = {
     },
     "sentence_bert_config.json": {},
 }
+# A file, a key of it, and a value for which the folder is refused.
 REFUSED_SETTINGS = [
     ("1_Pooling/config.json", "include_prompt", False),
     ("1_Pooling/config.json", "pooling_mode_max_tokens", True),
@@ -96,7 +99,10 @@ def refuse(folder, ignore_keys=()):
 
 
 def check_hint(error, again, key):
-    """The hint of *error* names *key*, and the error *again*, with the hint followed, does not."""
+    """Check that the hint of *error* names *key*, and that following it removes the refusal.
+
+    *again* is the error with the key ignored: None, or another error that does not name the key.
+    """
     assert isinstance(error, Unsupported)
     assert keys_of(error) == [key]
     assert again is None or again.message != error.message
@@ -111,7 +117,7 @@ def test_a_key_of_a_quantized_folder_is_ignored_as_its_hint_says(tmp_path, quant
 
 
 def test_ignored_keys_of_a_quantized_folder_are_listed_with_their_values(tmp_path):
-    """Its report says so, as it does of other keys."""
+    """The checkpoint's ``ignored`` has the key and the value that the folder has."""
     quantization = {"quant_method": "fp8", "fmt": "e5m2", "unknown": 1}
     folder = tiny_folder(tmp_path / "m", "llama", dtype="float32", **{KEY: quantization})
     opened = open_checkpoint(folder, ignore_keys=["fmt", f"{BELOW}unknown"])
@@ -179,7 +185,10 @@ def test_verify_lists_an_ignored_setting_of_a_module(tmp_path, bitnet):
 
 
 def check_sample(seed, size, tmp_path, monkeypatch):
-    """Follow the hints of a sample of changed configurations; the number of those followed."""
+    """Follow the hint about each of *size* random changes of configurations, if it names a key.
+
+    Returns the number of hints that were followed.
+    """
     mutants = [(name, *mutant) for name in MODELS for mutant in mutants_of(name)]
 
     def refuse_model(name, config, keys=()):
@@ -189,21 +198,22 @@ def check_sample(seed, size, tmp_path, monkeypatch):
             return error
         return None
 
-    followed = 0
+    n_followed = 0
     for name, path, value in random.Random(seed).sample(mutants, size):
         config = changed(name, path, value)
         error = refuse_model(name, config)
         keys = keys_of(error) if error else []
         if not keys:
             continue
-        followed += 1
+        n_followed += 1
         again = refuse_model(name, config, keys)
         assert again is None or again.message != error.message, (name, path, value)
         assert again is None or keys != keys_of(again), (name, path, value, again.message)
-    return followed
+    return n_followed
 
 
 def test_a_key_of_a_configuration_is_ignored_as_its_hint_says(tmp_path, monkeypatch):
+    # Most changes are refused without such a hint, or are not refused.
     assert check_sample(11, 300, tmp_path, monkeypatch) > 5
 
 

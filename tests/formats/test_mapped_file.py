@@ -22,13 +22,14 @@ SIZE = 1 << 20
 
 @pytest.fixture
 def path(tmp_path):
+    """A file of SIZE bytes, each of them 7."""
     path = tmp_path / "model.gguf"
     path.write_bytes(b"\7" * SIZE)
     return path
 
 
 def cut(path):
-    os.truncate(path, 5000)
+    os.truncate(path, 5000)  # within its second page of 4,096 bytes
 
 
 def grow(path):
@@ -73,7 +74,7 @@ def test_what_leaves_the_mapped_bytes_alone_is_not_a_change(path, change):
 
 
 @needs_native
-def test_reads_behind_the_new_end_give_zeros_and_are_told(path):
+def test_reads_behind_the_new_end_give_zeros_and_an_error(path):
     mapped = MappedFile.open(path)
     array = np.frombuffer(memoryview(mapped), dtype=np.uint8)
 
@@ -81,17 +82,19 @@ def test_reads_behind_the_new_end_give_zeros_and_are_told(path):
         with expect_unchanged([array[100:]]):
             cut(path)
             assert (array[: 1 << 12] == 7).all()
-            assert (array[1 << 13 :] == 0).all()  # would be SIGBUS
+            assert (array[1 << 13 :] == 0).all()  # from the third page on; would be SIGBUS
 
     with pytest.raises(IntegrityError, match="changed while it was in use"):
         read()
     os.truncate(path, SIZE)
     os.utime(path, ns=(mapped.status.st_atime_ns, mapped.status.st_mtime_ns))
     with pytest.raises(IntegrityError, match="a part of it could not be read"):
-        mapped.check()  # although it looks as before
+        mapped.check()  # although size and time are as before
 
 
-TAKEN = """
+# Other code replaces the handler of SIGBUS again and again, at last by faulthandler. Arguments: the
+# file to map, and what replaces the handler. The exit code is 0 if the vanished part is zeros.
+REPLACES_THE_HANDLER = """
     import faulthandler, os, signal, sys
     from pathlib import Path
     import numpy as np
@@ -119,7 +122,7 @@ TAKEN = """
 @pytest.mark.parametrize("handler", ["faulthandler", "SIG_DFL"])
 def test_a_handler_that_comes_later_does_not_end_the_guard(path, handler):
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(TAKEN), str(path), handler],
+        [sys.executable, "-c", textwrap.dedent(REPLACES_THE_HANDLER), str(path), handler],
         capture_output=True,
         text=True,
         timeout=waiting.PATIENCE_S,
@@ -132,8 +135,8 @@ def test_a_handler_that_comes_later_does_not_end_the_guard(path, handler):
 @needs_native
 def test_a_closed_file_is_not_guarded_any_more(path):
     module = native.module()
-    numbers = []
-    for _ in range(3000):  # more than there is room for at a time
+    numbers = []  # of the entries in the module's table of mappings; -1 if there is no room
+    for _ in range(3000):  # more than the table can hold at a time
         mapped = MappedFile.open(path)
         numbers.append(mapped._guard[1])
         mapped.close()
@@ -144,8 +147,12 @@ def test_a_closed_file_is_not_guarded_any_more(path):
 @needs_native
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("handler", ["SIG_DFL", "SIG_IGN", "handle", "faulthandler"])
-def test_a_bus_error_elsewhere_goes_where_it_went(path, handler, again):
-    """Also where the handler came after the file (*again*)."""
+def test_a_bus_error_elsewhere_goes_to_its_usual_handler(path, handler, again):
+    """A bus error in another mapping reaches the *handler* that the process has.
+
+    With *again*, the handler is set after the file was opened, and the guard is set up once more by
+    ``check()``.
+    """
     script = f"""
         import faulthandler, mmap, os, signal, sys
         from pathlib import Path
@@ -176,15 +183,16 @@ def test_a_bus_error_elsewhere_goes_where_it_went(path, handler, again):
         timeout=waiting.PATIENCE_S,
         check=False,
     )
+    # The exit codes that the script has for them; otherwise signal 7, SIGBUS, ends the process.
     expected = {"handle": 7, "SIG_IGN": 8}.get(handler, -7)
     assert done.returncode == expected, done.stderr
     assert ("Bus error" in done.stderr) == (handler == "faulthandler")
 
 
 def test_what_is_not_a_file_to_map_is_refused(tmp_path, path):
-    cut_off = tmp_path / "empty"
-    cut_off.touch()
-    for name, error in ((tmp_path, NotFound), (cut_off, InvalidFormat), ("none", NotFound)):
+    empty = tmp_path / "empty"
+    empty.touch()
+    for name, error in ((tmp_path, NotFound), (empty, InvalidFormat), ("none", NotFound)):
         with pytest.raises(error):
             MappedFile.open(tmp_path / name)
 
@@ -196,6 +204,7 @@ def test_arrays_know_their_files(path):
     assert files_behind([whole.copy()]) == []
 
 
+# The beginning of a script. Arguments: the path of a model, and how `change` changes its file.
 RUN = """
     import os, sys
     from pathlib import Path
@@ -216,7 +225,8 @@ RUN = """
 """
 
 
-def ended(script, path, change):
+def lines_of(script, path, change):
+    """Lines that RUN and *script* print for the model at *path*."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(RUN) + textwrap.dedent(script), str(path), change],
         capture_output=True,
@@ -241,10 +251,10 @@ def test_a_model_whose_file_changes_ends_its_passes_with_an_error(tmp_path, chan
         attempt(lambda: engine.logits(ids))
         attempt(lambda: list(engine.generate(ids)))
     """
-    first, *lines = ended(script, path, change)
+    first, *lines = lines_of(script, path, change)
     assert first == "fine"
     others = [line for line in lines if not line.startswith("hint: ")]
-    assert len(others) == 2
+    assert len(others) == 2  # of the logits, and of the answer
     assert all(line.startswith("IntegrityError") and str(path) in line for line in others)
 
 
@@ -257,7 +267,7 @@ def test_a_file_that_changes_before_it_is_loaded_is_not_loaded(tmp_path, change)
         change()
         attempt(lambda: load_model(checkpoint, ops=select()))
     """
-    error, hint = ended(script, path, change)
+    error, hint = lines_of(script, path, change)
     assert error.startswith("IntegrityError")
     assert str(path) in error
     assert hint.startswith("hint: ")
@@ -265,17 +275,18 @@ def test_a_file_that_changes_before_it_is_loaded_is_not_loaded(tmp_path, change)
 
 @needs_native
 def test_a_model_that_was_copied_does_not_need_its_file(tmp_path):
+    """Without an output matrix, the embedding is copied too, as it is the head."""
     path = tiny_gguf(tmp_path / "tiny.gguf", tokenizer=False)
     script = """
         engine = Scheduler(load_model(open_checkpoint(path), ops=select(threads=2)))
         change()
         attempt(lambda: engine.logits([5, 9, 33, 2]))
     """
-    assert ended(script, path, "cut") == ["fine"]
+    assert lines_of(script, path, "cut") == ["fine"]
 
 
 @needs_native
-def test_metadata_that_is_gone_when_it_is_read_is_told(tmp_path):
+def test_metadata_that_is_gone_when_it_is_read_is_an_error(tmp_path):
     path = tmp_path / "model.gguf"
     tiny_gguf(path)
     script = textwrap.dedent("""
@@ -295,7 +306,7 @@ def test_metadata_that_is_gone_when_it_is_read_is_told(tmp_path):
             sys.exit(f"{error.exit_code} {error.message}")
     """)
     done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True)
-    assert done.stderr.startswith("13 ")
+    assert done.stderr.startswith("13 ")  # exit code of IntegrityError
     assert str(path) in done.stderr
 
 

@@ -1,3 +1,5 @@
+"""Models in folders: which files are models, their names, and folders that cannot be read."""
+
 import os
 from pathlib import Path
 
@@ -25,35 +27,35 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_models_come_once_each_those_of_a_folder_first(folder):
-    found = [str(path.relative_to(folder)) for path in models_below(folder)]
-    assert found == ["b.gguf", "big-00001-of-00002.gguf", "a/c.gguf", "index", "shards"]
+def test_each_model_is_listed_once_and_those_of_a_folder_before_its_subfolders(folder):
+    paths = [str(path.relative_to(folder)) for path in models_below(folder)]
+    assert paths == ["b.gguf", "big-00001-of-00002.gguf", "a/c.gguf", "index", "shards"]
 
 
 def test_a_folder_that_cannot_be_read_is_an_error(folder, monkeypatch):
     scandir = os.scandir
 
-    def closed(path):
+    def refuse(path):
         if Path(path).name == "a":
             raise PermissionError(13, "Permission denied", str(path))
         return scandir(path)
 
-    monkeypatch.setattr(os, "scandir", closed)
+    monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(PermissionDenied, match=r"/a\b"):
         list(models_below(folder))
 
 
 @pytest.mark.parametrize("place", ["index/config.json", "a/c.gguf"])
 def test_a_folder_that_can_be_listed_but_not_searched_is_an_error(folder, place, monkeypatch):
-    """On Unix the right to list a folder is one, and that to look at its files another."""
+    """On Unix these are two rights: without the second, the files in it cannot be looked at."""
     look = Path.stat
 
-    def closed(path, **options):
+    def refuse(path, **options):
         if path == folder / place:
             raise PermissionError(13, "Permission denied", str(path))
         return look(path, **options)
 
-    monkeypatch.setattr(Path, "stat", closed)
+    monkeypatch.setattr(Path, "stat", refuse)
     with pytest.raises(PermissionDenied, match=place):
         list(models_below(folder))
     with pytest.raises(PermissionDenied, match=place):
@@ -80,6 +82,7 @@ def test_a_name_in_capitals_is_that_of_a_model_in_every_list(tmp_path):
     assert model_name(tmp_path / "A.GGUF") == "A"
 
 
+# Files of a folder, and the model among them; empty if it is not the only one.
 @pytest.mark.parametrize(
     ("names", "model"),
     [
@@ -100,7 +103,7 @@ def test_a_name_in_capitals_is_that_of_a_model_in_every_list(tmp_path):
 def test_the_only_model_of_a_folder_is_taken(names, model, tmp_path):
     for name in names:
         (tmp_path / name).touch()
-    assert only_model(tmp_path) == tmp_path / model
+    assert only_model(tmp_path) == tmp_path / model  # the folder itself without an only model
 
 
 @pytest.mark.parametrize(

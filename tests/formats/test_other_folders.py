@@ -15,6 +15,7 @@ from bitnet.tokenizer.folder_files import list_files
 
 
 def adapter(folder):
+    """Write a PEFT adapter of one matrix to *folder*, and return *folder*."""
     return peft_folder(folder, {"model.layers.0.mlp.up_proj": factors(8, 6)})
 
 

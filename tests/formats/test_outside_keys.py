@@ -1,4 +1,4 @@
-"""Keys outside of an architecture's: known by a table, named if they are not, or refused."""
+"""Keys that do not belong to an architecture: each is in a table, named as unknown, or refused."""
 
 import json
 import os
@@ -54,11 +54,12 @@ def test_an_unknown_key_is_named_by_the_audit(tmp_path, key):
 
 def test_a_sampler_that_is_not_followed_is_named_by_the_audit(tmp_path):
     path = tiny_gguf(tmp_path / "tiny.gguf", **{"general.sampling.sequence": "top_k;infill"})
-    subjects = [it.subject for it in audit(open_checkpoint(path).gguf)]
+    subjects = [finding.subject for finding in audit(open_checkpoint(path).gguf)]
     assert "sampling-not-followed" in subjects
 
 
 def test_products_with_fewer_bits_are_refused_by_the_name_of_their_key(tmp_path):
+    """The key lists tensors whose products llama.cpp computes with fewer bits."""
     path = tiny_gguf(tmp_path / "tiny.gguf", **{"general.tensor_extra.name": ["output.weight"]})
     with pytest.raises(Unsupported, match=r"general\.tensor_extra\.name"):
         load_model(open_checkpoint(path))

@@ -14,7 +14,7 @@ def test_an_expression_is_compiled():
     "pattern",
     ["(", "*", "\\", "a{99999999999999999999}", "(" * 5000 + ")" * 5000, "(?P<x>a)(?P<x>b)"],
 )
-def test_what_is_none_is_refused_by_its_key(pattern):
+def test_a_text_that_is_not_an_expression_is_refused_by_its_key(pattern):
     with pytest.raises(InvalidFormat, match="m: key is not a regular expression: ") as failure:
         compile_pattern(pattern, "m: key", hint="the hint")
     assert failure.value.hint == "the hint"

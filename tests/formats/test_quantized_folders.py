@@ -39,15 +39,15 @@ def read(folder, tensors, quantization, **config):
 
 def test_the_numbers_of_8_bit_floats_are_those_of_torch(tmp_path):
     codes = torch().arange(256, dtype=torch().uint8).view(torch().float8_e4m3fn).reshape(1, 256)
-    one = torch().ones(1, dtype=torch().float32)
-    tensors = {f"{NAME}.weight": codes, f"{NAME}.weight_scale_inv": one}
+    scale = torch().ones(1, dtype=torch().float32)
+    tensors = {f"{NAME}.weight": codes, f"{NAME}.weight_scale_inv": scale}
     weights = read(tmp_path, tensors, {"quant_method": "fp8"}, dtype="float32")
     assert same_bits(weights[f"{NAME}.weight"], codes.float())
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("scale_dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("grid", [(2, 3), (1, 1)])
+@pytest.mark.parametrize("grid", [(2, 3), (1, 1)])  # blocks of 128 by 128, or the whole matrix
 def test_fp8_is_what_transformers_dequantizes(tmp_path, dtype, scale_dtype, grid):
     fp8 = pytest.importorskip("transformers.integrations.finegrained_fp8", reason=PARITY)
     torch().manual_seed(3)
@@ -71,6 +71,7 @@ def test_the_last_blocks_of_fp8_may_be_cut(tmp_path):
     assert same_bits(weights[f"{NAME}.weight"], codes.float() * whole)
 
 
+# Form of the codes in compressed-tensors, and the scheme of the weights.
 COMPRESSED = {
     "int4-group": ("pack-quantized", {"num_bits": 4, "strategy": "group", "group_size": 32}),
     "int4-asymmetric": (
@@ -105,6 +106,7 @@ def test_compressed_tensors_are_what_their_library_decompresses(tmp_path, case, 
     torch().manual_seed(5)
     rows = 64
     columns = 128
+    # Shapes of the scales; groups have 32 columns, blocks 32 rows and 64 columns.
     grids = {"tensor": (1,), "channel": (rows, 1), "group": (rows, 4), "block": (2, 2)}
     grid = grids[numbers["strategy"]]
     state = {
@@ -258,7 +260,7 @@ def test_a_folder_of_8_bit_floats_is_read_without_torch(tmp_path):
     folder = plain_folder(tmp_path / "m", torch_dtype="float32")
     stored = safetensors.read_file(Inventory(folder), "model.safetensors")
     name = next(name for name in stored if name.endswith("up_proj.weight"))
-    codes = np.arange(np.prod(stored[name].shape), dtype=np.uint8) % 120
+    codes = np.arange(np.prod(stored[name].shape), dtype=np.uint8) % 120  # finite and positive
     codes = codes.reshape(stored[name].shape)
     tensors = {
         name: stored_weight(name, codes, "F8_E4M3"),
@@ -267,7 +269,7 @@ def test_a_folder_of_8_bit_floats_is_read_without_torch(tmp_path):
     weights, _ = unpack_quantized(tensors, {KEY: FP8, "dtype": "float32"}, "m")
     values = registry.dequantize(weights[name])
     assert values[0, 0] == 0
-    assert values.flat[56] == 0.25  # the code of one is 56
+    assert values.flat[56] == 0.25  # in e4m3, the code of 1 is 56, and that of 2 is 64
     assert values.flat[64] == 0.5
 
 
@@ -306,26 +308,29 @@ def test_codes_that_only_the_librarys_own_file_describes_are_read(tmp_path, meth
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_describes_a_quantized_folder_computes_no_matrix(tmp_path, monkeypatch, method):
+def test_describing_a_quantized_folder_computes_no_matrix(tmp_path, monkeypatch, method):
     plain, packed = plain_and_packed(tmp_path, method)
-    read = []
+    read_weights = []
     compute = Deferred.read
-    monkeypatch.setattr(Deferred, "read", lambda self: read.append(self) or compute(self))
+    monkeypatch.setattr(Deferred, "read", lambda self: read_weights.append(self) or compute(self))
     machine = this_machine(tmp_path)
     plans = [plan_path(folder, machine).facts() for folder in (plain, packed)]
     describe_model(packed, machine)
     config_from(open_checkpoint(packed))
-    assert not read
+    assert not read_weights
     assert plans[0]["memory"] == plans[1]["memory"]
     load_model(open_checkpoint(packed))
-    assert read
+    assert read_weights
 
 
 BLOCKS = {"quant_method": "compressed-tensors", "format": "float-quantized"}
 
 
 def blocks_of(structure):
-    """The numbers of a matrix in blocks of 2 rows and 3 columns, as *structure* says."""
+    """Numbers of a matrix ``(4, 6)`` of ones in e4m3, with a scale for each block of *structure*.
+
+    Its four scales fit blocks of 2 rows and 3 columns.
+    """
     codes = np.full((4, 6), 56, np.uint8)  # ones
     scales = np.arange(1, 5, dtype="<f4").reshape(2, 2)
     tensors = {
@@ -368,7 +373,7 @@ def test_a_matrix_with_both_kinds_of_codes_is_refused():
 
 @pytest.mark.parametrize("size", [10**13, 2**64, 10**400])
 def test_a_block_larger_than_the_matrix_takes_no_memory(size):
-    codes = np.full((4, 6), 56, np.uint8)
+    codes = np.full((4, 6), 56, np.uint8)  # ones
     tensors = {
         "w.weight": stored_weight("w.weight", codes, "F8_E4M3"),
         "w.weight_scale_inv": stored_weight("s", np.full((1, 2), 2, "<f4"), "F32"),
@@ -383,6 +388,7 @@ def test_words_of_mlx_that_are_not_a_matrix_are_refused(shape):
     words = np.zeros(shape, "<u4")
     numbers = np.ones((1, 1), "<f4")
     tensors = {
+        # The table of types has no U32; MLX packs its codes into words of 32 bits.
         "w.weight": replace(stored_weight("w", words, "F32"), quant=QuantType("U32", -1, 1, 0)),
         "w.scales": stored_weight("s", numbers, "F32"),
         "w.biases": stored_weight("b", -numbers, "F32"),

@@ -19,11 +19,13 @@ BYTES = np.array([1, 2, 3, 4], dtype=np.uint8)
 
 
 def file_bytes(directory, data=b""):
+    """A file with *directory*, values or the bytes of its JSON, and *data*."""
     header = directory if isinstance(directory, bytes) else json.dumps(directory).encode()
     return struct.pack("<Q", len(header)) + header + data
 
 
 def entry(dtype, shape, start, stop):
+    """The entry of a tensor in the directory."""
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
 
 
@@ -36,6 +38,7 @@ def read_folder(folder):
 
 
 def good():
+    """A valid file of two tensors, and one without numbers."""
     directory = {
         "__metadata__": {"format": "pt"},
         "a": entry("F32", [2, 3], 0, 24),
@@ -94,9 +97,11 @@ def test_the_file_called_model_wins_over_others(tmp_path):
     assert "x" not in read_folder(tmp_path)
 
 
+# Files with one tensor each, t1 and t2.
 TWO = {n: file_bytes({f"t{n}": entry("U8", [1], 0, 1)}, bytes([n])) for n in (1, 2)}
 
 
+# Names of files (those not called 2 have t1), the index, and what is wrong.
 @pytest.mark.parametrize(
     ("files", "index", "problem"),
     [
@@ -166,7 +171,7 @@ NEWER_TYPES = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E8M0": 8, "F8_E4M3FNUZ":
 
 @pytest.mark.parametrize("dtype", NEWER_TYPES)
 def test_a_type_without_a_decoder_is_read_and_named_when_it_is_used(tmp_path, dtype):
-    size = 8 * NEWER_TYPES[dtype] // 8
+    size = 8 * NEWER_TYPES[dtype] // 8  # bytes of eight numbers
     content = file_bytes({"a": entry(dtype, [2, 4], 0, size)}, bytes(size))
     tensor = read_file(write(tmp_path / "model.safetensors", content))["a"]
     assert (tensor.shape, tensor.data.size) == ((2, 4), size)

@@ -13,8 +13,8 @@ from bitnet.formats.generation import read_generation_settings, read_gguf_settin
 from bitnet.formats.samplers import SAMPLERS, WITHOUT_EFFECT, find_sampler, read_sequence
 from bitnet.runtime.request import Request
 
-#: The field of `common_params_sampling` that llama.cpp b11434 sets by each key, the value that a
-#: file has here, and our name of the field.
+#: By key below ``general.sampling``: the field of `common_params_sampling` that llama.cpp b11434
+#: sets by it, a value for the tests, and the name of the parameter here.
 KEYS = {
     "top_k": ("top_k", 7, "top_k"),
     "top_p": ("top_p", 0.5, "top_p"),
@@ -28,6 +28,7 @@ KEYS = {
     "mirostat_tau": ("mirostat_tau", 4.5, "mirostat_tau"),
     "mirostat_eta": ("mirostat_eta", 0.25, "mirostat_eta"),
 }
+# In llama.cpp's source: a key that sets a field, a sampler's name, and another name of a sampler.
 _SET = re.compile(
     r"get_(?:int32|float)\(llama_model_meta_key_str\(LLAMA_MODEL_META_KEY_SAMPLING_(\w+)\),"
     r"\s*sparams\.(\w+),"
@@ -56,7 +57,7 @@ def test_every_name_that_llama_cpp_knows_is_the_same_sampler_here(common):
     source = (common / "sampling.cpp").read_text()
     body = source[source.index("common_sampler_types_from_names(") :]
     names = set(_NAME.findall(body))
-    assert names == {*SAMPLERS, *WITHOUT_EFFECT, "infill"}
+    assert names == {*SAMPLERS, *WITHOUT_EFFECT, "infill"}  # the last is not run here
     for name in names - {"infill"}:
         spellings = {name, name.replace("_", "-"), name.replace("_", ""), name.upper()}
         assert {find_sampler(spelling) for spelling in spellings} == {name}
@@ -82,6 +83,7 @@ def test_a_value_that_no_sampler_has_is_refused_by_its_key(key, value):
         read_gguf_settings({f"general.sampling.{key}": value}, "tiny.gguf")
 
 
+# The text of the key, the samplers that run, and the parts that are not followed.
 @pytest.mark.parametrize(
     ("text", "samplers", "unknown"),
     [
@@ -102,6 +104,7 @@ def test_an_answer_runs_the_samplers_of_its_file_in_their_order():
     settings = read_gguf_settings(metadata, "tiny.gguf")
     assert settings.not_followed == ("general.sampling.sequence",)
     assert Request().with_settings(settings).sampling.order == ("xtc", "top_k")
+    # A request that names samplers, or is greedy, does not follow the file.
     assert Request(samplers=["min_p"]).with_settings(settings).sampling.order == ("min_p",)
     assert Request(temperature=0.0).with_settings(settings).sampling.order == SAMPLERS
 

@@ -28,6 +28,7 @@ pytestmark = QUIET
 
 MAX_ANGLE = 1e-5  # of a cosine from one: both compute in float32
 PROMPTS = {"query": "query: ", "passage": "passage: "}
+# Options of sentence_folder: pooling, projections (width, activation, bias), most tokens of a text.
 CHAINS = {
     "mean": {},
     "cls": {"pooling": "cls"},
@@ -54,7 +55,7 @@ CHAINS = {
     },
 }
 
-_CHEAP = "last, projected, cut"
+_CHEAP = "last, projected, cut"  # the one that runs without --slow
 
 
 @pytest.fixture(scope="module")
@@ -71,17 +72,17 @@ def test_vectors_are_those_of_the_library(chain, encoder, tmp_path):
     with load(path) as model:
         for name in (None, "query", "passage"):
             expected = expected_vectors(path, prompt_name=name)
-            found = model.embed(TEXTS, prompt_name=name)
-            assert found.shape == expected.shape
-            assert smallest_cosine(found, expected) > 1 - MAX_ANGLE
+            vectors = model.embed(TEXTS, prompt_name=name)
+            assert vectors.shape == expected.shape
+            assert smallest_cosine(vectors, expected) > 1 - MAX_ANGLE
 
 
 def test_vectors_that_are_not_normalized_have_the_lengths_of_the_library(encoder, tmp_path):
     path = sentence_folder(tmp_path / "model", encoder, normalize=False)
     with load(path) as model:
-        found = model.embed(TEXTS, normalize=False)
+        vectors = model.embed(TEXTS, normalize=False)
     expected = expected_vectors(path)
-    lengths = np.linalg.norm(found, axis=1)
+    lengths = np.linalg.norm(vectors, axis=1)  # which cosines do not compare
     np.testing.assert_allclose(lengths, np.linalg.norm(expected, axis=1), rtol=1e-4)
 
 
@@ -90,16 +91,16 @@ def test_the_default_prompt_stands_before_each_text(encoder, tmp_path):
         tmp_path / "model", encoder, prompts=PROMPTS, default_prompt_name="query"
     )
     with load(path) as model:
-        found = model.embed(TEXTS)
-        assert smallest_cosine(found, expected_vectors(path)) > 1 - MAX_ANGLE
-        np.testing.assert_array_equal(found, model.embed(TEXTS, prompt_name="query"))
+        vectors = model.embed(TEXTS)
+        assert smallest_cosine(vectors, expected_vectors(path)) > 1 - MAX_ANGLE
+        np.testing.assert_array_equal(vectors, model.embed(TEXTS, prompt_name="query"))
 
 
 def test_a_folder_without_modules_is_pooled_and_cut_as_the_library_does(encoder):
     with load(encoder) as model:
-        found = model.embed([*TEXTS, "dog " * 100])
+        vectors = model.embed([*TEXTS, "dog " * 100])  # longer than its 64 positions
     expected = expected_vectors(encoder, [*TEXTS, "dog " * 100])
-    assert smallest_cosine(found, expected) > 1 - MAX_ANGLE
+    assert smallest_cosine(vectors, expected) > 1 - MAX_ANGLE
 
 
 @pytest.mark.parametrize(
@@ -115,11 +116,11 @@ def test_a_folder_without_modules_is_pooled_and_cut_as_the_library_does(encoder)
 )
 def test_the_pooling_is_that_of_the_library(settings, encoder, tmp_path):
     path = sentence_folder(tmp_path / "model", encoder)
-    settings = {"word_embedding_dimension": 48} | settings
+    settings = {"word_embedding_dimension": 48} | settings  # the width of the encoder
     (path / "1_Pooling/config.json").write_text(json.dumps(settings))
     with load(path) as model:
-        found = model.embed(TEXTS)
-    assert smallest_cosine(found, expected_vectors(path)) > 1 - MAX_ANGLE
+        vectors = model.embed(TEXTS)
+    assert smallest_cosine(vectors, expected_vectors(path)) > 1 - MAX_ANGLE
 
 
 @pytest.mark.parametrize("mode", [None, [], ["mean", "cls"], ["mean", "mean"], [["mean"]], "max"])
@@ -144,9 +145,9 @@ def test_dimensions_are_those_behind_the_projections(encoder, tmp_path):
     path = sentence_folder(tmp_path / "model", encoder, dense=dense)
     with load(path) as model:
         whole = model.embed(TEXTS, normalize=False)
-        kept = model.embed(TEXTS, normalize=False, dimensions=5)
+        beginnings = model.embed(TEXTS, normalize=False, dimensions=5)
         assert whole.shape[1] == model.config.vector_dim == 24
-    np.testing.assert_array_equal(kept, whole[:, :5])
+    np.testing.assert_array_equal(beginnings, whole[:, :5])
 
 
 WITH_DENSE = {"dense": [(24, torch.nn.Tanh(), True)]}
@@ -193,7 +194,7 @@ def test_a_projection_behind_normalization_is_refused(encoder, tmp_path):
     text = modules.read_text()
     assert "2_Dense" in text
     content = json.loads(text)
-    content[2], content[3] = content[3], content[2]
+    content[2], content[3] = content[3], content[2]  # the projection and the normalization
     modules.write_text(json.dumps(content))
     with pytest.raises(Unsupported, match="before they are normalized"):
         open_checkpoint(path)

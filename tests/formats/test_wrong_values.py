@@ -29,21 +29,25 @@ from bitnet.formats.safetensors import SINGLE
 from bitnet.formats.stored_numbers import KEY
 from bitnet.quants import registry
 
-SLICE = 20  # of the mutants of a form
-# Of processor time: a folder opens in 10 ms; reserving memory for a wrong number takes minutes.
-MOST_S = 10.0
+SLICE = 20  # mutants of a form that run without --slow
+# A folder opens in 10 ms; reserving memory for a wrong number takes minutes.
+MOST_CPU_S = 10.0
 
 
 @pytest.fixture(scope="module", params=FORMS)
 def form(request, tmp_path_factory):
-    """A folder of each form."""
+    """A folder of each form in turn: encoders, classifiers, and every kind of quantization."""
     folder = tmp_path_factory.mktemp(request.param) / request.param
     FORMS[request.param](folder)
     return folder
 
 
-def results(folder, mutants, change):
-    """True or false for each of the *mutants*, which *change* writes: the *folder* opens or not."""
+def outcomes_of(folder, mutants, change):
+    """For each of the *mutants*, True if the *folder* opens with it.
+
+    A mutant is a file and the arguments with which *change* changes it. Any error but the project's
+    own fails the test.
+    """
     for place, *mutant in mutants:
         file = folder / place
         before = file.read_bytes()
@@ -55,7 +59,7 @@ def results(folder, mutants, change):
             raise AssertionError(f"{place}, {mutant!r:.300}") from error
         finally:
             file.write_bytes(before)
-        assert time.process_time() - start < MOST_S, (place, mutant)
+        assert time.process_time() - start < MOST_CPU_S, (place, mutant)
 
 
 def change_json(file, path, value):
@@ -63,7 +67,7 @@ def change_json(file, path, value):
     write_json(file, set_value(json.loads(file.read_text()), path, value))
 
 
-def drawn(mutants, seed):
+def sample_of(mutants, seed):
     """Some of the *mutants*."""
     everything = list(mutants)
     return random.Random(seed).sample(everything, min(SLICE, len(everything)))
@@ -74,24 +78,24 @@ def test_a_folder_of_each_form_opens(form):
 
 
 def test_some_wrong_values_beside_the_weights_are_used_or_refused(form):
-    outcomes = list(results(form, drawn(json_mutants(form), 1), change_json))
-    assert not all(outcomes)
+    outcomes = list(outcomes_of(form, sample_of(json_mutants(form), 1), change_json))
+    assert not all(outcomes)  # the mutants do reach the reader
 
 
 def test_some_wrong_tensors_are_used_or_refused(form):
-    outcomes = list(results(form, drawn(tensor_mutants(form), 2), change_tensor))
+    outcomes = list(outcomes_of(form, sample_of(tensor_mutants(form), 2), change_tensor))
     assert not all(outcomes)
 
 
 @pytest.mark.slow
 def test_every_wrong_value_beside_the_weights_is_used_or_refused(form):
-    outcomes = list(results(form, json_mutants(form), change_json))
+    outcomes = list(outcomes_of(form, json_mutants(form), change_json))
     assert not all(outcomes)
 
 
 @pytest.mark.slow
 def test_every_wrong_tensor_is_used_or_refused(form):
-    outcomes = list(results(form, tensor_mutants(form), change_tensor))
+    outcomes = list(outcomes_of(form, tensor_mutants(form), change_tensor))
     assert not all(outcomes)
 
 
@@ -100,6 +104,8 @@ def nested(levels):
     return json.loads("[" * levels + "]" * levels)
 
 
+# A form of FORMS, a file in it, the path of a value in the file, a wrong value, and words of the
+# error.
 @pytest.mark.parametrize(
     ("name", "file", "path", "value", "words"),
     [
@@ -164,6 +170,7 @@ def test_a_folder_without_an_embedding_is_refused(name, tmp_path):
         use(folder)
 
 
+# Families that run without --slow, most of them with a factor on the embedding.
 WITH_FACTORS = ("granite", "minicpm", "falcon-h1", "helium")
 
 
@@ -183,14 +190,14 @@ def test_a_family_without_an_embedding_is_refused(name, is_tied, tmp_path):
     model = MODELS[name]
     tensors = tensors_of(model)
     missing = ("embed", "lm_head") if is_tied else ("embed",)
-    rest = {
+    other_tensors = {
         tensor: values
         for tensor, values in tensors.items()
         if not any(part in tensor for part in missing)
     }
     config = model["config"] | {"tie_word_embeddings": is_tied}
     with pytest.raises(BitnetError):
-        use(save_folder(tmp_path, config, rest))
+        use(save_folder(tmp_path, config, other_tensors))
 
 
 def test_a_ternary_head_that_is_the_missing_embedding_is_refused(tmp_path):
