@@ -37,7 +37,10 @@ WORDS = [f"w{number}" for number in range(300)]
 
 
 def model(path, *, keys=None, change=list, tokens=None, **options):
-    """A tiny model with a template and a list of words."""
+    """A GGUF file of a tiny model with a template and a list of words.
+
+    *keys* are further metadata, *change* is a function of the list of tensors, which it returns.
+    """
     checkpoint = tiny("llama")
     tensors = [
         Tensor(name, weight.shape, 0, weight.data.tobytes())
@@ -49,6 +52,7 @@ def model(path, *, keys=None, change=list, tokens=None, **options):
 
 
 def digest(path):
+    """Digest of the content of the model at *path*."""
     return attest(open_checkpoint(path), trace=False).digest
 
 
@@ -57,7 +61,8 @@ def original(tmp_path):
     return model(tmp_path / "model.gguf")
 
 
-def said(original, changed):
+def differences(original, changed):
+    """What is different in the file *changed*, as an attestation of *original* tells."""
     attestation = attest(open_checkpoint(original), trace=False)
     return compare(attestation, open_checkpoint(changed))
 
@@ -70,7 +75,7 @@ def test_order_alignment_and_file_name_do_not_matter(original, tmp_path):
 
 
 def split_file(tmp_path):
-    """The model of *original* in two parts."""
+    """The model of the fixture ``original`` as a GGUF file of two parts: paths of both."""
     total = {"split.count": Typed(UINT16, 2), "split.tensors.count": Typed(INT32, 20)}
     first = model(
         tmp_path / "m-00001-of-00002.gguf",
@@ -78,12 +83,12 @@ def split_file(tmp_path):
         change=lambda tensors: tensors[:7],
     )
     checkpoint = tiny("llama")
-    rest = [
+    other_tensors = [
         Tensor(name, weight.shape, 0, weight.data.tobytes())
         for name, weight in list(checkpoint.weights.items())[7:]
     ]
     second = tmp_path / "m-00002-of-00002.gguf"
-    write_gguf(second, total | {"split.no": Typed(UINT16, 1)}, rest)
+    write_gguf(second, total | {"split.no": Typed(UINT16, 1)}, other_tensors)
     return first, second
 
 
@@ -121,17 +126,18 @@ def test_shards_of_safetensors_do_not_matter(tmp_path):
 
 def test_any_bit_of_any_tensor_is_named(original, tmp_path):
     rng = np.random.default_rng(0)
-    for number in range(20):
+    for number in range(20):  # the tensors of the tiny model
 
         def flip(tensors, number=number):
-            one = tensors[number]
-            raw = bytearray(one.data)
+            """Flip a random bit of one of the *tensors*."""
+            tensor = tensors[number]
+            raw = bytearray(tensor.data)
             raw[rng.integers(len(raw))] ^= 1 << int(rng.integers(8))
-            tensors[number] = Tensor(one.name, one.shape, one.type, bytes(raw))
+            tensors[number] = Tensor(tensor.name, tensor.shape, tensor.type, bytes(raw))
             return tensors
 
         changed = model(tmp_path / "changed.gguf", change=flip)
-        (text,) = said(original, changed)
+        (text,) = differences(original, changed)
         assert text.endswith("has other bytes than attested")
 
 
@@ -147,7 +153,7 @@ def test_any_bit_of_any_tensor_is_named(original, tmp_path):
     ],
 )
 def test_a_changed_value_is_named(original, tmp_path, keys, expected):
-    (text,) = said(original, model(tmp_path / "changed.gguf", keys=keys))
+    (text,) = differences(original, model(tmp_path / "changed.gguf", keys=keys))
     assert expected in text
 
 
@@ -155,16 +161,20 @@ def test_a_missing_and_an_added_tensor_are_named(original, tmp_path):
     def change(tensors):
         return [*tensors[1:], Tensor("extra", (4,), 0, bytes(16))]
 
-    found = said(original, model(tmp_path / "changed.gguf", change=change))
-    assert found == ["tensor token_embd.weight is missing", "tensor extra is not attested"]
+    texts = differences(original, model(tmp_path / "changed.gguf", change=change))
+    assert texts == ["tensor token_embd.weight is missing", "tensor extra is not attested"]
 
 
-def where(before, now):
+def differing_items(before, now):
+    """Where the list *now* differs from *before*, of which digests of rows and columns are kept.
+
+    300 items are a grid of 17 rows and 18 columns.
+    """
     return Grid.of(Items.of_texts(before)).locate(Items.of_texts(now))
 
 
 def test_a_changed_token_is_named():
-    assert where(WORDS, [*WORDS[:123], "x", *WORDS[124:]]) == "item: 123 'x'"
+    assert differing_items(WORDS, [*WORDS[:123], "x", *WORDS[124:]]) == "item: 123 'x'"
 
 
 @given(st.sets(st.integers(0, 299), min_size=2, max_size=2))
@@ -172,7 +182,7 @@ def test_two_swapped_tokens_are_named(places):
     first, second = sorted(places)
     now = list(WORDS)
     now[first], now[second] = now[second], now[first]
-    text = where(WORDS, now)
+    text = differing_items(WORDS, now)
     assert f"{first} 'w{second}'" in text
     assert f"{second} 'w{first}'" in text
 
@@ -187,19 +197,19 @@ def test_two_swapped_tokens_are_named(places):
         ([], "0 items instead of 300, different from item 0 on"),
     ],
 )
-def test_lists_that_differ_much_are_told_apart(now, expected):
-    assert where(WORDS, now).startswith(expected)
+def test_the_place_where_lists_of_much_difference_begin_to_differ_is_named(now, expected):
+    assert differing_items(WORDS, now).startswith(expected)
 
 
 def test_a_file_of_an_attestation_gives_it_back(original, tmp_path):
-    made = replace(attest(open_checkpoint(original), name="m"), files=("a.gguf",))
-    jsonschema.validate(json.loads(made.text()), SCHEMA)
-    made.write(tmp_path / "a.json")
-    assert Attestation.read(tmp_path / "a.json") == made
+    attestation = replace(attest(open_checkpoint(original), name="m"), files=("a.gguf",))
+    jsonschema.validate(json.loads(attestation.text()), SCHEMA)
+    attestation.write(tmp_path / "a.json")
+    assert Attestation.read(tmp_path / "a.json") == attestation
 
 
 @pytest.mark.parametrize("name", sorted(attestations_by_name()))
-def test_what_the_package_carries_is_valid(name):
+def test_every_attestation_in_the_package_fits_the_schema(name):
     facts = attestations_by_name()[name].facts()
     jsonschema.validate(facts, SCHEMA)
     assert set(facts["trace"]) == {"ids", "reference", "native"}
@@ -209,6 +219,7 @@ def test_a_changed_attestation_is_refused(original, tmp_path):
     path = tmp_path / "a.json"
     facts = attest(open_checkpoint(original), trace=False).facts()
     key = "tokenizer.ggml.pre"
+    # Values that the digest does not fit, and fields of wrong types or lengths.
     wrongs = [
         facts | {"keys": facts["keys"] | {key: "0" * 64}},
         facts | {"keys": facts["keys"] | {key: None}},
@@ -253,21 +264,21 @@ def test_a_file_that_bears_a_pinned_name_must_be_that_model(original):
 
 @pytest.fixture
 def known(original, monkeypatch):
-    """The tiny model as one that the package knows."""
-    made = attest(open_checkpoint(original), name="tiny", trace=False)
-    monkeypatch.setattr("bitnet.verify.attest.attestations_by_name", lambda: {"tiny": made})
+    """Make the tiny model the one that the package has an attestation of."""
+    attestation = attest(open_checkpoint(original), name="tiny", trace=False)
+    monkeypatch.setattr("bitnet.verify.attest.attestations_by_name", lambda: {"tiny": attestation})
 
 
 def test_a_known_model_is_recognised_by_content(known, original, tmp_path):
     other = model(tmp_path / "other.gguf", change=lambda tensors: tensors[::-1])
-    found = recognise(open_checkpoint(other))
-    assert (found.attestation.name, found.by, found.differences) == ("tiny", "content", ())
+    match = recognise(open_checkpoint(other))
+    assert (match.attestation.name, match.by, match.differences) == ("tiny", "content", ())
 
 
 def test_a_damaged_copy_is_recognised_under_any_name(known, tmp_path):
     changed = model(tmp_path / "other.gguf", keys={"tokenizer.ggml.add_bos_token": False})
-    found = recognise(open_checkpoint(changed)).text
-    assert re.search(r"most of the content of tiny.*add_bos_token", found)
+    text = recognise(open_checkpoint(changed)).text
+    assert re.search(r"most of the content of tiny.*add_bos_token", text)
 
 
 def test_another_model_of_the_same_shape_is_not_a_damaged_one(known, tmp_path):
@@ -277,14 +288,14 @@ def test_another_model_of_the_same_shape_is_not_a_damaged_one(known, tmp_path):
     assert recognise(open_checkpoint(path)) is None
 
 
-def test_every_value_beside_the_tensors_is_part_of_it(original):
+def test_every_value_beside_the_tensors_is_part_of_the_content(original):
     content = content_of(open_checkpoint(original))
     assert {"tokenizer.words", "tokenizer.ggml.tokens"} <= set(content.lists)
     assert content.values["tokenizer.ggml.bos_token_id"] == 0
     assert "general.alignment" not in content.values
 
 
-# The commands.
+# The commands. Exit codes: 2 wrong options, 15 a check failed.
 
 
 def test_attest_and_verify_against_it(bitnet, original, tmp_path):
@@ -302,12 +313,13 @@ def test_attest_and_verify_against_it(bitnet, original, tmp_path):
 @pytest.mark.parametrize(("off", "severity"), [(0.0, "ok"), (2.0, "failed")])
 def test_the_recorded_pass_is_compared_with_this_one(tmp_path, off, severity):
     path = tiny_gguf(tmp_path / "tiny.gguf")
-    made = attest(open_checkpoint(path), tokenizer=resolve_tokenizer(path))
+    attestation = attest(open_checkpoint(path), tokenizer=resolve_tokenizer(path))
+    # The log-probability of each token, by backend, is recorded as lower by *off* nats.
     trace = {
         name: rows if name == "ids" else [[id, value - off] for id, value in rows]
-        for name, rows in made.trace.items()
+        for name, rows in attestation.trace.items()
     }
-    against = replace(made, trace=trace)
+    against = replace(attestation, trace=trace)
     last = list(verify_model(path, against=against))[-1]
     assert (last.subject, last.severity) == ("forward pass", severity)
     assert "nats from the recorded pass" in last.text
@@ -322,11 +334,11 @@ def test_an_attestation_without_a_pass_is_said_to_have_none(tmp_path):
 @pytest.mark.parametrize("where", ["ids", "reference"])
 def test_a_recorded_token_that_the_model_has_not_is_a_failure(tmp_path, where):
     path = tiny_gguf(tmp_path / "tiny.gguf")
-    made = attest(open_checkpoint(path), tokenizer=resolve_tokenizer(path))
-    rows = [10**6, *made.trace["ids"][1:]] if where == "ids" else [
-        [10**6, value] for _, value in made.trace["reference"]
+    recorded = attest(open_checkpoint(path), tokenizer=resolve_tokenizer(path))
+    rows = [10**6, *recorded.trace["ids"][1:]] if where == "ids" else [
+        [10**6, value] for _, value in recorded.trace["reference"]
     ]  # fmt: skip
-    against = replace(made, trace={**made.trace, where: rows})
+    against = replace(recorded, trace={**recorded.trace, where: rows})
     last = list(verify_model(path, against=against))[-1]
     assert last.severity == "failed"
     assert "the token 1000000" in last.text
@@ -334,9 +346,9 @@ def test_a_recorded_token_that_the_model_has_not_is_a_failure(tmp_path, where):
 
 def test_a_recorded_pass_of_other_content_is_not_compared(tmp_path):
     path = tiny_gguf(tmp_path / "tiny.gguf")
-    made = attest(open_checkpoint(path), tokenizer=resolve_tokenizer(path))
+    attestation = attest(open_checkpoint(path), tokenizer=resolve_tokenizer(path))
     changed = tiny_gguf(path, **{"general.name": "another"})
-    last = list(verify_model(changed, against=made))[-1]
+    last = list(verify_model(changed, against=attestation))[-1]
     assert "recorded" not in last.text
 
 
@@ -385,6 +397,7 @@ def test_a_list_of_the_wrong_type_has_a_digest_and_no_traceback(tmp_path):
     vocabulary_anomalies(checkpoint)
 
 
+# Numbers that JSON can have in the place of any other, and values that are not numbers.
 HUGE = [float("inf"), float("-inf"), float("nan"), 10**400, -(10**400), 1.5, True, None, "x", []]
 
 
@@ -398,6 +411,7 @@ def places_of_numbers(value, place=()):
 
 
 def with_number(facts, place, number):
+    """A copy of *facts* with *number* at *place*; all else is shared."""
     if not place:
         return number
     copied = dict(facts) if isinstance(facts, dict) else list(facts)
@@ -407,6 +421,7 @@ def with_number(facts, place, number):
 
 def test_any_number_in_an_attestation_is_read_or_refused(original):
     facts = attest(open_checkpoint(original)).facts()
+    # Two tensors are enough: the entries of the others are alike.
     tensors = {name: facts["tensors"][name] for name in [*facts["tensors"]][:2]}
     places = places_of_numbers(facts | {"tensors": tensors})
     assert len(places) > 20

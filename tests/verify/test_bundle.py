@@ -1,4 +1,8 @@
-"""Bundles in the form of model-signing: what that package signs we verify, and the other way."""
+"""Bundles in the form of model-signing: what that package signs we verify, and the other way.
+
+Exit codes: 2 a wrong call, 13 a bundle that is not valid, 15 a model that is not the signed one, 20
+a kind of signature that is not supported.
+"""
 
 import base64
 import json
@@ -26,7 +30,7 @@ PEM = serialization.Encoding.PEM
 
 @pytest.fixture(scope="module", params=[ec.SECP256R1(), ec.SECP384R1()], ids=lambda c: c.name)
 def keys(request, tmp_path_factory):
-    """A private and a public key, and the public key of another signer."""
+    """Files of a private key, of its public key, and of the public key of another signer."""
     folder = tmp_path_factory.mktemp("keys")
     paths = []
     for name in ("key", "other"):
@@ -54,6 +58,7 @@ def model(request, tmp_path):
 
 
 def damage(model):
+    """Change a number of the model's configuration."""
     if model.is_dir():
         config = json.loads((model / "config.json").read_text())
         (model / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-2}))
@@ -63,18 +68,21 @@ def damage(model):
 
 @pytest.fixture
 def bundle(bitnet, model, keys, tmp_path):
+    """A bundle of ``bitnet attest`` about the model, signed with the first key."""
     path = tmp_path / "bundle.sig"
     done = bitnet("attest", model, "--bundle", path, "--key", keys[0], "--no-trace")
     assert done.code == 0, done.err
     return path
 
 
-def _signed(bundle):
+def _parts_of(bundle):
+    """The JSON of the file *bundle*, and the statement in it that is signed."""
     document = json.loads(bundle.read_text())
     return document, json.loads(base64.b64decode(document["dsseEnvelope"]["payload"]))
 
 
 def _package_verifies(model, bundle, public):
+    """Let model-signing verify *bundle*; it raises ValueError if the bundle is not right."""
     from model_signing import verifying
 
     config = verifying.Config().use_elliptic_key_verifier(public_key=public)
@@ -118,6 +126,7 @@ def test_our_bundle_is_verified_by_content(bitnet, model, bundle, keys):
     assert "is attested" in bitnet(*words).out
     if model.is_dir():
         config = json.loads((model / "config.json").read_text())
+        # Other bytes of the same content.
         (model / "config.json").write_text(json.dumps(config, indent=7))
         assert "is attested" in bitnet(*words).out
     damage(model)
@@ -130,7 +139,7 @@ def test_a_signature_of_another_key_or_text_is_refused(bitnet, model, bundle, ke
     words = ("verify", model, "--against", bundle)
     assert bitnet(*words).code == 2  # nothing says by whom
     assert bitnet(*words, "--key", keys[2]).code == 13
-    document, statement = _signed(bundle)
+    document, statement = _parts_of(bundle)
     statement["predicate"]["content"]["keys"] = {}
     changed = base64.b64encode(json.dumps(statement).encode()).decode()
     document["dsseEnvelope"]["payload"] = changed
@@ -173,7 +182,7 @@ def test_one_file_for_attestation_and_bundle_is_a_wrong_call(bitnet, model, tmp_
 
 
 def test_every_file_is_a_resource_and_hidden_ones_are_not(bundle, model):
-    _, statement = _signed(bundle)
+    _, statement = _parts_of(bundle)
     names = {entry["name"] for entry in statement["predicate"]["resources"]}
     if model.is_dir():
         assert {"config.json", "README.md", "model.safetensors"} < names
@@ -188,7 +197,7 @@ def test_a_copy_has_the_same_digests(bitnet, model, tmp_path, bundle, keys):
     assert "is attested" in bitnet("verify", copy, "--against", bundle, "--key", keys[1]).out
 
 
-def material(bundle, **fields):
+def set_verification_material(bundle, **fields):
     document = json.loads(bundle.read_text())
     document["verificationMaterial"] = fields
     bundle.write_text(json.dumps(document))
@@ -226,7 +235,7 @@ def sigstore_certificate(extensions=True):
 def test_a_keyless_bundle_is_named_with_what_verifies_it(
     bitnet, model, bundle, keys, with_key, certificate, who
 ):
-    material(bundle, certificate=certificate, tlogEntries=[{}])
+    set_verification_material(bundle, certificate=certificate, tlogEntries=[{}])
     key = ("--key", keys[1]) if with_key else ()
     done = bitnet("verify", model, "--against", bundle, *key)
     assert done.code == 20
@@ -236,7 +245,9 @@ def test_a_keyless_bundle_is_named_with_what_verifies_it(
 
 
 def test_a_bundle_with_a_chain_of_certificates_is_verified_by_its_key(bitnet, model, bundle, keys):
-    material(bundle, x509CertificateChain={"certificates": [sigstore_certificate()]})
+    set_verification_material(
+        bundle, x509CertificateChain={"certificates": [sigstore_certificate()]}
+    )
     done = bitnet("verify", model, "--against", bundle)
     assert done.code == 2
     assert "is signed with a certificate" in done.err
@@ -285,7 +296,8 @@ def test_a_bundle_with_odd_values_is_refused(keys, tmp_path, path, value):
         open_bundle(file, keys[1])
 
 
-P256 = bytes.fromhex("2a8648ce3d030107")  # the object identifiers of two curves
+# Object identifiers of two curves in DER, both of eight bytes.
+P256 = bytes.fromhex("2a8648ce3d030107")
 SM2 = bytes.fromhex("2a811ccf5501822d")
 
 
@@ -320,7 +332,7 @@ def test_a_key_of_a_curve_that_is_not_supported_is_not_a_key(bitnet, tmp_path, k
 
 @pytest.fixture
 def hidden(tmp_path):
-    """A folder with hidden files at every depth."""
+    """A folder with a model, and hidden files at every depth."""
     folder = tokenizer_folder(tiny_folder(tmp_path / "hidden", "llama"), TOKENS)
     for name in (".DS_Store", "sub/.DS_Store", "sub/deep/.cache/a/b", "sub/page.md", ".x/y/.z"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -66,22 +66,26 @@ def attestation(original):
 
 
 def copy(original, tmp_path):
+    """Copy the folder *original*; returns the copy."""
     return shutil.copytree(original, tmp_path / "copy")
 
 
 def edit(name, change):
-    """Damage of the JSON file *name* by *change*, which alters its value or returns another."""
+    """A function that damages the JSON file *name* of a folder.
+
+    *change* is a function that alters the value of the file, or returns another value.
+    """
 
     def damage(folder):
         value = json.loads((folder / name).read_text())
-        changed = change(value)
-        (folder / name).write_text(json.dumps(value if changed is None else changed))
+        replaced = change(value)
+        (folder / name).write_text(json.dumps(value if replaced is None else replaced))
 
     return damage
 
 
 def another(value):
-    """A value of the same type as *value* and another one."""
+    """A different value of the same type as *value*."""
     if isinstance(value, bool) or value is None:
         return not value
     if isinstance(value, int | float):
@@ -100,7 +104,9 @@ def leaves(value, path=()):
         yield path
 
 
-def changed(path, change):
+def change_at(path, change):
+    """A function that calls *change* with the value that holds *path*, and the last key of it."""
+
     def damage(value):
         for key in path[:-1]:
             value = value[key]
@@ -117,6 +123,7 @@ def remove(value, key):
     del value[key]
 
 
+# Paths of the values that are changed and removed, by file.
 CONFIG = [
     *[(key,) for key in ("model_type", "hidden_act", "vocab_size", "rms_norm_eps", "eos_token_id")],
     *[("rope_parameters", key) for key in ("rope_theta", "rope_type")],
@@ -134,8 +141,9 @@ PATHS = {"config.json": CONFIG, "tokenizer.json": TOKENIZER, "tokenizer_config.j
 PATHS |= {name: [*leaves(value)] for name, value in FILES.items() if isinstance(value, dict)}
 PATHS |= {"modules.json": [(0, "type"), (1, "path"), (1, "idx")]}
 
+# Functions that damage a folder, by a description.
 DAMAGES = {
-    f"{name} {what} {path}": edit(name, changed(path, change))
+    f"{name} {what} {path}": edit(name, change_at(path, change))
     for name, paths in PATHS.items()
     for path in paths
     for what, change in (("changed", assign), ("without", remove))
@@ -155,6 +163,8 @@ DAMAGES |= {
 
 
 def swap(first, second):
+    """A function that exchanges the ids of two tokens, given by their places in the vocabulary."""
+
     def change(value):
         model = value["model"]
         items = [*model["vocab"]]
@@ -167,7 +177,10 @@ def swap(first, second):
 
 
 def move_template(folder):
-    """The template changes, and the old one lies where flat keys would look for it."""
+    """Change template and end token, and leave the old ones under keys that might pass for them.
+
+    Such as ``config.chat_template`` in ``tokenizer.json``.
+    """
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     for key in ("chat_template", "eos_token"):
@@ -179,17 +192,20 @@ def move_template(folder):
 
 
 def flatten_theta(value):
+    """Replace the object ``rope_parameters`` by keys with a dot in their names."""
     rope = value.pop("rope_parameters")
     value |= {f"rope_parameters.{key}": entry for key, entry in rope.items()}
 
 
 def overwrite(folder, name, old, new):
+    """Replace the first *old* in the file *name* by *new*."""
     text = (folder / name).read_text()
     assert old in text
     (folder / name).write_text(text.replace(old, new, 1))
 
 
 def flip(folder, at):
+    """Flip the lowest bit of the byte *at* of the weights' file."""
     path = folder / "model.safetensors"
     raw = bytearray(path.read_bytes())
     raw[at] ^= 1
@@ -275,6 +291,7 @@ def reformat(folder):
 
 
 def shard(folder):
+    """Rename the weights' file and add an index that names it for every tensor."""
     raw = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").unlink()
     directory = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
@@ -302,15 +319,15 @@ def test_the_same_content_in_another_form_passes(rewrite, original, attestation,
 def opened():
     """Paths of all files that this process opens during the test."""
     paths = []
-    on = [True]
+    is_active = [True]  # a hook of sys.addaudithook cannot be removed
 
     def note(event, arguments):
-        if on[0] and event == "open" and isinstance(arguments[0], str | bytes):
+        if is_active[0] and event == "open" and isinstance(arguments[0], str | bytes):
             paths.append(os.fsdecode(arguments[0]))
 
     sys.addaudithook(note)
     yield paths
-    on[0] = False
+    is_active[0] = False
 
 
 @pytest.mark.parametrize("without", [(), ("tokenizer.json",), ("tokenizer.json", "vocab.json")])
@@ -328,16 +345,18 @@ def test_every_file_that_is_read_is_in_the_inventory(original, tmp_path, opened,
 
 
 def findings(folder, **options):
+    """Findings of ``verify_model`` by the name of the check."""
     return {finding.subject: finding for finding in verify_model(folder, **options)}
 
 
-def test_what_is_not_read_is_named(original, attestation):
+def test_files_that_are_not_read_are_named(original, attestation):
     identity = findings(original, against=attestation)["identity"]
     assert identity.severity == "ok"
     assert "not read: README.md" in identity.text
     assert "not read: README.md" in findings(original)["identity"].text
 
 
+# A file of the folder, and a function that adds it or edits it.
 UNCOVERED = {
     "notes.txt": lambda folder: (folder / "notes.txt").write_text("more"),
     "README.md": lambda folder: (folder / "README.md").write_text("other"),
@@ -388,6 +407,7 @@ def test_a_tokenizer_from_elsewhere_is_covered_by_its_pin_alone(original, tmp_pa
         (folder / name).unlink()
     own = tmp_path / "tokenizer.json"  # one folder up, where it is looked for
     shutil.copy(original / "tokenizer.json", own)
+    # *proof* is the file of the attestation, which covers what it names alone.
     options = {"against": attest(open_checkpoint(folder), trace=False), "proof": tmp_path / "a"}
     finding = findings(folder, **options)["tokenizer"]
     assert (finding.severity, "is not covered" in finding.text) == ("failed", True)
@@ -419,9 +439,9 @@ def test_a_model_that_is_replaced_while_it_is_checked_has_no_verdict(original, t
     fresh = tmp_path / "fresh"
     fresh.write_bytes((folder / "model.safetensors").read_bytes())
     fresh.replace(folder / "model.safetensors")
-    rest = [*checks]
-    assert rest[0].severity == "failed"
-    assert "replaced" in rest[0].text
+    later_checks = [*checks]
+    assert later_checks[0].severity == "failed"
+    assert "replaced" in later_checks[0].text
 
 
 def test_an_inventory_notices_a_changed_file(original, tmp_path):

@@ -1,4 +1,7 @@
-"""The files that a statement names, and those of the model: compared in both directions."""
+"""The files that a statement names, and those of the model: compared in both directions.
+
+Exit codes: 13 a statement that is not valid, 15 a check failed, 20 digests that are not computed.
+"""
 
 import copy
 import hashlib
@@ -40,11 +43,15 @@ def model(tmp_path):
 
 
 def root_digest(resources):
+    """Digest of the digests of *resources*, as model-signing computes that of its subject."""
     return hashlib.sha256(b"".join(bytes.fromhex(it["digest"]) for it in resources)).hexdigest()
 
 
 def statement(model, *, with_content=True, **predicate):
-    """The statement about *model*, with other fields of its *predicate*, and digests that fit."""
+    """An unsigned statement about *model* with other fields of its *predicate*.
+
+    Its root digest fits. Without *with_content* it is as model-signing writes it, with files alone.
+    """
     checkpoint = open_checkpoint(model)
     document = statement_of(checkpoint, attest(checkpoint, trace=False))
     document["predicate"] |= predicate
@@ -56,13 +63,17 @@ def statement(model, *, with_content=True, **predicate):
 
 
 def verify(bitnet, model, document, tmp_path):
+    """Run ``bitnet verify`` on *model* against the statement *document*; the finished command."""
     path = tmp_path / "statement.json"
     path.write_text(json.dumps(document))
     return bitnet("verify", model, "--against", path)
 
 
 def identity(bitnet, model, *options):
-    """Severity and text of the check of identity; the weights are random, so the pass fails."""
+    """Severity and text of the check of identity.
+
+    The command itself may fail: the weights are random, so its forward pass is not good enough.
+    """
     done = bitnet("verify", model, *options, "--json")
     findings = json.loads(done.out)["findings"]
     (finding,) = (it for it in findings if it["subject"] == "identity")
@@ -134,6 +145,7 @@ def test_the_content_of_one_model_and_the_files_of_another_do_not_pass(bitnet, m
 
 
 def resource(name, text=b""):
+    """Entry of a statement for the file *name* with the content *text*."""
     return {"name": name, "algorithm": "sha256", "digest": hashlib.sha256(text).hexdigest()}
 
 
@@ -167,6 +179,7 @@ def test_files_that_cannot_be_named_make_a_statement_invalid(
     assert "is not a statement of model-signing" in done.err
 
 
+# Names of parts of a file: its name, and the offsets of the first byte and behind the last.
 @pytest.mark.parametrize(
     "shards",
     [["a:0"], ["a:0:x"], ["a:5:9"], ["a:0:5", "a:4:9"], ["a:0:5", "a:6:9"], ["a:0:0"], ["a:5:0"]],
@@ -207,7 +220,7 @@ def test_every_manifest_of_the_package_is_read(
     weights.write_bytes(raw)
     assert judge(bitnet, path, document, tmp_path)[0] == "failed"
     raw[-3] ^= 1
-    weights.write_bytes(raw + b"\0")
+    weights.write_bytes(raw + b"\0")  # a byte more, behind the last shard
     assert judge(bitnet, path, document, tmp_path)[0] in ("failed", "skipped")
 
 
@@ -261,7 +274,7 @@ def test_a_statement_with_odd_values_is_read_or_refused(right_statement, tmp_pat
         open_bundle(path, None)
 
 
-# What a bundle cannot name, a file's name may be; an attestation names it like any other.
+# Names that files may have and that a bundle cannot list; an attestation lists them like others.
 ODD_NAMES = ["a\nb", "\udcff.txt", "a:b", "\\x", '"dsseEnvelope": ', "\t"]
 
 
@@ -407,11 +420,11 @@ def test_a_file_that_a_lock_file_names_and_that_is_gone_fails(bitnet, model, tmp
 def test_a_model_that_a_lock_file_names_and_that_is_gone_fails_the_health_check(bitnet, tmp_path):
     (tmp_path / "models").mkdir()
     path = tiny_gguf(tmp_path / "models/tiny.gguf")
-    copy_of_it = shutil.copy(path, tmp_path / "models/again.gguf")
+    second_copy = shutil.copy(path, tmp_path / "models/again.gguf")
     pin_folder(tmp_path, tmp_path / "models")
     before = bitnet("health", "--model-dir", tmp_path / "models")
     assert "is gone" not in before.out
-    Path(copy_of_it).unlink()
+    Path(second_copy).unlink()
     done = bitnet("health", "--model-dir", tmp_path / "models")
     assert done.code == 15
     assert "again.gguf is gone, bitnet.lock.json names it" in done.out

@@ -28,7 +28,8 @@ CONTAINERS = {
     "safetensors": ("llama", "F32", write_folder),
     "ternary GGUF": ("bitnet-b1.58", "I2_S", write_model),
 }
-# What each stage catches of all damages, with either backend; may only grow.
+# Number of damages that each stage catches, with either backend, and that any of them catches
+# without an attestation ("alone"); may only grow.
 # In a folder a token that tokenizer.json calls normal is special all the same, as in transformers,
 # if tokenizer_config.json names it as the end: that damage changes nothing there.
 RECORDED = {
@@ -38,7 +39,7 @@ RECORDED = {
 }
 
 
-def damaged(model, write, folder):
+def damaged_models(model, write, folder):
     """Every damage's name and the model with it, written to *folder*."""
     for name, damage in DAMAGES.items():
         changed = copy.deepcopy(model)
@@ -53,7 +54,7 @@ def damaged(model, write, folder):
 
 def stages_that_catch(path, attestation):
     """Names of the stages that fail or warn; ``against`` where something differs."""
-    unusual = {one.subject for one in verify_model(path) if one.severity in ("failed", "warning")}
+    unusual = {it.subject for it in verify_model(path) if it.severity in ("failed", "warning")}
     caught = {stage for stage, subjects in STAGES.items() if unusual & set(subjects)}
     caught |= {"alone"} if caught else set()
     try:
@@ -76,14 +77,15 @@ def test_no_stage_catches_fewer_damages_than_it_did(
     architecture, encoding, write = CONTAINERS[container]
     model = small(architecture, encoding)
     sound = write(model, tmp_path)
-    assert {one.severity for one in verify_model(sound)} <= {"ok", "note"}
+    assert {check.severity for check in verify_model(sound)} <= {"ok", "note"}
     attestation = attest(open_checkpoint(sound), trace=False)
     assert compare(attestation, open_checkpoint(sound)) == []
-    found = {
-        name: stages_that_catch(path, attestation) for name, path in damaged(model, write, tmp_path)
+    stages_by_damage = {
+        name: stages_that_catch(path, attestation)
+        for name, path in damaged_models(model, write, tmp_path)
     }
     counts = {
-        stage: sum(stage in stages for stages in found.values())
+        stage: sum(stage in stages for stages in stages_by_damage.values())
         for stage in (*STAGES, "alone", "against")
     }
     with capsys.disabled():
@@ -91,6 +93,6 @@ def test_no_stage_catches_fewer_damages_than_it_did(
             f"\n{container}, {backend}: "
             + ", ".join(f"{s} caught {n} of {ALL}" for s, n in counts.items())
         )
-    assert [name for name, stages in found.items() if "against" not in stages] == []
+    assert [name for name, stages in stages_by_damage.items() if "against" not in stages] == []
     fewer = {stage: counts[stage] for stage, n in RECORDED[container].items() if counts[stage] < n}
-    assert not fewer, found
+    assert not fewer, stages_by_damage

@@ -43,6 +43,7 @@ def model():
 
 
 def odd_numbers(model, tmp_path):
+    """Texts about numbers of *model*, written to a file, that are out of range."""
     return list(numbers_out_of_range(open_checkpoint(write_model(model, tmp_path))))
 
 
@@ -72,16 +73,18 @@ def test_a_norm_of_negative_numbers_is_named(model, tmp_path):
     assert text == "output_norm.weight: 100% of its numbers are negative"
 
 
+# 3e4 is a number between those of released models.
 @pytest.mark.parametrize("value", [3e4, 0.0, float("nan"), float("inf"), True])
 def test_a_setting_that_no_released_model_has_is_named(value):
     checkpoint = tiny("llama")
     keys = checkpoint.metadata | {"llama.rope.freq_base": value}
-    found = list(settings_out_of_range(replace(checkpoint, metadata=keys)))
-    assert len(found) == 1
-    assert found[0].endswith("1e+07")
+    texts = list(settings_out_of_range(replace(checkpoint, metadata=keys)))
+    assert len(texts) == 1
+    assert texts[0].endswith("1e+07")  # the last of the values that released LLaMAs have
 
 
 def odd_vocabulary(model, tmp_path):
+    """Texts about anomalies in the vocabulary of *model*, written to a file."""
     return vocabulary_anomalies(open_checkpoint(write_model(model, tmp_path)))
 
 
@@ -99,7 +102,7 @@ def test_a_token_without_a_merge_is_named(model, tmp_path):
 
 
 @pytest.mark.parametrize(("id", "said"), [(35, "is an ordinary token"), (0, "one that begins")])
-def test_an_end_that_is_another_token_is_named(model, tmp_path, id, said):
+def test_an_end_id_that_is_not_an_end_token_is_named(model, tmp_path, id, said):
     model.values["eos"] = id
     (text,) = odd_vocabulary(model, tmp_path)
     assert said.split()[-1] in text

@@ -19,6 +19,7 @@ from bitnet.quants.registry import quantize
 from bitnet.verify import Digest, verify_model
 from bitnet.verify.trace import judge_logits
 
+# The checks in their order.
 NAMES = [
     "file",
     "identity",
@@ -37,15 +38,17 @@ TOKENIZER_KEYS = letters()
 
 
 def verdicts(path, **options):
+    """Findings about the model at *path* by the name of the check."""
     return {check.subject: check for check in verify_model(path, **options)}
 
 
 def statuses(path, **options):
+    """Severities of the checks, in their order."""
     return [check.severity for check in verify_model(path, **options)]
 
 
-def rewritten(path, change, **keys):
-    """The tiny model at *path* with its tensors changed by *change*."""
+def write_changed(path, change, **keys):
+    """Write a tiny random model to *path* with its tensors changed by *change*."""
     checkpoint = tiny("llama")
     tensors = [
         Tensor(name, weight.shape, 0, weight.data.tobytes())
@@ -54,7 +57,8 @@ def rewritten(path, change, **keys):
     return write_gguf(path, checkpoint.metadata | TOKENIZER_KEYS | keys, change(tensors))
 
 
-def replaced(name, make):
+def replace_tensor(name, make):
+    """A function that returns a list of tensors with *make* applied to the one called *name*."""
     return lambda tensors: [make(entry) if entry.name == name else entry for entry in tensors]
 
 
@@ -72,7 +76,7 @@ def test_a_sound_model_passes_every_check(model):
 
 
 def test_a_loss_worse_than_guessing_is_a_failure(tmp_path):
-    found = verdicts(rewritten(tmp_path / "m.gguf", lambda tensors: tensors))["forward pass"]
+    found = verdicts(write_changed(tmp_path / "m.gguf", lambda tensors: tensors))["forward pass"]
     assert (found.severity, "untrained" in found.text) == ("failed", True)
 
 
@@ -87,6 +91,7 @@ def test_a_missing_model_is_an_error_and_no_verdict(tmp_path):
         verify_model(tmp_path / "none.gguf")
 
 
+# Bytes cut off the end; with 400,000 only the first four bytes are left.
 @pytest.mark.parametrize("cut", [3, 100, 5_000, 400_000])
 def test_a_truncated_file_fails_and_the_rest_is_skipped(model, cut):
     model.write_bytes(model.read_bytes()[:-cut] if cut < 400_000 else b"GGUF")
@@ -133,6 +138,7 @@ def test_a_pinned_digest_is_compared(model):
     wrong = verdicts(model, find_pin=lambda _: Digest("0" * 64, "the lock file"))["identity"]
     assert wrong.severity == "failed"
     assert f"the lock file says {'0' * 64}" in wrong.text
+    # The text has the digest of the file as its fifth word.
     right = Digest(wrong.text.split()[4].rstrip(","), "the lock file")
     assert (
         "SHA-256 as the lock file says"
@@ -142,15 +148,15 @@ def test_a_pinned_digest_is_compared(model):
 
 def test_a_missing_tensor_and_a_wrong_shape_are_both_listed(tmp_path):
     def damage(tensors):
-        kept = [entry for entry in tensors if entry.name != "blk.1.ffn_up.weight"]
+        others = [entry for entry in tensors if entry.name != "blk.1.ffn_up.weight"]
         return [
             Tensor(e.name, (2, e.shape[0] // 2), e.type, e.data)
             if e.name == "output_norm.weight"
             else e
-            for e in kept
+            for e in others
         ]
 
-    found = verdicts(rewritten(tmp_path / "m.gguf", damage))
+    found = verdicts(write_changed(tmp_path / "m.gguf", damage))
     assert found["tensors"].severity == "failed"
     assert "blk.1.ffn_up.weight (512, 256) is missing" in found["tensors"].text
     assert "output_norm.weight has shape (2, 128), expected (256,)" in found["tensors"].text
@@ -163,7 +169,9 @@ def test_nan_in_one_tensor_shows_in_its_numbers_and_in_the_logits(tmp_path):
         raw[7] = np.nan
         return Tensor(entry.name, entry.shape, 0, raw.tobytes())
 
-    found = verdicts(rewritten(tmp_path / "m.gguf", replaced("blk.0.attn_v.weight", damage)))
+    found = verdicts(
+        write_changed(tmp_path / "m.gguf", replace_tensor("blk.0.attn_v.weight", damage))
+    )
     assert "blk.0.attn_v.weight: 1 values are NaN" in found["weights"].text
     assert found["weights"].severity == found["forward pass"].severity == "failed"
 
@@ -174,7 +182,9 @@ def test_invalid_ternary_codes_fail(tmp_path):
             entry.name, entry.shape, codes=[3] * 128 + [i % 3 for i in range(256 * 256 - 128)]
         )
 
-    found = verdicts(rewritten(tmp_path / "m.gguf", replaced("blk.0.attn_q.weight", damage)))
+    found = verdicts(
+        write_changed(tmp_path / "m.gguf", replace_tensor("blk.0.attn_q.weight", damage))
+    )
     assert "128 of 65,536 codes mean nothing" in found["weights"].text
     assert found["weights"].severity == "failed"
 
@@ -183,7 +193,9 @@ def test_flat_logits_fail(tmp_path):
     def damage(entry):
         return Tensor(entry.name, entry.shape, 0, bytes(len(entry.data)))
 
-    found = verdicts(rewritten(tmp_path / "m.gguf", replaced("output_norm.weight", damage)))
+    found = verdicts(
+        write_changed(tmp_path / "m.gguf", replace_tensor("output_norm.weight", damage))
+    )
     assert found["forward pass"].severity == "failed"
     assert "flat" in found["forward pass"].text
 
@@ -241,6 +253,7 @@ def test_logits_that_do_not_depend_on_the_input_fail():
 
 
 def test_the_loss_is_the_mean_of_the_negative_log_likelihoods():
+    # Probabilities of the next token after each of three; nothing follows the last one.
     rows = np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1], [1 / 3, 1 / 3, 1 / 3 + 0.1]]))
     text = judge_logits(rows, [2, 0, 1], judge_text=True).text
     expected = -(np.log(0.5) + np.log(0.8)) / 2
@@ -263,6 +276,7 @@ def smollm2(test_models, tmp_path):
 
 
 def overwrite(path, tensor, change):
+    """Change the bytes of a *tensor* in the file; *change* gets them and the tensor's entry."""
     with GGUF.open(path) as gguf:
         info = gguf.tensors[tensor]
     with path.open("r+b") as file:
@@ -284,7 +298,7 @@ def test_a_permuted_tensor_of_a_real_model_is_worse_than_guessing(smollm2):
 
 def test_one_flipped_scale_of_a_real_model_is_named(smollm2):
     def flip(raw, info):
-        raw[20 * 1000 + 1] ^= 0x80
+        raw[20 * 1000 + 1] ^= 0x80  # the sign of the float16 scale of block 1000, of 20 bytes each
         return raw
 
     overwrite(smollm2, "blk.3.ffn_up.weight", flip)
@@ -299,5 +313,7 @@ def test_another_quantization_of_the_same_matrix_is_sound(tmp_path):
         weight = quantize(entry.name, values, types.by_name("Q8_0"))
         return Tensor(entry.name, entry.shape, 8, weight.data.tobytes())
 
-    found = verdicts(rewritten(tmp_path / "m.gguf", replaced("blk.0.ffn_up.weight", smaller)))
+    found = verdicts(
+        write_changed(tmp_path / "m.gguf", replace_tensor("blk.0.ffn_up.weight", smaller))
+    )
     assert found["weights"].severity == "ok"

@@ -14,7 +14,11 @@ ENCODINGS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 TERNARY = ("I2_S", "TQ1_0", "TQ2_0")
 
 
-def encoded(name, values=SOUND, tensor="blk.0.attn_q.weight"):
+def weight_in(name, values=SOUND, tensor="blk.0.attn_q.weight"):
+    """The weight *tensor* with *values* in the encoding *name*; its bytes may be changed.
+
+    For ternary encodings the values are rounded to -0.25, 0 and 0.25.
+    """
     if name in TERNARY:
         values = np.sign(values) * (np.abs(values) > 0.5) * 0.25
     weight = quantize(tensor, values.astype(np.float32), types.by_name(name))
@@ -22,42 +26,45 @@ def encoded(name, values=SOUND, tensor="blk.0.attn_q.weight"):
 
 
 def with_bytes(weight, at, raw):
+    """*weight* with its bytes from *at* on replaced by *raw*."""
     weight.data[at : at + len(raw)] = np.frombuffer(raw, dtype=np.uint8)
     return weight
 
 
 @pytest.mark.parametrize("name", [*ENCODINGS, *TERNARY])
 def test_a_sound_tensor_has_nothing_odd(name):
-    assert weight_anomalies(encoded(name)) == []
+    assert weight_anomalies(weight_in(name)) == []
 
 
 @pytest.mark.parametrize("name", [*ENCODINGS, *TERNARY])
 def test_a_row_of_zeros_is_counted(name):
     values = SOUND.copy()
     values[2] = 0
-    (found,) = weight_anomalies(encoded(name, values))
+    (found,) = weight_anomalies(weight_in(name, values))
     assert "1 of 4 rows are zero" in found.text
     assert not found.failed
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_a_tensor_of_zeros_cannot_be_right(name):
-    (found,) = weight_anomalies(encoded(name, SOUND * 0))
+    (found,) = weight_anomalies(weight_in(name, SOUND * 0))
     assert (found.failed, found.text) == (True, "blk.0.attn_q.weight: all values are zero")
 
 
 def test_unused_tokens_and_biases_may_be_zero():
     values = SOUND.copy()
     values[2] = 0
-    assert weight_anomalies(encoded("Q8_0", values, "token_embd.weight")) == []
-    assert weight_anomalies(encoded("F32", SOUND[0] * 0, "blk.0.attn_q.bias")) == []
+    assert weight_anomalies(weight_in("Q8_0", values, "token_embd.weight")) == []
+    assert weight_anomalies(weight_in("F32", SOUND[0] * 0, "blk.0.attn_q.bias")) == []
 
 
 def test_a_norm_of_zeros_cannot_be_right():
-    (found,) = weight_anomalies(encoded("F32", SOUND[0] * 0, "blk.0.attn_norm.weight"))
+    (found,) = weight_anomalies(weight_in("F32", SOUND[0] * 0, "blk.0.attn_norm.weight"))
     assert found.failed
 
 
+# An encoding, the offset of a number in its bytes, and the number. Blocks begin with their scale in
+# Q8_0 (34 bytes) and Q4_1 (20 bytes, then the minimum), and end with it in TQ2_0 and TQ1_0.
 @pytest.mark.parametrize(
     ("name", "at", "raw", "what"),
     [
@@ -71,42 +78,43 @@ def test_a_norm_of_zeros_cannot_be_right():
     ],
 )
 def test_numbers_that_are_not_finite_are_counted(name, at, raw, what):
-    found = weight_anomalies(with_bytes(encoded(name), at, raw))
+    found = weight_anomalies(with_bytes(weight_in(name), at, raw))
     assert [entry.text for entry in found] == [f"blk.0.attn_q.weight: 1 {what} are NaN or infinite"]
     assert found[0].failed
 
 
 @pytest.mark.parametrize(("name", "at"), [("Q8_0", 0), ("Q4_1", 20), ("TQ2_0", 64)])
 def test_a_flipped_sign_of_a_scale_is_named(name, at):
-    weight = encoded(name)
-    weight.data[at + 1] ^= 0x80
+    weight = weight_in(name)
+    weight.data[at + 1] ^= 0x80  # the high byte of a float16
     (found,) = weight_anomalies(weight)
     assert f"1 negative scales, which no quantizer of {name} writes" in found.text
 
 
 def test_a_scale_with_a_flipped_exponent_is_named():
-    weight = encoded("Q8_0")
-    weight.data[1] ^= 0x40
+    weight = weight_in("Q8_0")
+    weight.data[1] ^= 0x40  # the highest bit of the exponent of a float16
     (found,) = weight_anomalies(weight)
     assert "times the median one" in found.text
 
 
 @pytest.mark.parametrize("scale", [-1.0, 0.0, float("nan"), float("inf")])
 def test_the_scale_of_i2_s_is_finite_and_above_zero(scale):
-    weight = encoded("I2_S")
-    found = weight_anomalies(with_bytes(weight, 256, np.float32(scale).tobytes()))
+    weight = weight_in("I2_S")
+    found = weight_anomalies(with_bytes(weight, 256, np.float32(scale).tobytes()))  # behind codes
     assert found[0].failed
     assert "expected a finite number above 0" in found[0].text
 
 
 def test_packed_safetensors_weights_are_decoded():
-    packed = np.full((1, 256), 0b01010101, dtype=np.uint8)
+    packed = np.full((1, 256), 0b01010101, dtype=np.uint8)  # every code is 1, the weight 0
     weight = Weight("blk.0.ffn_up.weight", (4, 256), PACKED_U8, packed.reshape(-1))
     (found,) = weight_anomalies(weight)
     assert "all values are zero" in found.text
 
 
 def counts(minus, zero, plus, invalid=0):
+    """Counts of the codes of all weights of a tensor, which has no scale of its own."""
     return TernaryCounts("t", minus, zero, plus, invalid, None, True)
 
 
