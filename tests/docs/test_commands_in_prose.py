@@ -1,4 +1,4 @@
-"""Commands inside sentences and tables of the pages: each is one that there is."""
+"""Commands inside sentences and tables of the pages exist, with their options."""
 
 import importlib.util
 import re
@@ -11,12 +11,13 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("docs/**/*.md")])
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"`(?P<program>inv|bitnet) (?P<words>[^`]+)`")
-# What stands for a number or a word of a list; other capitals are texts, which any option takes.
+# Placeholders for numbers. Others in capitals stand for texts, which options take as they are.
 FILLED = {"--minutes N": "--minutes 1", "--retries=N": "--retries=1"}
 ANY_COMMAND = {"X", "COMMAND", "X --help"}
 
 
-def _found():
+def _mentions():
+    """Each command in a sentence as a test case: its program and its words."""
     for page in PAGES:
         text = FENCE.sub("", page.read_text(encoding="utf-8"))
         for match in COMMAND.finditer(text):
@@ -26,7 +27,7 @@ def _found():
                 )
 
 
-FOUND = list(_found())
+MENTIONS = list(_mentions())
 
 
 def _namespace(program):
@@ -42,11 +43,11 @@ def _namespace(program):
 
 
 def test_sentences_with_commands_are_found():
-    assert len(FOUND) > 60
+    assert len(MENTIONS) > 60
 
 
-@pytest.mark.parametrize(("program", "words"), FOUND)
-def test_a_command_in_a_sentence_is_one_that_there_is(program, words):
+@pytest.mark.parametrize(("program", "words"), MENTIONS)
+def test_a_command_in_a_sentence_exists(program, words):
     for written, meant in FILLED.items():
         words = words.replace(written, meant)
     check_command(words, _namespace(program), program)

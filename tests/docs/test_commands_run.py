@@ -28,7 +28,7 @@ pytestmark = [
 def outside(tmp_path_factory, test_data, test_models):
     """Servers of all that the pages fetch: a hub, and a package index with models."""
     folder = tmp_path_factory.mktemp("outside")
-    own = folder / "own"
+    own = folder / "own"  # the tokenizer in the file of SmolLM2, as files of the hub have it
     tokenizers = test_data / "tokenizers"
     smollm2 = test_models / PACKAGED["smollm2-135m"].file
     command = [Path(sys.executable).parent / "bitnet", "export-tokenizer", smollm2, "--into", own]
@@ -53,14 +53,15 @@ def outside(tmp_path_factory, test_data, test_models):
 
 @pytest.fixture(scope="module")
 def after_readme(tmp_path_factory, outside):
-    """The cache as the README's first line leaves it, which leaves nothing else."""
+    """The cache as the first line of the README leaves it; the line makes no other files."""
     hub, index = outside
     sandbox = Sandbox(tmp_path_factory.mktemp("readme"), hub, index=index)
+    # The line sets up a virtual environment, and then runs the program; only the latter is run.
     (main,) = (block for block in blocks(PAGES[0], ROOT) if block.mark == "main")
     before = sorted(sandbox.folder.rglob("*"))
     done = sandbox.run(main.text.rpartition("&& .venv/bin/")[2])
     assert done.returncode == 0, done.stdout
-    assert sorted(sandbox.folder.rglob("*")) == before
+    assert sorted(sandbox.folder.rglob("*")) == before  # nothing in the user's folder
     return sandbox.cache
 
 

@@ -1,4 +1,8 @@
-"""The command lines of the guides this program replaces, word for word, and what they answered."""
+"""The command lines of the guides this program replaces, word for word, and texts they printed.
+
+Exit codes that are not 0: 2 wrong options, 11 access refused, 13 damaged, 14 network, 15 a check
+failed, 19 not found, 20 not supported, 22 not compared.
+"""
 
 import json
 import os
@@ -58,12 +62,14 @@ COMMANDS = (
 
 
 def llama(size):
+    """A ``tokenizer.json`` with *size* tokens."""
     vocab = {f"t{number}": number for number in range(size)}
     return json.dumps({"model": {"type": "BPE", "vocab": vocab, "merges": []}}).encode()
 
 
 @pytest.fixture(scope="module")
 def full_hub(tmp_path_factory):
+    """A hub with everything that the command lines fetch."""
     model = tiny_gguf(tmp_path_factory.mktemp("hub") / "tiny.gguf").read_bytes()
     with HubServer() as server:
         server.add(MIRROR, "tokenizer.json", llama(128_256))
@@ -96,7 +102,7 @@ def test_every_command_line_of_the_guides_works(tmp_path, full_hub):
     old = sandbox.cache / "tokenizers/llama2-32k/tokenizer.json"
     old.parent.mkdir(parents=True)
     old.write_bytes(llama(32_000))
-    wrong = []
+    problems = []
     for command, code in COMMANDS:
         if "models/tokenizer.json" in command:
             (sandbox.folder / "models/tokenizer.json").unlink(missing_ok=True)
@@ -106,8 +112,8 @@ def test_every_command_line_of_the_guides_works(tmp_path, full_hub):
             )
         done = sandbox.run(command.replace("https://huggingface.co", full_hub.url))
         if done.returncode != code or "Traceback" in done.stdout:
-            wrong.append(f"{command}\n  expected {code}, got {done.returncode}\n{done.stdout}")
-    assert not wrong, "\n".join(wrong)
+            problems.append(f"{command}\n  expected {code}, got {done.returncode}\n{done.stdout}")
+    assert not problems, "\n".join(problems)
 
 
 def test_the_comparison_with_an_engine_takes_its_model_from_the_environment(
@@ -130,11 +136,12 @@ def test_the_gpu_feature_runs_on_the_cpu_and_says_so(bitnet, tmp_path):
     assert re.search(r"GPU operations: 0, CPU operations: \d+, GPU efficiency: 0.0%", done.err)
 
 
-# The texts that scripts search for.
+# Texts that were printed then, for which users' scripts may search.
 
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
+    """A hub with a gated Llama 2, for commands that run in an empty folder."""
     with HubServer() as server:
         server.add(LLAMA2, "tokenizer.json", llama(32_000))
         server.repo(LLAMA2, gated=True)
@@ -144,22 +151,23 @@ def hub(tmp_path, monkeypatch):
         yield server
 
 
-def bare(architecture, vocab_size):
+def model_without_tokenizer(architecture, vocab_size):
+    """A file ``model.gguf`` that has the size of its vocabulary alone."""
     keys = llama_metadata(architecture) | {f"{architecture}.vocab_size": vocab_size}
     return write_gguf(Path("model.gguf"), keys)
 
 
 def test_finding_and_fetching_a_tokenizer_is_told_step_by_step(bitnet, hub, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_good")
-    model = bare("llama", 32_000)
+    model = model_without_tokenizer("llama", 32_000)
     done = bitnet("compat-check", model, "-v")
     assert done.code == 19
-    told = (
+    lines = (
         "[INFO] Discovering tokenizer strategy for llama model (vocab_size: 32000)",
         f"[INFO] Can download compatible tokenizer from: {LLAMA2}",
         "Error: No compatible tokenizer found for llama model with vocab_size 32000 (strict mode)",
     )
-    assert all(text in done.err for text in told)
+    assert all(line in done.err for line in lines)
     fetched = bitnet("pre-download-tokenizers", "--model-dir", ".", "-v")
     assert f"[INFO] Downloading tokenizer for repo: {LLAMA2}" in fetched.err
     path = Path.home() / ".cache/bitnet/tokenizers/llama2-32k/tokenizer.json"
@@ -167,7 +175,7 @@ def test_finding_and_fetching_a_tokenizer_is_told_step_by_step(bitnet, hub, monk
 
 
 def test_an_unknown_vocabulary_is_refused_and_not_guessed(bitnet, hub):
-    done = bitnet("compat-check", bare("transformer", 99_999))
+    done = bitnet("compat-check", model_without_tokenizer("transformer", 99_999))
     assert done.code == 19
     text = "No compatible tokenizer found for transformer model with vocab_size 99999 (strict mode)"
     assert f"Error: {text}" in done.err
@@ -190,7 +198,7 @@ def test_a_time_out_names_the_address_and_the_reason(bitnet, hub, monkeypatch):
 @pytest.mark.parametrize(("strict", "code", "said"), [("0", 0, "Warning: "), ("1", 15, "Error: ")])
 def test_another_vocabulary_warns_or_fails(bitnet, hub, monkeypatch, strict, code, said):
     model = tiny_gguf(Path("model.gguf"), tokenizer=False)
-    vocab = {chr(33 + number): number for number in range(65)}
+    vocab = {chr(33 + number): number for number in range(65)}  # one token more than the model has
     other = {"model": {"type": "BPE", "vocab": vocab, "merges": []}}
     Path("other.json").write_text(json.dumps(other))
     monkeypatch.setenv("BITNET_STRICT_TOKENIZERS", strict)

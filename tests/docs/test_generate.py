@@ -1,4 +1,4 @@
-"""The reference pages are what the code says."""
+"""The reference pages that docs/generate.py writes are complete and current."""
 
 import importlib.util
 from pathlib import Path
@@ -14,6 +14,7 @@ SCRIPT = Path(__file__).parents[2] / "docs/generate.py"
 
 @pytest.fixture(scope="module")
 def generate():
+    """The script as a module."""
     spec = importlib.util.spec_from_file_location("generate", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -49,7 +50,7 @@ def test_pages_do_not_depend_on_the_environment(generate, monkeypatch):
 
 def test_a_page_that_is_not_current_is_named(generate, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(generate, "FOLDER", tmp_path / "reference")
-    assert generate.main(["--check"]) == 1
+    assert generate.main(["--check"]) == 1  # the folder does not exist yet
     assert generate.main([]) == 0
     assert generate.main(["--check"]) == 0
     with (tmp_path / "reference/exit-codes.md").open("a") as page:

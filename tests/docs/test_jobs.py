@@ -15,6 +15,7 @@ else:
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
+# A module that a test looks for, or an extra of this package that it asks for.
 NEEDED = re.compile(
     r"""(?:importorskip|find_spec)\(\s*"(\w+)|pip install 'bitnet-xtask\[([\w,-]+)\]'"\)"""
 )
@@ -24,24 +25,25 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 
 
 def read(path):
+    """Text of *path* with lines that go on joined."""
     return path.read_text(encoding="utf-8").replace("\\\n", " ")
 
 
-def installed(extras):
-    """*extras* and the names of their packages, as a module would have them."""
-    found = set(extras)
+def packages_of(extras):
+    """*extras* and the packages that they install, with underscores as modules have them."""
+    names = set(extras)
     for extra in extras:
         for requirement in PROJECT["optional-dependencies"][extra]:
             name, inner = re.match(r"([\w-]+)(?:\[([\w,-]+)\])?", requirement).groups()
             if name == PROJECT["name"]:
-                found |= installed(inner.split(","))
+                names |= packages_of(inner.split(","))
             else:
-                found.add(name.replace("-", "_"))
-    return found
+                names.add(name.replace("-", "_"))
+    return names
 
 
 def runs():
-    """Runs of pytest in the jobs: paths, packages, programs, and whether slow tests run."""
+    """Each run of pytest in a job: paths, packages, programs, and True if it is of slow tests."""
     readme = re.search(r"<!-- tests -->\n```sh\n(.*)\n", read(ROOT / "README.md"))[1]
     script = read(ROOT / ".ci/run").replace("$(readme_command tests)", f"\n{readme}\n")
     for job in re.findall(r"^\w+\(\) \{(.*?)^\}", script, re.MULTILINE | re.DOTALL):
@@ -51,7 +53,7 @@ def runs():
             for extras in re.findall(
                 r"environment ([\w,-]+)|(?<!litellm)\[([a-z][a-z,-]+)\]", line
             ):
-                packages |= installed("".join(extras).split(","))
+                packages |= packages_of("".join(extras).split(","))
             for package in re.findall(r"([\w-]+)==", line):
                 packages.add(package.replace("-", "_"))
             if re.search(r"\binv test\b|\bpytest\b.* tests/", line):
@@ -71,13 +73,13 @@ def texts_of(path):
 
 
 def needs_of(path):
-    """Packages and extras without which something in the module at *path* is skipped."""
+    """Packages and extras without which a test in the module at *path* is skipped."""
     needed = {name or extra for text in texts_of(path) for name, extra in NEEDED.findall(text)}
     return needed - OURS_OR_PYTHONS
 
 
 def programs_of(path):
-    """Programs without which something in the module at *path* is skipped."""
+    """Programs without which a test in the module at *path* is skipped."""
     return {program for text in texts_of(path) for program in PROGRAMS.findall(text)}
 
 
@@ -108,6 +110,7 @@ def test_a_job_has_what_a_test_needs(module):
     for need in MODULES[module]:
         assert any(
             any(path.is_relative_to(place) for place in places)
+            # The name of a module may be a part of its package's, between underscores.
             and any(f"_{need}_" in f"_{package}_" for package in packages)
             and (slow or not for_slow)
             for places, packages, _, for_slow in RUNS
@@ -128,10 +131,10 @@ def test_a_job_requires_the_programs_that_a_test_needs(module):
 
 
 def test_a_test_names_extras_of_this_package_to_install():
-    wanted = re.compile(r"pip install '([\w-]+)\[([\w,-]+)\]'")
-    named = {match for path in TESTS.rglob("*.py") for match in wanted.findall(read(path))}
-    assert len(named) > 3
-    for package, extras in named:
+    command = re.compile(r"pip install '([\w-]+)\[([\w,-]+)\]'")
+    commands = {match for path in TESTS.rglob("*.py") for match in command.findall(read(path))}
+    assert len(commands) > 3
+    for package, extras in commands:
         assert package == PROJECT["name"]
         assert {*extras.split(",")} <= {*PROJECT["optional-dependencies"]}
 
@@ -150,6 +153,7 @@ def test_no_test_looks_for_a_program_by_itself():
     [("change", "python3"), ("server", "chromium"), ("shells", "fish"), ("native", "clang++")],
 )
 def test_a_job_whose_programs_are_missing_fails(job, program, tmp_path):
+    # A PATH with what the script itself uses, and without what the job needs.
     for name in ("bash", "dirname", "git", "mkdir", "mktemp", "rm", "tar"):
         (tmp_path / name).symlink_to(shutil.which(name))
     script = tmp_path / "clone/.ci/run"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 NOTEBOOK = Path(__file__).parents[2] / "docs/examples/model.ipynb"
-# Its outputs are numbers and texts of one machine: what it holds is what a reader runs.
+# Runs the notebook whose path is its argument, and prints the outputs of all cells.
 EXECUTE = """
 import sys, nbformat
 from nbclient import NotebookClient
@@ -23,10 +23,12 @@ for cell in notebook.cells:
 
 
 def cells():
+    """The cells of the notebook, as its JSON has them."""
     return json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
 
 
 def run(folder, *words):
+    """What Python prints when it is run with *words* in *folder*, offline; it has to succeed."""
     done = subprocess.run(
         [sys.executable, *words],
         cwd=folder,
@@ -39,16 +41,17 @@ def run(folder, *words):
     return done.stdout
 
 
-def test_it_holds_no_output():
+def test_the_notebook_holds_no_output():
     code = [cell for cell in cells() if cell["cell_type"] == "code"]
     assert len(code) > 5
     assert not [cell for cell in code if cell["outputs"] or cell["execution_count"]]
 
 
-def test_its_cells_are_a_program(tmp_path):
+def test_the_cells_of_the_notebook_run_as_one_program(tmp_path):
     code = ["".join(cell["source"]) for cell in cells() if cell["cell_type"] == "code"]
-    said = run(tmp_path, "-c", "\n".join(code))
-    assert "temperature is of type str, expected a number" in said
+    output = run(tmp_path, "-c", "\n".join(code))
+    # One of the cells shows the error for an option of a wrong type.
+    assert "temperature is of type str, expected a number" in output
 
 
 @pytest.mark.slow
@@ -56,7 +59,7 @@ def test_its_cells_are_a_program(tmp_path):
     not all(map(importlib.util.find_spec, ("nbclient", "ipykernel"))),
     reason="no Jupyter here; pip install 'bitnet-xtask[notebook]'",
 )
-def test_it_runs_in_jupyter(tmp_path):
-    said = run(tmp_path, "-c", EXECUTE, str(NOTEBOOK))
-    assert "<LanguageModel" in said
-    assert "temperature is of type str, expected a number" in said
+def test_the_notebook_runs_in_jupyter(tmp_path):
+    output = run(tmp_path, "-c", EXECUTE, str(NOTEBOOK))
+    assert "<LanguageModel" in output
+    assert "temperature is of type str, expected a number" in output

@@ -23,10 +23,12 @@ def page_id(path):
 
 
 def links(page):
+    """Relative targets of the links on *page*, without their fragments."""
     return re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
 
 
 def shell_lines(page):
+    """Lines of the blocks of shell commands on *page*."""
     blocks = re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     return [line for block in blocks for line in block.splitlines()]
 
@@ -39,6 +41,7 @@ def test_links_lead_somewhere(page):
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_models_that_commands_name_are_known(page):
     text = "\n".join(shell_lines(page))
+    # A word that looks like the name of a packaged model, and is not a part of a path.
     name = r"(?<![\w./-])(?:smollm\d|gemma-?\d|bitnet-(?!xtask))[\w-]*(?![\w./-])"
     assert set(re.findall(name, text)) <= set(names())
 
@@ -63,8 +66,8 @@ def test_the_index_names_every_page():
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_commands_and_their_options_exist(page):
     commands = load()
-    named = commands.task_names
-    names = {word: name for name, others in named.items() for word in (name, *others)}
+    aliases_by_name = commands.task_names
+    names = {word: name for name, aliases in aliases_by_name.items() for word in (name, *aliases)}
     for line in shell_lines(page):
         match = re.search(r"(?:^|[/\s])(?:inv|bitnet) ([a-z][\w.-]*)(.*)", line)
         if match is None or match[1] in DEVELOPER:

@@ -1,4 +1,7 @@
-"""The recipes of docs/architecture/kernels.md name as many files as name their examples."""
+"""The recipes of docs/architecture/kernels.md: how many files an addition changes, and which.
+
+Each recipe has an example: the files in which its name occurs are the ones to change.
+"""
 
 import re
 from pathlib import Path
@@ -14,13 +17,13 @@ PLACES = (
     ROOT / "bitnet/_native.pyi",
     ROOT / "CMakeLists.txt",
 )
-SOURCES = [one for one in PLACES if one.suffix in (".py", ".pyi", ".hpp", ".cpp", ".txt")]
+SOURCES = [path for path in PLACES if path.suffix in (".py", ".pyi", ".hpp", ".cpp", ".txt")]
 
 
-def naming(*words):
-    """Source files of the kernels that have one of *words*."""
+def files_with(*words):
+    """Source files of the kernels in which one of *words* occurs."""
     word = re.compile(rf"\b(?:{'|'.join(words)})\b")
-    return {one for one in SOURCES if word.search(one.read_text(encoding="utf-8"))}
+    return {path for path in SOURCES if word.search(path.read_text(encoding="utf-8"))}
 
 
 @pytest.mark.parametrize(
@@ -35,6 +38,6 @@ def test_a_recipe_has_the_files_of_its_example(recipe, words):
     count, steps = re.search(
         rf"\*\*{recipe}, (\d+) files[^*]*\*\*(.*?)(?=\n- \*\*|\n\n)", TEXT, re.S
     ).groups()
-    found = naming(*words)
-    assert 0 < len(found) <= int(count)
-    assert [one.name for one in found if one.name not in steps] == []
+    files = files_with(*words)
+    assert 0 < len(files) <= int(count)
+    assert [path.name for path in files if path.name not in steps] == []

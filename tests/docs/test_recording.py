@@ -17,13 +17,14 @@ SCRIPT = (ROOT / "docs/recording.py").read_text(encoding="utf-8")
 
 
 def commands():
+    """Words of each command that docs/recording.py runs."""
     block = re.search(r"^COMMANDS = \((.*?)^\)", SCRIPT, re.DOTALL | re.MULTILINE)[1]
     return [
         shlex.split(line.strip().strip(",").strip("'\"")) for line in block.strip().splitlines()
     ]
 
 
-def test_it_shows_the_commands_that_the_script_runs():
+def test_the_picture_shows_the_commands_that_the_script_runs():
     known = load().task_names
     assert len(commands()) >= 3
     for words in commands():
@@ -39,16 +40,16 @@ def test_there_is_a_picture_of_each_size():
 
 
 @pytest.mark.parametrize("name", ["terminal-80x24", "terminal-120x40"])
-def test_no_line_is_wider_or_lower_than_its_terminal(name):
+def test_the_text_of_a_picture_fits_its_terminal(name):
     columns, lines = map(int, re.findall(r"\d+", name))
     rows = re.findall(r"<text [^>]*>(.*?)</text>", PICTURES[name])
-    assert lines // 2 < len(rows) <= lines
+    assert lines // 2 < len(rows) <= lines  # it is filled for the most part
     texts = [re.sub(r"&\w+;", "&", re.sub(r"<[^>]*>", "", row)) for row in rows]
-    assert columns - 5 < max(map(len, texts)) <= columns
+    assert columns - 5 < max(map(len, texts)) <= columns  # and its width is used
 
 
 @pytest.mark.parametrize("picture", PICTURES.values(), ids=PICTURES)
-def test_it_loads_nothing_and_shows_no_folder_of_a_machine(picture):
+def test_a_picture_loads_nothing_and_shows_no_folder_of_a_machine(picture):
     addresses = set(re.findall(r"https?://[^\s\"<]+", picture)) - {"http://www.w3.org/2000/svg"}
     assert addresses == set()
     assert set(re.findall(r"href=\"(.)", picture)) <= {"#"}

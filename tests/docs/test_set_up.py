@@ -1,4 +1,4 @@
-"""The set-up lines show what they do, and CI takes them word for word."""
+"""Lines that set up a virtual environment: they show their progress, and CI runs them."""
 
 import re
 from pathlib import Path

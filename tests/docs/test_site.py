@@ -12,7 +12,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BY_BROWSERS = ("src", "srcset", "poster", "data", "action", "href")  # `a` waits for a reader
+# Attributes whose addresses a browser loads by itself, unlike the href of an `a`.
+BY_BROWSERS = ("src", "srcset", "poster", "data", "action", "href")
 
 pytestmark = [
     pytest.mark.slow,
@@ -24,7 +25,7 @@ pytestmark = [
 
 
 class Page(HTMLParser):
-    """Links, assets and ids of one page."""
+    """Links, assets, ids and classes of one page, given its HTML."""
 
     def __init__(self, text):
         super().__init__()
@@ -48,6 +49,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
+    """The folder with the built site."""
     folder = tmp_path_factory.mktemp("site")
     words = ["-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(
@@ -66,7 +68,7 @@ def pages(site):
     return {path: Page(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
 
 
-def test_every_page_of_the_tree_is_on_it(site):
+def test_every_page_of_the_tree_is_on_the_site(site):
     for page in (ROOT / "docs").rglob("*.md"):
         name = page.relative_to(ROOT / "docs").with_suffix(".html")
         assert (site / str(name).replace("README", "index")).exists(), page
@@ -79,21 +81,21 @@ def test_the_first_page_begins_with_install_command_picture_and_table(site):
     signs = ("pip install", "bitnet run", "images/terminal.svg", "<table>")
     places = [home.index(sign, home.index("<h1")) for sign in signs]
     assert places == sorted(places)
-    assert "0001-one-native-module" not in home[home.index("<h1") :]
+    assert "0001-one-native-module" not in home[home.index("<h1") :]  # the list of decisions
 
 
 def test_no_page_asks_another_host_for_anything(site, pages):
-    asked = {(path.name, asset) for path, page in pages.items() for asset in page.assets}
-    assert len(asked) > len(pages)
-    assert not [(name, asset) for name, asset in asked if urlsplit(asset).netloc]
+    assets = {(path.name, asset) for path, page in pages.items() for asset in page.assets}
+    assert len(assets) > len(pages)
+    assert not [(name, asset) for name, asset in assets if urlsplit(asset).netloc]
     styles = [path.read_text(encoding="utf-8") for path in site.rglob("*.css")]
     assert styles
     assert not [text for text in styles if "url(http" in text or "url(//" in text]
-    # The theme's program fetches what draws diagrams when there is one.
+    # On a page with a Mermaid diagram, the theme's script loads the library from another host.
     assert not [path for path, page in pages.items() if "mermaid" in page.classes]
 
 
-def test_every_link_within_it_leads_somewhere(site, pages):
+def test_every_link_within_the_site_leads_somewhere(site, pages):
     broken = []
     for path, page in pages.items():
         if path.name == "404.html":  # its links are absolute: any address may be missing

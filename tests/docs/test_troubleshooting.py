@@ -14,12 +14,14 @@ from hub_server import HubServer, Rule
 from tiny_models import tiny_gguf
 
 PAGE = (Path(__file__).parents[2] / "docs/how-to/troubleshooting.md").read_text(encoding="utf-8")
+# The text of a problem, and its exit code.
 ROWS = re.findall(r"^\| `(.+?)` \| (\d+) \|", PAGE, re.MULTILINE)
 MIRROR = "baseten/Meta-Llama-3-tokenizer"
 OFFICIAL = "meta-llama/Meta-Llama-3-8B"
 
 
 def tokenizer_json(size):
+    """A ``tokenizer.json`` with *size* tokens."""
     vocab = {f"t{number}": number for number in range(size)}
     return json.dumps({"model": {"type": "BPE", "vocab": vocab, "merges": []}}).encode()
 
@@ -29,6 +31,7 @@ LLAMA3 = tokenizer_json(128_256)
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
+    """A hub with Llama 3's tokenizer, open and gated, for commands in a folder with ``models``."""
     with HubServer() as server:
         server.add(MIRROR, "tokenizer.json", LLAMA3)
         server.add(OFFICIAL, "tokenizer.json", LLAMA3)
@@ -53,14 +56,17 @@ def bare_model(vocab_size):
 
 
 def problem(done, row):
-    """*done* is what the page says about *row*; gives the commands that its hint names."""
+    """Check that *done* failed as the page says in the row that begins with *row*.
+
+    Returns the hint, and the words of the commands in it.
+    """
     text, code = next(entry for entry in ROWS if entry[0].startswith(row))
     assert done.code == int(code), done.err
-    wanted = [part.strip() for part in re.split(r"\.\.\.|https://", text) if part.strip()]
-    assert all(part in done.err for part in wanted), done.err
+    parts = [part.strip() for part in re.split(r"\.\.\.|https://", text) if part.strip()]
+    assert all(part in done.err for part in parts), done.err
     hint = done.err.split("hint:")[1] if "hint:" in done.err else ""
-    found = re.findall(r"\bbitnet ([a-z][\w.-]*(?: (?:--?[\w-]+|[\w./:-]+))*)", hint)
-    return hint, [shlex.split(command) for command in found]
+    commands = re.findall(r"\bbitnet ([a-z][\w.-]*(?: (?:--?[\w-]+|[\w./:-]+))*)", hint)
+    return hint, [shlex.split(command) for command in commands]
 
 
 def test_a_model_without_tokenizer(bitnet, hub):
@@ -181,11 +187,11 @@ def test_a_full_disk_ends_with_a_hint(bitnet, hub):
 
 def test_an_interrupted_download_goes_on_and_its_rest_may_be_deleted(bitnet, hub):
     hub.rules.append(Rule(where="cdn", reset_at=100_000, times=1))
-    assert bitnet("tokenizer", "--retries=1").code == 14
+    assert bitnet("tokenizer", "--retries=1").code == 14  # NetworkError
     partial = Path.home() / ".cache/bitnet/store/partial"
-    left = [path for path in partial.rglob("tokenizer.json.partial*") if path.is_file()]
-    assert left
-    for path in left:
+    unfinished = [path for path in partial.rglob("tokenizer.json.partial*") if path.is_file()]
+    assert unfinished
+    for path in unfinished:
         path.unlink()
     assert bitnet("tokenizer").code == 0
 
@@ -200,7 +206,7 @@ def test_the_log_says_the_model_type_and_what_could_be_fetched(bitnet, hub):
 def test_a_mock_is_refused_unless_it_is_allowed(bitnet, hub, monkeypatch):
     model = tiny_gguf(Path("models/bare.gguf"), tokenizer=False)
     words = ("infer", "--model", model, "--prompt", "a", "--max-tokens", "1")
-    assert bitnet(*words).code == 19
+    assert bitnet(*words).code == 19  # TokenizerNotFound
     allowed = bitnet(*words, "--allow-mock")
     assert "MOCK" in allowed.err
     monkeypatch.setenv("BITNET_STRICT_TOKENIZERS", "1")
@@ -216,8 +222,8 @@ def test_what_is_not_an_error_is_only_said(bitnet, model):
 def test_every_row_of_the_page_is_reproduced_here():
     source = Path(__file__).read_text(encoding="utf-8")
     built = "The compiled module of bitnet was not built"  # tests/native/test_native_module.py
-    spoken = [text for text, code in ROWS if code != "0" and not text.startswith(built)]
-    assert len(spoken) == 12
-    for text in spoken:
+    errors = [text for text, code in ROWS if code != "0" and not text.startswith(built)]
+    assert len(errors) == 12
+    for text in errors:  # a test calls problem() with the beginning of the text
         start = re.split(r"\.\.\.|https://|1 of 2", text)[0].strip() or "1 of 2 files in"
         assert any(f'"{start[:length]}"' in source for length in range(8, len(start) + 1)), text
