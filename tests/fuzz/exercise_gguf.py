@@ -20,12 +20,16 @@ except ImportError:
 
 
 def walks(data, total):
-    """Index of *data* or its error, and the same where the compiled module skips strings."""
+    """Index of *data*, the beginning of *total* bytes, or its error: by Python, and by native code.
+
+    The compiled module does one step of the index: it skips the strings of an array.
+    """
     yield _walk(data, total, gguf_header.skip_strings)
     yield _walk(data, total, getattr(NATIVE, "gguf_skip_strings", gguf_header.skip_strings))
 
 
 def _walk(data, total, skip):
+    """Index of *data* with *skip* to skip strings, or type, message and hint of its error."""
     try:
         return gguf_header.index(data, total, "x", skip)
     except BitnetError as error:
@@ -33,7 +37,10 @@ def _walk(data, total, skip):
 
 
 def exercise(data):
-    """Read *data* completely; anything but a :class:`BitnetError` is a bug."""
+    """Read *data* completely, and return the file, or None if it is refused.
+
+    Any error but a :class:`BitnetError` is a bug.
+    """
     for total in (len(data), len(data) + 1000):
         plain, compiled = walks(data, total)
         assert plain == compiled
@@ -52,17 +59,18 @@ def exercise(data):
                 gguf.tensor_bytes(info.name)
                 raise AssertionError("a tensor behind the end of the file was read")
     for full in (False, True):
-        found = examine(gguf, full=full)
-        assert all(line.isprintable() for line in found.lines())
-        json.dumps(found.as_json(), allow_nan=False)
+        inspection = examine(gguf, full=full)
+        assert all(line.isprintable() for line in inspection.lines())
+        json.dumps(inspection.as_json(), allow_nan=False)
     return gguf
 
 
 def _read_array(array):
+    """Read *array* in every way that it offers; they have to agree."""
     if array.item_type != "string":
         numbers = array.numpy().tolist()
         assert len(numbers) == len(array)
-        assert all(a == b or a != a for a, b in zip(numbers, array, strict=True))
+        assert all(a == b or a != a for a, b in zip(numbers, array, strict=True))  # NaN is not NaN
         return
     texts = array.strings()
     starts = array.starts

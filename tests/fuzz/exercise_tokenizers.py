@@ -41,29 +41,32 @@ CONVERSATION = (
 
 
 def tokenizer_json(data):
-    """A ``tokenizer.json`` of these bytes."""
+    """Read a ``tokenizer.json`` of these bytes, and encode with it."""
     _run(_opened(data, "tokenizer.json", spec_from_file))
 
 
 def sentencepiece(data):
-    """A SentencePiece ``tokenizer.model`` of these bytes."""
+    """Read a SentencePiece ``tokenizer.model`` of these bytes, and encode with it."""
     _run(_opened(data, "tokenizer.model", spec_from_file))
 
 
 def tiktoken(data):
-    """A tiktoken rank file of these bytes."""
+    """Read a tiktoken rank file of these bytes, and encode with it."""
     _run(_opened(data, "a.tiktoken", lambda path: spec_from_file(path, pre="llama-bpe")))
 
 
 def tekken(data):
-    """A ``tekken.json`` of these bytes, or of the tokens that their lines are."""
+    """Read a ``tekken.json`` and encode with it.
+
+    It has these bytes, or, if they are not a JSON object, each of their lines as a token.
+    """
     if not data.startswith(b"{"):
         data = json.dumps(tekken_files.document(joined=data.split(b"\n"), spare=0)).encode()
     _run(_opened(data, "tekken.json", spec_from_file))
 
 
 def chat_template(data):
-    """A chat template of these bytes."""
+    """Read a chat template of these bytes, and render a conversation without and with a tool."""
     with suppress(BitnetError):
         template = ChatTemplate(data.decode("utf-8", "replace"), bos_token="<s>")
         with suppress(BitnetError):
@@ -73,7 +76,7 @@ def chat_template(data):
 
 
 def server_body(data):
-    """A request body of these bytes, for every route that reads one."""
+    """Read a request body of these bytes for every route that takes one."""
     inner = _served()
     for path, form in (ROUTES | COMPUTED).items():
         with suppress(BitnetError, refusals.Refused):
@@ -88,7 +91,7 @@ def server_body(data):
 
 @cache
 def _served():
-    """A model in a slot that never runs: what a body asks for is prepared, and left."""
+    """A slot with a model that never runs: answers are prepared and not computed."""
     template = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}{% endfor %}"
     with tempfile.TemporaryDirectory() as folder:
         path = tiny_gguf(Path(folder) / "tiny.gguf", **{"tokenizer.chat_template": template})
@@ -99,6 +102,7 @@ def _served():
 
 
 def _opened(data, name, read):
+    """The tokenizer that *read* gives for a file *name* with *data*, None if it is refused."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name
         path.write_bytes(data)
@@ -109,6 +113,7 @@ def _opened(data, name, read):
 
 
 def _run(spec):
+    """Encode TEXTS by the tokenizer *spec* with both engines, which have to agree."""
     if spec is None:
         return
     for text in TEXTS:
@@ -117,6 +122,7 @@ def _run(spec):
 
 
 def _answer(engine, spec, text):
+    """Ids of *text* by *engine*, None if it refuses the tokenizer or the text."""
     try:
         return engine(spec, text)
     except BitnetError:
@@ -124,6 +130,7 @@ def _answer(engine, spec, text):
 
 
 def _chosen(spec, text):
+    """Ids of *text* by a ``Tokenizer`` of *spec*, which also decodes them."""
     tokenizer = Tokenizer.from_spec(spec)
     ids = tokenizer.encode(text, add_special=False)
     with suppress(BitnetError):
@@ -132,4 +139,5 @@ def _chosen(spec, text):
 
 
 def _portable(spec, text):
+    """Ids of *text* by compiled tables if they are exact for *spec*, else by a library."""
     return open_engine(spec)[0].encode(text)

@@ -2,8 +2,8 @@
 
     python tests/fuzz/fuzz.py TARGET -max_total_time=600 NEW_FOLDER tests/fuzz/corpus/TARGET
 
-Needs ``pip install atheris``. New inputs go to the first folder. A crash, a hang or an exception
-that is not ours ends it and leaves the input behind.
+Needs ``pip install atheris``. New inputs are written to the first folder. A crash, a hang or an
+exception that is not the project's own ends the run, and its input is left in the working folder.
 """
 
 import contextlib
@@ -17,10 +17,11 @@ HERE = Path(__file__).parent
 
 
 def instrumented(name):
-    """The function to fuzz, with the Python code below it instrumented.
+    """The function to fuzz, called *name* in TARGETS, with the Python code of the package traced.
 
-    The import hook of an editable installation hides the code from atheris. So the compiled module
-    is loaded through it, and everything else from the checkout.
+    The import hook of an editable installation hides the code from atheris. So only the compiled
+    module is loaded through the hook; then the hook is removed, and the rest is imported from the
+    checkout.
     """
     with contextlib.suppress(ImportError):
         importlib.import_module("bitnet._native")

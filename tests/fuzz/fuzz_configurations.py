@@ -1,9 +1,9 @@
 """Random tokenizer files for some minutes: ``inv fuzz configurations --minutes 60``.
 
-They are written as ``tokenizer.json`` and as SentencePiece models, in turns. One with other ids,
-offsets or texts than the library's is written below ``tests/tokenizer/found``, which
-``tests/tokenizer/test_configurations.py`` checks from then on. With a number of configurations the
-seeds are 0 and on; the outcomes are counted per engine.
+They are ``tokenizer.json`` files and SentencePiece models, in turns. A file for which ids, offsets
+or texts differ from the library's is written below ``tests/tokenizer/found``, whose files
+``tests/tokenizer/test_configurations.py`` checks from then on. With ``--configurations N`` the
+seeds are 0 to N - 1. At the end, the outcomes are counted for each engine.
 """
 
 import argparse
@@ -59,6 +59,7 @@ def main():
 
 
 def _verdict(name, outcome):
+    """Outcome for the engine *name*: ``refused``, ``different`` or ``equal``."""
     if name in outcome.refusals:
         return "refused"
     own = (
@@ -68,6 +69,7 @@ def _verdict(name, outcome):
 
 
 def _keep(kind, content, line):
+    """Write the file to the folder of those found, and print the difference *line*."""
     path = FOUND / f"{hashlib.sha256(content).hexdigest()[:8]}.{kind}"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)

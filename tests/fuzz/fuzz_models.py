@@ -1,7 +1,8 @@
 """Random configurations of every family for some minutes: ``inv fuzz models --minutes 60``.
 
-A configuration that comes out wrong is made small and written below ``tests/models/found``,
-whose files ``tests/models/test_differential.py`` checks from then on.
+A configuration whose model computes other logits than the reference, or fails, is made small and
+written below ``tests/models/found``, whose files ``tests/models/test_differential.py`` checks from
+then on.
 """
 
 import argparse
@@ -28,7 +29,10 @@ ROUND = 20  # examples of a family before the next one's turn
 
 
 def wrong_case(kind, outcomes):
-    """The smallest case found in some examples of *kind* that comes out wrong, and how."""
+    """The smallest wrong case among ROUND examples of *kind* and its error, or None.
+
+    Outcomes of the examples are counted in *outcomes*.
+    """
     failed = []
 
     @seed(secrets.randbits(32))
@@ -57,14 +61,14 @@ def wrong_case(kind, outcomes):
 
 
 def main():
-    """Look for *minutes*; the exit status says whether something was found."""
+    """Look for wrong cases for ``--minutes``; True, an exit status of 1, if there was one."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=10)
     end = time.monotonic() + 60 * parser.parse_args().minutes
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     outcomes = Counter()
-    found = []
+    paths = []
     for kind in cycle(KINDS):
         if time.monotonic() > end:
             break
@@ -75,10 +79,10 @@ def main():
             path = FOUND / f"{kind.lower()}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-            found.append(path)
+            paths.append(path)
             print(f"{path}: {why}", flush=True)
     print(report(outcomes))
-    return bool(found)
+    return bool(paths)
 
 
 if __name__ == "__main__":

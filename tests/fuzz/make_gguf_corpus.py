@@ -1,6 +1,6 @@
 """Writes the seeds of the GGUF fuzz corpus: ``python tests/fuzz/make_gguf_corpus.py``.
 
-Files in the folder whose names are not given here were found by fuzzing.
+The other files of the folder, ``found-...``, were found by fuzzing.
 """
 
 import struct
@@ -26,10 +26,12 @@ def u64(value):
 
 
 def key(payload, name=b"k"):
+    """A file with one key: *payload* is the type of its value, and the value."""
     return HEAD + struct.pack("<QQ", 0, 1) + u64(len(name)) + name + payload
 
 
 def tensor(payload):
+    """A file with one tensor: *payload* is its rank, dimensions, type and offset."""
     return HEAD + struct.pack("<QQ", 1, 0) + u64(1) + b"t" + payload
 
 

@@ -15,6 +15,7 @@ HERE = Path(__file__).parent
 
 
 def _json(model, **parts):
+    """Bytes of a ``tokenizer.json`` with *model* and other *parts*."""
     return json.dumps({"version": "1.0", "added_tokens": [], "model": model} | parts).encode()
 
 
@@ -23,6 +24,7 @@ def tokenizer_json():
     spec = byte_level()
     tokens = {text: id for id, text in enumerate(spec.tokens)}
     merges = [[spec.tokens[left], spec.tokens[right]] for left, right in spec.merges]
+    # The token 269 is an added one.
     bpe = {"type": "BPE", "vocab": dict(list(tokens.items())[:269]), "merges": merges}
     added = [{"id": 269, "content": "<s>", "special": True, "lstrip": True, "normalized": False}]
     split = {
@@ -47,6 +49,7 @@ def tokenizer_json():
     }
     replaced = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
     yield "replace", _json(few, normalizer=replaced)
+    # Each step doubles the spaces.
     grow = {"type": "Sequence", "normalizers": [{**replaced, "content": "  "}] * 20}
     yield "grow", _json(few, normalizer=grow)
     symbol = {
@@ -63,7 +66,7 @@ def tokenizer_json():
     unigram = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.5], ["aa", -2.0]]}
     yield "unigram", _json(unigram)
     yield "unigram-nan", _json(unigram).replace(b"-1.5", b"NaN")
-    table = base64.b64encode(charsmap({b"a": b"b"})[-20:]).decode()
+    table = base64.b64encode(charsmap({b"a": b"b"})[-20:]).decode()  # the end of a table alone
     yield (
         "precompiled",
         _json(unigram, normalizer={"type": "Precompiled", "precompiled_charsmap": table}),
@@ -106,6 +109,7 @@ def tekken():
 
 
 def _compact(document):
+    """Bytes of *document* as JSON without spaces."""
     return json.dumps(document, separators=(",", ":")).encode()
 
 

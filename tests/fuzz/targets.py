@@ -1,7 +1,8 @@
-"""The targets of ``inv fuzz``: what reads bytes from strangers, and the inputs to begin with.
+"""The targets of ``inv fuzz``: functions that read untrusted bytes, and the inputs to begin with.
 
-A new one is a row: a function of bytes that raises nothing but what is a fault, in a module of this
-folder, and a folder of that name in ``corpus``. ``test_corpora.py`` replays every corpus.
+A new target is a row of the table, and a folder of its name in ``corpus``. Its function takes bytes
+and catches the errors that are right; what it raises is a fault. ``test_corpora.py`` replays every
+corpus.
 """
 
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ class Target:
     """A function to fuzz.
 
     Attributes:
-        module: where it is.
-        function: its name there.
+        module: module of this folder that has the function.
+        function: name of the function.
         max_len: bytes of the longest input.
     """
 

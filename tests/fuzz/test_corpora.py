@@ -1,3 +1,5 @@
+"""Committed inputs of the targets of ``inv fuzz`` that read tokenizers, templates and requests."""
+
 import sys
 from pathlib import Path
 
@@ -15,7 +17,8 @@ INPUTS = [(name, path) for name in TOKENIZERS for path in corpus(name)]
 
 @pytest.mark.parametrize(("name", "path"), INPUTS, ids=lambda part: getattr(part, "name", part))
 def test_every_input_of_the_corpora_is_run_or_refused(name, path, monkeypatch):
-    monkeypatch.setattr(chat_child, "CPU_MS", 150)  # until a template is refused
+    # The processor time after which a template is refused: less, as several of the corpus loop.
+    monkeypatch.setattr(chat_child, "CPU_MS", 150)
     TARGETS[name].load()(path.read_bytes())
 
 

@@ -1,3 +1,5 @@
+"""Committed inputs of the target of ``inv fuzz`` that reads GGUF files."""
+
 import sys
 from pathlib import Path
 
