@@ -1,4 +1,4 @@
-"""Every test runs in a world of its own: temporary home and cache, loopback sockets only."""
+"""Every test runs by itself: with a temporary home and cache, and with loopback sockets only."""
 
 import os
 import shutil
@@ -22,8 +22,8 @@ from bitnet.base import settings
 hypothesis.settings.register_profile("fast", hypothesis.settings.get_profile("ci"), max_examples=30)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
-# What a script starts with `&` ignores SIGINT, and what `nohup` starts SIGHUP; so would every
-# process that a test starts.
+# A process that a script starts with `&` ignores SIGINT, and one that `nohup` starts SIGHUP. Every
+# process that a test starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -37,8 +37,8 @@ HIDDEN = {
     *(*PROXIES, *map(str.lower, PROXIES), "GITHUB_STEP_SUMMARY", "PYTHONDONTWRITEBYTECODE"),
 } & {*os.environ}
 
-DIMENSIONS_OF_A_GRID = 3
-SECONDS = pytest.StashKey()
+DIMENSIONS_OF_A_GRID = 3  # least number of parameters of a test of which not every case is fast
+SECONDS = pytest.StashKey()  # processor time by folder of tests
 READY = pytest.StashKey[bool]()  # a worker has reported what it collected
 
 _REAL_CONNECT = socket.socket.connect
@@ -46,9 +46,10 @@ _LOOPBACK = ("127.", "::1", "localhost")
 
 
 def pytest_collection_modifyitems(items):
-    """Leave the rest of a grid to the slow tests, and trace neither those nor optional files.
+    """Mark cases of large grids as slow, and leave slow and optional tests out of the coverage.
 
-    Of a grid of three parameters and more, the tests run every pair of values.
+    A grid is a test of three parameters or more: its fast cases have every pair of values. Optional
+    are tests that read files which a checkout does not have.
     """
     grids = defaultdict(dict)
     for item in items:
@@ -118,6 +119,7 @@ def _report(config, line):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
+    """Add the times of a worker that ends."""
     finished = getattr(node, "workeroutput", {})  # a worker that crashed has none
     node.config.stash[SECONDS].update(finished.get("seconds", {}))
 
@@ -144,6 +146,7 @@ def pytest_runtest_setup(item):
 
 @pytest.fixture(autouse=True)
 def _own_world(tmp_path_factory, monkeypatch):
+    """An empty home, and none of the user's variables that change the program."""
     for name in HIDDEN:
         monkeypatch.delenv(name, raising=False)
     home = tmp_path_factory.mktemp("home")
@@ -154,6 +157,8 @@ def _own_world(tmp_path_factory, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _loopback_only(monkeypatch):
+    """Fail a test that connects to another machine."""
+
     def connect(self, address):
         if self.family != socket.AF_UNIX and not str(address[0]).startswith(_LOOPBACK):
             raise AssertionError(f"a test opened a connection to {address!r}")

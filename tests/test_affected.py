@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# A change that a reader could overlook, and a test file that has to be run to catch it.
+# A file of the project, and a test file far from it that has to run when the file changes.
 MUTANTS = {
     "bitnet/families/gemma.py": "tests/models/test_gguf_keys.py",
     "bitnet/wire/anthropic.py": "tests/server/test_fields.py",
@@ -24,11 +24,12 @@ MUTANTS = {
 
 
 def selects(paths, test):
+    """True if *test* is one of *paths*, or below one of them."""
     return any(test == path or test.startswith(f"{path}/") for path in paths)
 
 
 @pytest.mark.parametrize(("changed", "test"), MUTANTS.items())
-def test_a_change_selects_a_test_that_imports_it_over_a_few_steps(changed, test):
+def test_a_change_selects_a_test_that_imports_the_file_indirectly(changed, test):
     assert (ROOT / changed).exists()
     assert (ROOT / test).exists()
     assert selects(affected.affected_tests([changed]), test)
@@ -36,13 +37,13 @@ def test_a_change_selects_a_test_that_imports_it_over_a_few_steps(changed, test)
 
 def test_every_module_selects_more_than_the_rules_of_the_house():
     modules = [path.relative_to(ROOT).as_posix() for path in (ROOT / "bitnet").rglob("*.py")]
-    blind = [
+    without_own_tests = [
         module
         for module in modules
         if not set(affected.affected_tests([module])) - set(affected.HOUSE)
     ]
-    # Its tests are rules of the house: they run after every change.
-    assert blind == ["bitnet/__main__.py"]
+    # The tests of this one are among HOUSE, which run after every change.
+    assert without_own_tests == ["bitnet/__main__.py"]
 
 
 def test_a_file_that_no_rule_knows_selects_every_test():
@@ -65,7 +66,8 @@ def test_a_helper_selects_the_tests_that_use_it():
     assert not selects(selected, "tests/quants/test_types.py")
 
 
-# Tests of the copy: neither the installed package nor the editable installation's finder.
+# Runs pytest on the package in the working folder: without the finder of an editable installation,
+# and in front of an installed package.
 RUN = """
 import sys
 sys.meta_path[:] = [each for each in sys.meta_path if not type(each).__name__.startswith("Scikit")]
@@ -92,6 +94,7 @@ def mutated(tmp_path):
 
 
 def run_tests(copy, selected):
+    """Run the *selected* tests in the folder *copy*; the finished process."""
     command = [sys.executable, "-c", RUN, *selected]
     return subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
 

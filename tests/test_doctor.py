@@ -18,22 +18,25 @@ from bitnet.doctor import examine, markdown, verdict
 
 @pytest.fixture(autouse=True)
 def _no_socket(monkeypatch):
-    def bomb(*args, **kwargs):
+    """Fail a test that makes a socket: these checks need no network."""
+
+    def fail(*args, **kwargs):
         raise AssertionError("a socket was made")
 
-    monkeypatch.setattr(socket, "socket", bomb)
+    monkeypatch.setattr(socket, "socket", fail)
 
 
 def by_name(findings):
+    """*findings* by their subject."""
     return {finding.subject: finding for finding in findings}
 
 
 def test_a_healthy_machine_has_nothing_wrong_and_nothing_is_left_behind(tmp_path):
     root = tmp_path / "cache"
-    found = examine(root)
-    assert verdict(found) == "Nothing is wrong."
+    findings = examine(root)
+    assert verdict(findings) == "Nothing is wrong."
     assert list(tmp_path.iterdir()) == []
-    assert by_name(found)["locks"].text == "work"
+    assert by_name(findings)["locks"].text == "work"
 
 
 def test_versions_and_processor_are_named(tmp_path):
@@ -45,10 +48,10 @@ def test_versions_and_processor_are_named(tmp_path):
 def test_set_variables_are_listed_and_secrets_are_not_shown(tmp_path, monkeypatch):
     monkeypatch.setenv("BITNET_SEED", "7")
     monkeypatch.setenv("HF_TOKEN", "hf_do_not_show")
-    found = examine(tmp_path)
-    assert by_name(found)["BITNET_SEED"].text == "'7'"
-    assert by_name(found)["access token"].text == "set"
-    assert "do_not_show" not in markdown(found)
+    findings = examine(tmp_path)
+    assert by_name(findings)["BITNET_SEED"].text == "'7'"
+    assert by_name(findings)["access token"].text == "set"
+    assert "do_not_show" not in markdown(findings)
 
 
 def test_the_model_is_described_by_its_header(tmp_path):
@@ -64,9 +67,9 @@ def test_the_model_is_described_by_its_header(tmp_path):
 def test_a_model_that_cannot_be_read_is_the_verdict(tmp_path):
     page = tmp_path / "model.gguf"
     page.write_text("<html>Sign in</html>")
-    found = examine(tmp_path, page)
-    assert by_name(found)["Model"].exit_code == 13
-    assert verdict(found).startswith("model.gguf is neither a GGUF file nor safetensors")
+    findings = examine(tmp_path, page)
+    assert by_name(findings)["Model"].exit_code == 13  # InvalidFormat
+    assert verdict(findings).startswith("model.gguf is neither a GGUF file nor safetensors")
 
 
 def test_a_wrong_variable_is_the_verdict(tmp_path, monkeypatch):
@@ -78,7 +81,7 @@ def test_a_wrong_variable_is_the_verdict(tmp_path, monkeypatch):
 
 def test_an_unusable_backend_is_the_verdict(tmp_path, monkeypatch):
     monkeypatch.setenv("BITNET_BACKEND", "quantum")
-    assert by_name(examine(tmp_path))["backend"].exit_code == 2
+    assert by_name(examine(tmp_path))["backend"].exit_code == 2  # UsageError
 
 
 def test_a_cache_folder_that_is_a_file_is_found(tmp_path):
@@ -119,6 +122,7 @@ def test_a_token_that_is_switched_off_with_a_device_is_not_set(tmp_path, monkeyp
 
 
 def test_the_variable_that_counts_is_listed(tmp_path, monkeypatch):
+    """A setting may have several variables; an empty one, or one that is off, does not count."""
     monkeypatch.setenv("BITNET_THREADS", "")
     monkeypatch.setenv("RAYON_NUM_THREADS", "2")
     monkeypatch.setenv("BITNET_OFFLINE", "0")
@@ -139,7 +143,7 @@ def test_every_wrong_variable_is_a_failure_of_its_own(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_is_found(tmp_path, monkeypatch):
-    monkeypatch.setattr("bitnet.doctor.SPACE_BYTES", 1 << 62)
+    monkeypatch.setattr("bitnet.doctor.SPACE_BYTES", 1 << 62)  # more than any disk has free
     assert by_name(examine(tmp_path))["disk"].exit_code == NoSpace.exit_code
 
 
@@ -173,8 +177,8 @@ def test_pip_is_a_dependency_and_doctor_fails_without_it(monkeypatch):
 
 def test_without_compiled_kernels_something_is_wrong(tmp_path, monkeypatch):
     monkeypatch.setattr("bitnet.base.native.problem", lambda: ("it was not built", "inv native"))
-    found = examine(tmp_path)
-    backend = by_name(found)["backend"]
+    facts = examine(tmp_path)
+    backend = by_name(facts)["backend"]
     assert (backend.severity, backend.exit_code) == ("warning", 0)
-    assert verdict(found).startswith("It works, but backend is numpy, up to a hundred times slower")
-    assert verdict(found).endswith("inv native.")
+    assert verdict(facts).startswith("It works, but backend is numpy, up to a hundred times slower")
+    assert verdict(facts).endswith("inv native.")

@@ -36,7 +36,8 @@ PAGES = [
 
 LONG = 500  # characters of a string that is data, such as a text to measure on
 
-# Pattern, and how the same is said in this project.
+# Patterns that prose may not match, and what to write instead: at the beginning of a docstring, and
+# anywhere.
 OPENINGS = [
     (r"(What|Who|Whose|Which)\b", "begin with a noun: 'Token ids of *text*', or a verb: 'Return'"),
     (r"(Whether|How|Where|When|Why)\b", "'True if ...', 'Number of ...', 'Path of ...'"),
@@ -64,11 +65,12 @@ def _docstrings(nodes):
 
 
 def _passage(constant, docstring):
+    """Line and text of a string, and *docstring*, True if it is one."""
     return constant.lineno, " ".join(constant.value.split()), docstring
 
 
 def _comments(source):
-    """Comments with their lines; those that follow each other are one."""
+    """(line, text, False) of each comment in Python *source*; those of adjoining lines are one."""
     found = []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
@@ -81,7 +83,10 @@ def _comments(source):
 
 
 def passages(source):
-    """(line, text, is it a docstring?) of everything in Python *source* that people read."""
+    """Prose in Python *source*, as (line, text, True if it is a docstring).
+
+    It is the docstrings, short strings and comments.
+    """
     nodes = [*ast.walk(ast.parse(source))]
     docs = {id(constant) for constant in _docstrings(nodes)}
     for node in nodes:
@@ -92,7 +97,7 @@ def passages(source):
 
 
 def _prose_of_tests(source):
-    """Docstrings, comments and names of tests; their strings are often data."""
+    """Docstrings, comments and names of tests, as :func:`passages`; strings are often data."""
     nodes = [*ast.walk(ast.parse(source))]
     yield from (_passage(constant, True) for constant in _docstrings(nodes))
     yield from _comments(source)
@@ -102,7 +107,7 @@ def _prose_of_tests(source):
 
 
 def _comments_of_cpp(source):
-    """Comments with their lines; those that follow each other are one."""
+    """(line, text, False) of each comment in C++ *source*; those of adjoining lines are one."""
     found = []
     for number, line in enumerate(source.splitlines(), 1):
         before, comment, text = line.partition("//")
@@ -116,6 +121,7 @@ def _comments_of_cpp(source):
 
 
 def findings(passages):
+    """A line for each of *passages* that matches a pattern; code and quotations do not count."""
     found = []
     for line, text, docstring in passages:
         prose = re.sub(r"``?[^`]+``?", "CODE", re.sub(r'"[^"]*"', "QUOTE", text))
@@ -148,6 +154,7 @@ def test_comments_of_cpp_speak_plain_english():
 
 
 def _paragraphs(page):
+    """Paragraphs of the text of a page without its blocks of code, as :func:`passages`."""
     text = re.sub(r"```.*?```", "", page, flags=re.DOTALL)
     return [(0, " ".join(part.split()), False) for part in text.split("\n\n")]
 
@@ -156,6 +163,7 @@ def test_pages_speak_plain_english():
     assert problems(PAGES, _paragraphs) == []
 
 
+# A source, and the number of findings in it.
 @pytest.mark.parametrize(
     ("source", "count"),
     [

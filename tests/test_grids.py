@@ -6,6 +6,7 @@ from grids import beyond_pairs
 
 
 def pairs_of(cases):
+    """Every pair of values, with their places, that some of *cases* has."""
     return {pair for case in cases for pair in combinations(enumerate(case), 2)}
 
 
@@ -14,8 +15,8 @@ def test_every_pair_of_values_is_run():
     slow = set(beyond_pairs(grid))
     fast = [case for case in grid if case not in slow]
     assert pairs_of(fast) == pairs_of(grid)
-    assert 15 <= len(fast) < len(grid) / 2
+    assert 15 <= len(fast) < len(grid) / 2  # 15: the pairs of the two longest parameters
 
 
-def test_a_list_of_different_cases_is_run_whole():
+def test_cases_without_a_common_pair_of_values_all_run():
     assert not list(beyond_pairs([(at, at + 1, at + 2) for at in range(50)]))

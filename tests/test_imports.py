@@ -1,4 +1,4 @@
-"""Imports that are allowed (docs/architecture), and those that a cheap import may cause."""
+"""Imports that the layers allow (docs/architecture), and what a light import may not load."""
 
 import ast
 import importlib
@@ -37,16 +37,18 @@ PROGRAMS = [
 
 
 def _area(path):
+    """Name of the package or module directly in ``bitnet`` that *path* belongs to."""
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
 @cache
 def _nodes(path):
+    """Every node of the syntax tree of *path*."""
     return [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
 
 
 def _imports(path):
-    """Every ``bitnet.X`` that *path* imports anywhere, with its line."""
+    """Line and full name of everything that *path* imports, also inside functions."""
     for node in _nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names = [f"{node.module}.{alias.name}" for alias in node.names]

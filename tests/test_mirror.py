@@ -1,4 +1,7 @@
-"""The tests of a module are where a reader looks for them, or a table names their files."""
+"""Tests of ``bitnet/ROOM/MODULE.py`` are in ``tests/ROOM/test_MODULE.py``, or a table names them.
+
+The table is that of tests/README.md.
+"""
 
 import mirror
 import pytest

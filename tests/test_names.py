@@ -12,8 +12,8 @@ import bitnet
 
 ROOT = Path(bitnet.__file__).parent
 
-# A word of two fields that never meet: what Invoke calls a program, and the instructions of a
-# forward pass.
+# The only name of two classes: the command line's program, as Invoke calls it, and the instructions
+# of a forward pass. No file uses both.
 TWICE = {"Program"}
 
 # A variable is named by what it holds, a function by what it does (CONTRIBUTING). These are the
@@ -30,13 +30,14 @@ IRREGULAR = {
 }  # fmt: skip
 VERBS_IN_ED = {"embed", "feed", "need", "proceed", "seed", "shed", "speed"}
 
-MENTION = re.compile(r"\bbitnet((?:\.\w+)+)")
+MENTION = re.compile(r"\bbitnet((?:\.\w+)+)")  # a dotted name below the package
 ENDINGS = {"cpp", "fish", "json", "lock", "py", "toml"}  # of files, not of modules
 SOURCE = re.compile(r"[\w./*-]*\w\.(?:hpp|cpp)\b")
 ENGINE = re.compile(r"(?:^|[/_])(?:bitnet|llama)\.cpp$")  # a program, not a file
 
 
 def _functions():
+    """Each function of the package, with the path of its file."""
     for path in sorted(ROOT.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

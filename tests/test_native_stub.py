@@ -15,35 +15,35 @@ STUB = Path(bitnet.__file__).with_name("_native.pyi")
 
 
 def parameters(function):
-    """Names and defaults, each with whether it has to be named."""
+    """Name, default, and True if it has to be passed by name, of each parameter of a definition."""
     arguments = function.args
     positional = [*arguments.posonlyargs, *arguments.args]
     defaults = [*[None] * (len(positional) - len(arguments.defaults)), *arguments.defaults]
     pairs = [
-        *((one.arg, value, False) for one, value in zip(positional, defaults, strict=True)),
+        *((node.arg, value, False) for node, value in zip(positional, defaults, strict=True)),
         *(
-            (one.arg, value, True)
-            for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+            (node.arg, value, True)
+            for node, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         ),
-        *((f"**{one.arg}", None, False) for one in (arguments.kwarg,) if one),
+        *((f"**{node.arg}", None, False) for node in (arguments.kwarg,) if node),
     ]
     return [(name, value and ast.unparse(value), named) for name, value, named in pairs]
 
 
-def declared(body, prefix=""):
-    """The parameters of every function and method in the stub; ``None`` for other names."""
+def declared_parameters_of(body, prefix=""):
+    """Names in the *body* of the stub: with parameters if it is a function, else with ``None``."""
     for node in body:
         if isinstance(node, ast.FunctionDef):
             yield prefix + node.name, None if node.decorator_list else parameters(node)
         elif isinstance(node, ast.ClassDef):
             yield prefix + node.name, None
-            yield from declared(node.body, f"{node.name}.")
+            yield from declared_parameters_of(node.body, f"{node.name}.")
         elif isinstance(node, ast.AnnAssign):
             yield prefix + node.target.id, None
 
 
-def built(owner, prefix=""):
-    """The same of the compiled module."""
+def parameters_of_module(owner, prefix=""):
+    """As :func:`declared_parameters_of`, of the compiled module or of a class in it."""
     for name, value in vars(owner).items():
         special = name.startswith("__") and name not in ("__init__", "__len__")
         if special or isinstance(value, type(ast)):
@@ -52,14 +52,14 @@ def built(owner, prefix=""):
         if signatures is None or isinstance(value, property):
             yield prefix + name, None
         else:
-            ((signature, _, values),) = signatures
-            yield prefix + name, built_parameters(signature, values or ())
+            ((signature, _, values),) = signatures  # without overloads: one of each
+            yield prefix + name, parameters_in_signature(signature, values or ())
         if inspect.isclass(value) and not issubclass(value, Exception):
-            yield from built(value, f"{prefix}{name}.")
+            yield from parameters_of_module(value, f"{prefix}{name}.")
 
 
-def built_parameters(signature, values):
-    """Defaults stand as a number among *values*."""
+def parameters_in_signature(signature, values):
+    """As :func:`parameters`, of a *signature* of nanobind; a default is an index of *values*."""
     depth = 0
     parts = [""]
     for character in signature.partition("(")[2].partition(") -> ")[0]:
@@ -68,7 +68,7 @@ def built_parameters(signature, values):
             parts.append("")
         else:
             parts[-1] += character
-    found = []
+    result = []
     named = False
     for part in (part.strip() for part in parts):
         if part == "*":
@@ -76,9 +76,11 @@ def built_parameters(signature, values):
         elif part:
             name, _, default = part.partition(" = ")
             value = repr(values[int(default.strip("\\"))]) if default else None
-            found.append((name.partition(":")[0], value, named))
-    return found
+            result.append((name.partition(":")[0], value, named))
+    return result
 
 
 def test_the_stub_has_what_the_module_has():
-    assert dict(declared(ast.parse(STUB.read_text(encoding="utf-8")).body)) == dict(built(module))
+    assert dict(declared_parameters_of(ast.parse(STUB.read_text(encoding="utf-8")).body)) == dict(
+        parameters_of_module(module)
+    )

@@ -7,6 +7,7 @@ from bitnet.commands import load
 
 
 def error(done):
+    """The error that the command printed, without what it printed before."""
     return done.err[done.err.index("Error: ") :]
 
 
@@ -56,7 +57,7 @@ def test_an_option_given_twice_also_by_two_names_is_refused(bitnet, words, said)
     assert said in error(done)
 
 
-# Values that no variable of such a kind can have; every text is one of the rest.
+# Values that every variable refuses, but for those for which any text is a value.
 NONSENSE = ("nonsense!", "-1")
 ANY_TEXT = {
     "a path": {"BITNET_CACHE_DIR", "BITNET_GGUF", "GITHUB_STEP_SUMMARY", "HF_HOME"},
@@ -77,12 +78,15 @@ REFUSES = sorted(
 
 
 def minimal(name):
-    """A command line of *name* that is understood."""
-    needed = [one for one in load()[name].options if getattr(one, "required", False)]
-    values = [(one, one.choices[0] if one.choices else "x") for one in needed]
+    """Words of the command *name* with its required options and arguments alone."""
+    needed = [option for option in load()[name].options if getattr(option, "required", False)]
+    values = [(option, option.choices[0] if option.choices else "x") for option in needed]
     return (
         name,
-        *(value if one.positional else f"--{one.names[0]}={value}" for one, value in values),
+        *(
+            value if option.positional else f"--{option.names[0]}={value}"
+            for option, value in values
+        ),
     )
 
 

@@ -18,6 +18,7 @@ INFO = TokenizerDownloadInfo("org/name", ("tokenizer.json",), "five", 5)
 
 @pytest.fixture
 def download(hub, tmp_path):
+    """A downloader whose hub has one tokenizer, of five tokens."""
     hub.add("org/name", "tokenizer.json", CONTENT.encode())
     return SmartTokenizerDownload(tmp_path / "cache", options=FetchOptions(base_url=hub.url))
 
@@ -26,9 +27,9 @@ def test_a_tokenizer_is_fetched_once_and_then_found(download, hub, tmp_path):
     path = asyncio.run(download.download_tokenizer(INFO))
     assert path == tmp_path / "cache" / "tokenizers" / "five" / "tokenizer.json"
     assert path.read_text() == CONTENT
-    asked = len(hub.requests())
+    n_requests = len(hub.requests())
     assert download.download_tokenizer_sync(INFO) == path
-    assert len(hub.requests()) == asked
+    assert len(hub.requests()) == n_requests
 
 
 def test_what_is_cached_needs_no_network(download, tmp_path):
@@ -72,7 +73,7 @@ def test_a_further_file_that_is_not_there_is_not_needed(download):
 
 
 def test_a_further_file_that_is_there_has_to_fit(download, hub):
-    hub.add("org/name", "tokenizer.model", b"YQ== 0\nYg== 1\n")
+    hub.add("org/name", "tokenizer.model", b"YQ== 0\nYg== 1\n")  # tiktoken's form, of two tokens
     both = TokenizerDownloadInfo("org/name", ("tokenizer.json", "tokenizer.model"), "five", 5)
     with pytest.raises(TokenizerNotFound, match=r"tokenizer\.model"):
         download.download_tokenizer_sync(both)

@@ -1,4 +1,4 @@
-"""``bitnet.load`` by name: what commands take as MODEL, a notebook takes, too."""
+"""``bitnet.load`` takes every name and path that commands take as MODEL."""
 
 from pathlib import Path
 
@@ -41,6 +41,7 @@ def locked(tmp_path, monkeypatch):
     return folder
 
 
+# Names that are too long for a file or a path, a NUL, and paths in a locked folder.
 PATHS = ("a" * 300, f"{'a' * 300}.gguf", f"x/{'a' * 300}", "a\0b", "{locked}/x.gguf", "{locked}/x",
          "{locked}", "x" * 5000)  # fmt: skip
 

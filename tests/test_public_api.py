@@ -21,6 +21,7 @@ PACKAGES = ["bitnet", "bitnet.tokenizer"]
 def test_every_public_name_is_there_once_and_sorted(name):
     package = importlib.import_module(name)
     assert len(set(package.__all__)) == len(package.__all__)
+    # Constants first, then classes, then functions.
     assert list(package.__all__) == sorted(
         package.__all__, key=lambda n: (not n.isupper(), not n[0].isupper(), n)
     )
@@ -62,7 +63,7 @@ def model():
 def test_the_model_of_the_package_loads_by_its_name(model, tmp_path, monkeypatch):
     assert model.path.name == "bitnet-tiny.gguf"
     monkeypatch.chdir(tmp_path)
-    Path("bitnet-tiny").mkdir()  # what is there comes first
+    Path("bitnet-tiny").mkdir()  # a path that exists counts before a name
     with pytest.raises(bitnet.BitnetError):
         bitnet.load("bitnet-tiny")
     with pytest.raises(bitnet.NotFound):
@@ -92,7 +93,8 @@ def test_ids_of_numpy_are_ids(model):
     assert model.tokenizer.decode(ids, skip_special=True) == "She was"
 
 
-# What is called, the parameter that is named, and the two types.
+# A call with a value of a wrong type, given a loaded model, and a part of its error: the parameter,
+# the type of the value, and the type that is expected.
 WRONG = (
     (lambda m: bitnet.load(3), "model is of type int, expected a path"),
     (lambda m: bitnet.load(None), "model is of type None, expected a path"),
@@ -178,11 +180,11 @@ def test_a_wrong_type_names_the_parameter_and_both_types(model, call, said):
 def test_an_event_is_written_by_a_function(capfd):
     bitnet.narrate("pool", "greeting", 'Two\n"lines"', "Hi! 👋", tokens=3, absent=None)
     bitnet.narrate("pool", "greeting", "Hello", level="WARN", worker_id="w1", as_json=True)
-    plain, coded = capfd.readouterr().err.splitlines()
+    plain, encoded = capfd.readouterr().err.splitlines()
     assert plain == (
         'INFO actor="pool" action="greeting" tokens="3" human="Two\\n\\"lines\\"" cute="Hi! 👋"'
     )
-    event = json.loads(coded)
+    event = json.loads(encoded)
     assert event.pop("time")
     assert event == {
         "level": "WARN",
@@ -214,6 +216,7 @@ def test_a_fact_of_any_type_is_written_as_a_text(value, text, as_json, capfd):
     assert (json.loads(line)["fact"] == text) if as_json else (f'fact="{text}"' in line)
 
 
+# Packages whose functions are private, but for those that the public API exports.
 INNER = {
     *("adapters", "base", "batch", "bench", "cache", "ci", "commands", "convert", "crossval"),
     *("formats", "hub", "quants", "runtime", "server", "shipped", "store", "tokenizer", "verify"),

@@ -7,6 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/architecture/rooms.md"
+# A room, what it does, and its files.
 ROW = re.compile(r"^\| `([\w/]+)` \| .* \| (.*) \|$", re.MULTILINE)
 SOURCES = {"bitnet": ["*.py"], "native": ["*.cpp", "*.hpp"]}
 

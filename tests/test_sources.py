@@ -1,3 +1,5 @@
+"""The registered sources of tokenizers and models: which model has which, and their licences."""
+
 from pathlib import Path
 
 import pytest
@@ -52,8 +54,8 @@ def test_a_token_or_an_open_source_passes(monkeypatch):
 
 
 def test_the_registered_sources_are_those_of_the_requirements():
-    found = {name: (s.repo, s.cache_key, s.vocab_size) for name, s in sources.TOKENIZERS.items()}
-    assert found == {
+    facts = {name: (s.repo, s.cache_key, s.vocab_size) for name, s in sources.TOKENIZERS.items()}
+    assert facts == {
         "mirror": ("baseten/Meta-Llama-3-tokenizer", "llama3-128k", 128_256),
         "official": ("meta-llama/Meta-Llama-3-8B", "llama3-128k", 128_256),
         "llama2-32k": ("meta-llama/Llama-2-7b-hf", "llama2-32k", 32_000),

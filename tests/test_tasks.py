@@ -1,4 +1,4 @@
-"""Tasks of a checkout: they work in it, wherever they are started, and leave nothing out."""
+"""Tasks of a checkout: they work in it wherever they are started, and find every changed file."""
 
 import importlib.util
 import shutil
@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def tasks():
+    """``tasks.py`` as a module."""
     spec = importlib.util.spec_from_file_location("tasks_to_test", ROOT / "tasks.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -23,7 +24,7 @@ def tasks():
 
 @pytest.fixture
 def repository(tasks, tmp_path, monkeypatch):
-    """A checkout with one commit, and a function that runs git in it."""
+    """A function that runs git in ``tmp_path``, a checkout with one commit, which tasks work in."""
     if shutil.which("git") is None:
         pytest.skip("needs git")
     monkeypatch.setattr(tasks, "ROOT", tmp_path)
@@ -87,6 +88,6 @@ def test_data_goes_into_a_folder_beside_the_user(tasks):
     recorder = Recorder()
     tasks.test_data(recorder, into="data")
     [(folder, command)] = recorder.commands
-    assert folder == ""
+    assert folder == ""  # the folder in which the user started it
     assert str(ROOT / "tests/support/fetch_test_data.py") in command
     assert command.endswith("--into data")
