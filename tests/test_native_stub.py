@@ -43,7 +43,7 @@ def declared_parameters_of(body, prefix=""):
 
 
 def parameters_of_module(owner, prefix=""):
-    """As :func:`declared_parameters_of`, of the compiled module or of a class in it."""
+    """Names as those of :func:`declared_parameters_of`, of the compiled module or a class in it."""
     for name, value in vars(owner).items():
         special = name.startswith("__") and name not in ("__init__", "__len__")
         if special or isinstance(value, type(ast)):
@@ -59,7 +59,7 @@ def parameters_of_module(owner, prefix=""):
 
 
 def parameters_in_signature(signature, values):
-    """As :func:`parameters`, of a *signature* of nanobind; a default is an index of *values*."""
+    """Parameters as those of :func:`parameters`; a default in *signature* is an index of *values*."""
     depth = 0
     parts = [""]
     for character in signature.partition("(")[2].partition(") -> ")[0]:

@@ -305,7 +305,7 @@ LATIN = "# Café\n".encode("latin-1")  # its é is not UTF-8
 
 
 def test_files_of_the_project_that_are_not_utf_8_are_changed_or_refused(tmp_path):
-    """They count as changed by the user; source.txt, which has to be read, is refused."""
+    """Such files count as changed by the user; source.txt, which has to be read, is refused."""
     names = ["docker", "gitlab", "pre-commit", "parity-smoke"]
     for file in plan(tmp_path, names, image=IMAGE):
         path = tmp_path / file.path

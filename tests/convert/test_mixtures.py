@@ -61,7 +61,7 @@ def source(tmp_path_factory):
 
 
 def sums_of(checkpoint):
-    """By matrix of the blocks, the sums of squared inputs over three calls, ``(columns,)``."""
+    """Sums of squared inputs ``(columns,)`` over three calls, for each matrix of the blocks."""
     rng = np.random.default_rng(5)
     return {
         name: rng.random(weight.shape[-1], dtype="f4") * 3

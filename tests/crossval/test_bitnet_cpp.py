@@ -54,7 +54,7 @@ def test_without_a_build_bitnet_cpp_says_what_to_set(ternary):
 
 
 def test_a_folder_that_is_not_there_is_a_mistake_and_no_absence(ternary, monkeypatch):
-    """It is an error even if no reference was named, instead of a check that is not run."""
+    """Even if no reference was named, it is an error instead of a check that is not run."""
     monkeypatch.setenv("BITNET_CPP_DIR", "/no/such/folder")
     for name in ("", "bitnet.cpp"):
         with pytest.raises(UsageError, match="/no/such/folder: there is no libllama"):

@@ -38,10 +38,10 @@ TYPES = {
 
 @pytest.fixture
 def walked(bitnet, tmp_path):
-    """Of a comparison with llama.cpp, what runs of ``bitnet/crossval`` in this process.
+    """Parts of ``bitnet/crossval`` that a comparison with llama.cpp uses in this process.
 
-    A set of functions (file, name), a set of names of classes, and a count of the calls from
-    outside of the room by the function called.
+    A set of functions (file, name), a set of names of classes, and the number of calls from outside
+    of the room for each function called.
     """
     functions = set()
     types = set()

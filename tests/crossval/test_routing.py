@@ -129,6 +129,6 @@ def test_the_nearest_half_of_a_mixture_of_experts_is_judged():
 
 
 def test_a_position_without_numbers_is_among_the_nearest():
-    """It is not left out as a far one would be, and fails."""
+    """Such a position is not left out, as a far one would be, and fails."""
     experts = replace(evidence().model, has_experts=True)
     assert judge(evidence(ROW, ROW, replace(ROW, kl=None), model=experts)).status == "failed"

@@ -28,7 +28,7 @@ def cells():
 
 
 def run(folder, *words):
-    """What Python prints when it is run with *words* in *folder*, offline; it has to succeed."""
+    """Output of Python, run with *words* in *folder* and offline; it has to succeed."""
     done = subprocess.run(
         [sys.executable, *words],
         cwd=folder,

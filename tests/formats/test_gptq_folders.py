@@ -102,7 +102,7 @@ def test_the_first_version_of_gptq_is_what_auto_gptq_multiplies_by(tmp_path, cas
 
 
 def test_the_layers_of_gpt_2_keep_a_row_for_each_input(tmp_path):
-    """They are Conv1D modules of transformers, whose weight is ``(inputs, outputs)``."""
+    """Layers of GPT-2 are Conv1D modules, whose weight is ``(inputs, outputs)``."""
     tensors = draw("gptq-4-bits-gptq")
     facts = packed_matrices.quantization("gptq-4-bits-gptq")
     usual = read_packed(tmp_path, tensors, facts, model_type="llama")

@@ -275,7 +275,7 @@ def test_a_file_that_changes_before_it_is_loaded_is_not_loaded(tmp_path, change)
 
 @needs_native
 def test_a_model_that_was_copied_does_not_need_its_file(tmp_path):
-    """Without an output matrix, the embedding is copied too, as it is the head."""
+    """The embedding is copied, too, where it is the head."""
     path = tiny_gguf(tmp_path / "tiny.gguf", tokenizer=False)
     script = """
         engine = Scheduler(load_model(open_checkpoint(path), ops=select(threads=2)))

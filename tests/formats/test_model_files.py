@@ -47,7 +47,7 @@ def test_a_folder_that_cannot_be_read_is_an_error(folder, monkeypatch):
 
 @pytest.mark.parametrize("place", ["index/config.json", "a/c.gguf"])
 def test_a_folder_that_can_be_listed_but_not_searched_is_an_error(folder, place, monkeypatch):
-    """On Unix these are two rights: without the second, the files in it cannot be looked at."""
+    """Unix has two rights: one to list a folder, and one to look at the files in it."""
     look = Path.stat
 
     def refuse(path, **options):

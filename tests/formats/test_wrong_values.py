@@ -43,7 +43,7 @@ def form(request, tmp_path_factory):
 
 
 def outcomes_of(folder, mutants, change):
-    """For each of the *mutants*, True if the *folder* opens with it.
+    """True or False for each of the *mutants*: if the *folder* opens with it.
 
     A mutant is a file and the arguments with which *change* changes it. Any error but the project's
     own fails the test.

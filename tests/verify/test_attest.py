@@ -62,7 +62,7 @@ def original(tmp_path):
 
 
 def differences(original, changed):
-    """What is different in the file *changed*, as an attestation of *original* tells."""
+    """Differences of the file *changed* from an attestation of *original*, as texts."""
     attestation = attest(open_checkpoint(original), trace=False)
     return compare(attestation, open_checkpoint(changed))
 
@@ -166,7 +166,7 @@ def test_a_missing_and_an_added_tensor_are_named(original, tmp_path):
 
 
 def differing_items(before, now):
-    """Where the list *now* differs from *before*, of which digests of rows and columns are kept.
+    """Place at which *now* differs from the list *before*, known by digests of rows and columns.
 
     300 items are a grid of 17 rows and 18 columns.
     """
