@@ -59,7 +59,7 @@ def parameters_of_module(owner, prefix=""):
 
 
 def parameters_in_signature(signature, values):
-    """Parameters as those of :func:`parameters`; a default in *signature* is an index of *values*."""
+    """Parameters, as of :func:`parameters`; a default in *signature* is an index of *values*."""
     depth = 0
     parts = [""]
     for character in signature.partition("(")[2].partition(") -> ")[0]:
