@@ -152,11 +152,11 @@ def _locate_template(file, folder):
 
 def _locate_adapter(text, folder):
     """The adapter *text*, ``[NAME=]PATH[:SCALE]``, with an absolute path."""
-    name, equals, rest = text.partition("=")
-    # The text up to an equals sign may be the beginning of a file's name.
-    if not equals or "/" in name or is_file_or_folder((folder / text).absolute()):
-        return _locate_scaled(text, folder)
-    return f"{name}={_locate_scaled(rest, folder)}"
+    from bitnet.models.adapted import split_name
+
+    name, rest = split_name(text, folder)
+    located = _locate_scaled(rest, folder)
+    return located if name is None else f"{name}={located}"
 
 
 def _locate_scaled(text, folder):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Rows of token types, without which llama.cpp loads no encoder.
+_TYPES = "token_types.weight"
 _TEXT_COUNT = "tokenizer.ggml.token_type_count"
 # general.file_type as llama.cpp numbers it, but: 40 is Q1_0 there, and I2_S in bitnet.cpp; 137 is
 # ik_llama.cpp's, 141 and 143 are PrismML's.
@@ -110,7 +111,7 @@ def _keys_of_folder(checkpoint: Checkpoint) -> dict[str, Any]:
     keys = dict(checkpoint.metadata)
     prefix = checkpoint.architecture
     if family is not None and family.encodes:
-        keys[_TEXT_COUNT] = _count_types(checkpoint)
+        keys[_TEXT_COUNT] = checkpoint.row_count(_TYPES, 1)
     keys["general.name"] = checkpoint.path.resolve().name
     keys[f"{prefix}.vocab_size"] = checkpoint.weights["token_embd.weight"].shape[0]
     head_dim = keys.get(f"{prefix}.attention.key_length")
@@ -122,12 +123,6 @@ def _keys_of_folder(checkpoint: Checkpoint) -> dict[str, Any]:
     if not keys.get(window) and not prefix.startswith("gemma"):
         keys.pop(window, None)  # its absence means the same, and older readers fail on 0
     return keys
-
-
-def _count_types(checkpoint: Checkpoint) -> int:
-    """Number of types of texts that the model tells apart."""
-    types = checkpoint.weights.get("token_types.weight")
-    return types.shape[0] if types is not None else 1
 
 
 def _tokenizer(
@@ -152,7 +147,7 @@ def _tokenizer(
         pre=request.pre or None,
         further_keys={"general.name": name},
         ranks=head is not None and head.ranks,
-        has_types=_count_types(checkpoint) > 1,
+        has_types=checkpoint.row_count(_TYPES, 1) > 1,
     )
     if request.pre and keys.get("tokenizer.ggml.pre") != request.pre:
         text = "the pre-tokenizer %s is not written: %s says itself how text is cut into words"

@@ -411,7 +411,7 @@ def _full_heads(config: Config, pattern: list[bool]) -> tuple[int, int]:
         own = kv_heads if config.get("attention_k_eq_v") and kv_heads is not None else usual[1]
         head_dim = config.get("global_head_dim", 512)  # transformers' default
         if head_dim is None:
-            raise wrong_config("global_head_dim is null, and there is no per_layer_config")
+            raise wrong_config("global_head_dim is null, and per_layer_config is missing")
         return head_dim, own
     names = ("head_dim", "num_key_value_heads")
     unknown = {

@@ -14,6 +14,7 @@ from bitnet.families.dense import (
     alternating,
     attention,
     check_local_base,
+    check_window,
     dense,
     local_base,
     model_of,
@@ -111,9 +112,8 @@ _LAYERS_OF_32B = 64
 
 def _exaone4_keys(config: Config) -> dict[str, Any]:
     if config["sliding_window"] is None:
-        kinds = config.get("layer_types")
-        if kinds is not None and "sliding_attention" in kinds:
-            raise wrong_config("layers with a window (layer_types), and no sliding_window")
+        kinds = config.get("layer_types") or ()
+        check_window([kind == "sliding_attention" for kind in kinds], 0)
         return {"attention.sliding_window": 0}
     return alternating(_PERIOD, "sliding_window_pattern")(config)
 

@@ -12,9 +12,9 @@ from bitnet.base.invocation import shell_quote
 from bitnet.base.machine import fits_in_memory
 from bitnet.base.quantities import human_size
 from bitnet.base.trust import printable
-from bitnet.formats.gguf_names import is_companion
+from bitnet.formats.gguf_names import PART, is_companion
 from bitnet.hub.repository import some_of
-from bitnet.hub.tags import DEFAULTS, PART, QUANTIZATION, has_tag, quantization_of
+from bitnet.hub.tags import DEFAULTS, QUANTIZATION, has_tag, quantization_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -79,7 +79,7 @@ def candidates(files: Iterable[Source], pattern: str) -> list[RepoModel]:
         if not matches(file.file, pattern or "*.gguf"):
             continue
         part = PART.fullmatch(file.file)
-        name = f"{part['stem']}-*-of-{part['count']}{part['suffix']}" if part else file.file
+        name = f"{part['stem']}-*-of-{part['count']}.gguf" if part else file.file
         groups.setdefault(name, []).append(file)
     models = []
     for name, group in sorted(groups.items()):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 
+from bitnet.formats.gguf_names import PART
+
 #: Quantizations to choose, in this order, if a name has no tag and no user can be asked.
 DEFAULTS = ("Q4_K_M", "Q4_0", "Q8_0")
 
-# Name of a part of a split file, with its number and the number of parts.
-PART = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.DOTALL)
 QUANTIZATION = re.compile(
     r"(?:^|[-._])(?P<name>I2_S|TL[12]|TQ[12]_0|PTQ1_0|PQ2_0|I?Q[1-8](?:_[A-Z0-9]+)*|MXFP4|BF16|F16|F32)"
     r"(?=[-._]|$)",

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.base.errors import InvalidFormat, Unsupported, UsageError
+from bitnet.base.files import exists
 from bitnet.base.invocation import shell_quote
 from bitnet.families.blocks import State
 from bitnet.families.family import of_gguf
@@ -69,6 +70,17 @@ def parse_adapter(text: str | os.PathLike[str]) -> tuple[Path, float]:
     return Path(name), factor
 
 
+def split_name(text: str, folder: Path | None = None) -> tuple[str | None, str]:
+    """Name of an adapter, None if it has none, and its ``PATH[:SCALE]``.
+
+    An equals sign may also be a part of a path, which is relative to *folder*.
+    """
+    name, equals, rest = text.partition("=")
+    if not equals or "/" in name or exists(Path(folder or "", text)):
+        return None, text
+    return name, rest
+
+
 def split_adapters(
     texts: Iterable[str],
 ) -> tuple[list[tuple[Path, float]], dict[str, tuple[Path, float]]]:
@@ -79,10 +91,9 @@ def split_adapters(
     always = []
     by_name = {}
     for text in texts:
-        name, equals, rest = text.partition("=")
-        # An equals sign may also be a part of a path.
-        if not equals or "/" in name or Path(text).exists():
-            always.append(parse_adapter(text))
+        name, rest = split_name(text)
+        if name is None:
+            always.append(parse_adapter(rest))
             continue
         if not name or name in by_name:
             raise UsageError(f"--lora {text}: give each adapter a name of its own", field="lora")

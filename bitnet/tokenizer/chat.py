@@ -258,9 +258,9 @@ def flatten(parts: Sequence[Any]) -> str:
         is_object = isinstance(part, dict)
         kind = part.get("type", "text") if is_object else type(part).__name__
         if is_object and kind == "text":
-            found = "nothing" if text is None else f"a value of type {type(text).__name__}"
+            actual = "nothing" if text is None else f"a value of type {type(text).__name__}"
             raise UsageError(
-                f"a part of content has {found} as its text, expected a string",
+                f"a part of content has {actual} as its text, expected a string",
                 hint='write it as {"type": "text", "text": "..."}',
             )
         raise Unsupported(f"content of type {kind!r} is not supported; only text is")

@@ -270,9 +270,9 @@ def _normalize_added(
     """*added*, with the normalized texts of those tokens that are matched in normalized text."""
     if not normalizer or not any(token.normalized for token in added):
         return added
-    found = [token.text for token in added if token.normalized]
-    texts = _normalize_texts(found, normalizer, source)
-    if "" in texts.values() or len(set(texts.values())) < len(found):
+    raw_texts = [token.text for token in added if token.normalized]
+    texts = _normalize_texts(raw_texts, normalizer, source)
+    if "" in texts.values() or len(set(texts.values())) < len(raw_texts):
         raise refusal(f"{source} has added tokens that normalization makes empty or the same")
     return tuple(
         replace(token, text=texts[token.text]) if token.normalized else token for token in added

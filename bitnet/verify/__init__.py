@@ -147,7 +147,7 @@ class _Examination:
     config: ModelConfig | None = None
     judged: Tokenizer | None = None  # the tokenizer, if it fits
     fits: bool = False  # every tensor has the shape that the architecture requires
-    mock: bool = False  # there is no tokenizer, and a mock takes its place
+    mock: bool = False  # a mock stands in for the missing tokenizer
     name: str = ""  # of the running check
 
     def run(self) -> Iterator[Finding]:

@@ -220,9 +220,9 @@ def _differences(
             return f"key {key} is {'not attested' if key in keys else 'missing'}"
         if key in content.lists and key in attestation.lists:
             return f"{key}: {attestation.lists[key].locate(content.lists[key])}"
-        shown = repr(content.values.get(key, "another list"))
-        shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
-        return f"key {key} is {shown}, attested is another value"
+        value_text = repr(content.values.get(key, "another list"))
+        value_text = value_text if len(value_text) <= 60 else f"{value_text[:60]}..."
+        return f"key {key} is {value_text}, attested is another value"
 
     old_tensors = dict(attestation.tensors)
     old_keys = dict(attestation.keys)

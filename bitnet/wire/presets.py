@@ -146,7 +146,9 @@ def parse_presets(text: str) -> dict[str, Preset]:
 
 def with_preset(text: str, preset: Preset) -> str:
     """*text* of a file of presets with *preset*, in place of one of the same name or at the end."""
-    others = {name: each for name, each in parse_presets(text).items() if name != preset.name}
+    other_presets = {
+        name: each for name, each in parse_presets(text).items() if name != preset.name
+    }
     # Replace the lines of the table, so that comments and layout around it stay.
     before, after = _split_at_table(text, preset.name)
     if after is not None:
@@ -158,7 +160,7 @@ def with_preset(text: str, preset: Preset) -> str:
 
     # Cutting by lines fails for subtables, and for lines of a text that begin with ``[``.
     try:
-        is_right = parse_presets(changed) == {**others, preset.name: preset}
+        is_right = parse_presets(changed) == {**other_presets, preset.name: preset}
     except ValueError:
         is_right = False
     if not is_right:
