@@ -152,7 +152,9 @@ def _own_world(tmp_path_factory, monkeypatch):
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / ".cache"))
-    return home
+    yield home
+    # Thousands of homes with models and caches would take gigabytes. A test may have locked one.
+    shutil.rmtree(home, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

@@ -387,21 +387,34 @@ def _check_patterns(document: dict[str, Any], source: str) -> None:
             )
 
 
+def _sentencepiece_processor() -> Any:
+    """The class of the package sentencepiece that runs a model, or ``None`` without one to use.
+
+    Releases before 0.2.3 give no offsets. Older releases of the package gguf install one of them.
+    """
+    try:
+        from sentencepiece import SentencePieceProcessor
+    except ImportError:
+        return None
+    if not hasattr(SentencePieceProcessor, "EncodeAsOffsetMapping"):
+        return None
+    return SentencePieceProcessor
+
+
 class _SentencePiece(LibraryEngine):
     """Runs a SentencePiece model on the text between the tokens that are found in raw text."""
 
     def __init__(self, spec: TokenizerSpec) -> None:
         super().__init__(spec)
-        try:
-            from sentencepiece import SentencePieceProcessor
-        except ImportError:
+        processor = _sentencepiece_processor()
+        if processor is None:
             raise Unsupported(
                 f"{spec.source} is a SentencePiece model: running it takes the compiled module or"
-                " the package sentencepiece",
+                " the package sentencepiece, version 0.2.3 or newer",
                 hint=extra_command("sentencepiece"),
-            ) from None
+            )
         self._what = f"the tokenizer {spec.source}"
-        self._model = SentencePieceProcessor()
+        self._model = processor()
         with translate_errors(self._what):
             self._model.LoadFromSerializedProto(write_model(spec))
         raw = [token for token in spec.added if not token.normalized and token.text]

@@ -5,6 +5,7 @@ import lzma
 import random
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiktoken
@@ -117,8 +118,13 @@ def test_an_unknown_step_is_refused():
         library_engine(spec)
 
 
-def test_a_sentencepiece_model_without_its_library_is_refused_by_name(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+@pytest.mark.parametrize(
+    "library",
+    [None, SimpleNamespace(SentencePieceProcessor=object)],  # 0.2.2 has a class without the method
+    ids=["absent", "too old"],
+)
+def test_a_sentencepiece_model_without_its_library_is_refused_by_name(monkeypatch, library):
+    monkeypatch.setitem(sys.modules, "sentencepiece", library)
     with pytest.raises(Unsupported, match="the package sentencepiece"):
         library_engine(pieces())
 
