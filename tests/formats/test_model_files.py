@@ -40,9 +40,10 @@ def test_a_folder_that_cannot_be_read_is_an_error(folder, monkeypatch):
             raise PermissionError(13, "Permission denied", str(path))
         return scandir(path)
 
-    monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(PermissionDenied, match=r"/a\b"):
-        list(models_below(folder))
+    with monkeypatch.context() as patched:  # the folder is removed with the true function
+        patched.setattr(os, "scandir", refuse)
+        with pytest.raises(PermissionDenied, match=r"/a\b"):
+            list(models_below(folder))
 
 
 @pytest.mark.parametrize("place", ["index/config.json", "a/c.gguf"])
