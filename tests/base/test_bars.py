@@ -2,7 +2,9 @@
 
 import io
 import os
+import re
 import threading
+import time
 
 import pyte
 import pytest
@@ -147,16 +149,28 @@ def test_after_the_end_of_bars_nothing_more_is_drawn():
     assert stream.getvalue() == before
 
 
-def test_bars_of_several_threads_leave_the_screen_empty(screen):
+def test_bars_and_messages_of_several_threads_never_mix(screen, monkeypatch):
+    """Each write lets other threads run in its middle, so those without a lock would mix."""
     bars = Bars()
     every = [Shown(f"file-{number}") for number in range(4)]
+    write = screen.write
+    written = []
+
+    def write_slowly(text):
+        for part in (text[: len(text) // 2], text[len(text) // 2 :]):
+            written.append(part)
+            write(part)
+            time.sleep(0)
+
+    monkeypatch.setattr(screen, "write", write_slowly)
 
     def work(bar):
         bars.add(bar, screen)
-        for _ in range(50):
+        for number in range(20):
             bars.refresh()
             with bars.above(screen):
-                screen.write("")
+                screen.write(f"message {number} about ")
+                screen.write(f"{bar.label}\n")
         bars.remove(bar)
 
     threads = [threading.Thread(target=work, args=(bar,)) for bar in every]
@@ -164,7 +178,18 @@ def test_bars_of_several_threads_leave_the_screen_empty(screen):
         thread.start()
     for thread in threads:
         thread.join()
-    assert screen.lines() == []
+    # What a terminal keeps: bars end with the sequence that clears them.
+    drawn = re.split(r"(?:\x1b\[\dA)?\r\x1b\[J", "".join(written))
+    lines = [line for part in drawn for line in part.split("\n") if line]
+    messages = [line for line in lines if line.startswith("message")]
+    expected = [f"message {n} about {bar.label}" for n in range(20) for bar in every]
+    assert sorted(messages) == sorted(expected)
+    whole_bars = {render(bar, 80 - FREE_COLUMNS) for bar in every}
+    assert {line for line in lines if not line.startswith("message")} <= whole_bars
+    # The bars are gone; of the 12 lines of the screen they took at most four.
+    shown = screen.lines()
+    assert len(shown) >= 8
+    assert shown == messages[-len(shown) :]
 
 
 def test_a_closed_terminal_is_not_an_error_for_bars():

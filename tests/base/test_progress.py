@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import threading
 
 import pytest
 import waiting
@@ -193,12 +194,31 @@ def test_a_slow_step_that_fails_leaves_no_line():
     assert terminal.getvalue().endswith("\r\x1b[J")
 
 
-@pytest.mark.parametrize("mode", ["none", "json", "lines"])
-def test_a_slow_step_is_shown_only_where_bars_are(mode, stream):
-    for where in (stream, Terminal()):
-        with show_when_slow("Loading", "reading", mode=mode, stream=where, after_s=0.0):
-            pass
-        assert where.getvalue() == ""
-    with show_when_slow("Loading", "reading", stream=stream, after_s=0.0):
+class ImmediateTimer:
+    """In place of ``threading.Timer``: calls its function when it is started."""
+
+    def __init__(self, after_s, function):
+        self._function = function
+
+    def start(self):
+        self._function()
+
+    def cancel(self):
         pass
-    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("mode", "terminal", "is_shown"),
+    [
+        *((mode, Terminal, False) for mode in ("none", "json", "lines")),
+        *((mode, io.StringIO, False) for mode in ("none", "json", "lines", "auto", "bar")),
+        ("auto", Terminal, True),
+        ("bar", Terminal, True),
+    ],
+)
+def test_a_slow_step_is_shown_only_where_bars_are(mode, terminal, is_shown, monkeypatch):
+    monkeypatch.setattr(threading, "Timer", ImmediateTimer)
+    where = terminal()
+    with show_when_slow("Loading", "reading", mode=mode, stream=where, after_s=0.0):
+        assert where.getvalue() == ("Loading: reading" if is_shown else "")
+    assert bool(where.getvalue()) == is_shown

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hub_repositories import LARGE_BYTES
 from tiny_models import tiny_gguf
 
 from bitnet.base.errors import Offline, PermissionDenied
@@ -264,7 +265,7 @@ def test_a_lock_file_left_by_a_killed_trial_of_locks_is_a_leftover_and_not_damag
 
 
 def test_a_download_into_a_read_only_cache_is_a_permission_error(project, read_only, hub):
-    hub.add("org/new", "tiny.gguf", b"GGUF" + bytes(100))
+    hub.add("org/new", "tiny.gguf", b"GGUF" + bytes(LARGE_BYTES))
     read_only(project.cache)
     online = replace(project, options=FetchOptions(base_url=hub.url, retries=1))
     with pytest.raises(PermissionDenied):

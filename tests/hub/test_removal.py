@@ -258,8 +258,12 @@ def test_a_repository_in_hugging_faces_cache_is_downloaded_offline_by_revision(
                 if not arguments or name in arguments or "*" in str(arguments)
             ]
             chosen = [name for name in chosen if len(arguments) < 2 or "/" not in name]
-            local_files = {str(p.relative_to(target)): p.read_bytes() for p in target.rglob("*.*")}
-            assert {name: local_files.get(name) for name in chosen} == {n: files[n] for n in chosen}
+            local_files = {
+                path.relative_to(target).as_posix(): path.read_bytes()
+                for path in target.rglob("*")
+                if path.is_file()
+            }
+            assert local_files == {name: files[name] for name in chosen}
         pins = json.loads((tmp_path / "bitnet.lock.json").read_text())["files"]
         assert {p["commit"] for p in pins if p["revision"] == revision} == {commit}
     done = bitnet("download-model", "org/one", "--rev", "v1.0", "--offline")

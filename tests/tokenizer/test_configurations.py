@@ -45,7 +45,11 @@ def test_random_sentencepiece_models_are_run_as_the_library_runs_them(run, tmp_p
     assert refused < EACH / 5
 
 
-@pytest.mark.parametrize("path", sorted(FOUND.iterdir()), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    sorted(path for path in FOUND.iterdir() if path.suffix in (".json", ".model")),
+    ids=lambda path: path.stem,
+)
 def test_a_file_that_once_differed_from_the_library_no_longer_does(path, tmp_path):
     if path.suffix == ".json":
         outcome = compare(json.loads(path.read_text()), tmp_path)

@@ -89,11 +89,14 @@ def test_an_interrupt_ends_an_endless_template():
     ) as process:
         assert process.stdout.readline() == "rendering\n"
         errors = ""
-        for _ in range(60):  # one that comes just before the wait begins is noticed after it
-            process.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                _, errors = process.communicate(timeout=1)
-                break
+        try:
+            for _ in range(60):  # one that comes just before the wait begins is noticed after it
+                process.send_signal(signal.SIGINT)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    _, errors = process.communicate(timeout=1)
+                    break
+        finally:
+            process.kill()  # one that has ended stays as it is
     assert "KeyboardInterrupt" in errors
     assert process.returncode != 0
 
@@ -104,7 +107,11 @@ def test_a_forked_process_has_a_template_process_of_its_own():
     assert template.render(USER) == "Hello"
     child = os.fork()
     if child == 0:
-        os._exit(0 if template.render(USER) == "Hello" else 1)
+        try:
+            is_right = template.render(USER) == "Hello"
+            os._exit(0 if is_right else 1)
+        finally:
+            os._exit(1)  # an error must not go on with the other tests in this process
     assert template.render(USER) == "Hello"
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 

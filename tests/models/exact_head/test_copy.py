@@ -336,17 +336,17 @@ def test_codes_of_two_instruction_sets_differ_by_a_step_at_most(level: str) -> N
         assert np.abs(ours - theirs).max() <= 0.26
 
 
-@pytest.mark.parametrize("broken", ["residual", "norm", "step", "sixth"])
+# Not "norm": it bounds the rounding of sums, which is too small to change a choice here.
+@pytest.mark.parametrize("broken", ["residual", "step", "sixth"])
 def test_a_copy_with_too_low_bounds_contradicts_the_full_product(broken: str) -> None:
     ops = NativeOps(threads=1)
     weight = matrix(ops, near_ties(600, 200))
     head = HeadCopy.build(ops, weight)
-    for name in ("residual", "norm") if broken != "step" else ("step",):
-        if broken == "sixth" and name == "residual":  # the units of six bits, not of five
-            units = head.arrays["sixth"].reshape(len(head.arrays["step"]), -1)[:, :4]
-            units[:] = (units.copy().view(np.float32) * np.float32(0.001)).view(np.uint8)
-        else:
-            head.arrays[name][:] *= np.float32(0.001)
+    if broken == "sixth":  # the units of six bits, not of five
+        units = head.arrays["sixth"].reshape(len(head.arrays["step"]), -1)[:, :4]
+        units[:] = (units.copy().view(np.float32) * np.float32(0.001)).view(np.uint8)
+    else:
+        head.arrays[broken][:] *= np.float32(0.001)
     x = hidden_states(near_ties(600, 200), 64)
     results = head.find(x, [Needed(3)] * len(x))
     faults = [
