@@ -80,16 +80,6 @@ def test_every_command_prints_json_with_decoded_names(module):
             assert "json.dumps(" not in call
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A folder with a strange name, and in it a model with one."""
-    folder = tmp_path_factory.mktemp("world") / "Übung"
-    folder.mkdir()
-    tiny_gguf(folder / NAME)
-    (folder / "textes é.jsonl").write_text('{"id": "ü", "prompt": "ab"}\n', "utf-8")
-    return folder
-
-
 # Commands that run in one process for each locale: (command line, exit code).
 WORDS = [
     (["doctor"], 0),

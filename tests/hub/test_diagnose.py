@@ -81,8 +81,10 @@ def test_a_bundle_of_certificates_may_be_a_file_or_a_folder(
     authority.issue_cert("127.0.0.1").configure_cert(context)
     server = LoopbackServer(BaseHTTPRequestHandler, None, tls=context)
     server.start()
-    steps = look(f"https://127.0.0.1:{server.server_port}")
-    server.stop()
+    try:
+        steps = look(f"https://127.0.0.1:{server.server_port}")
+    finally:
+        server.stop()
     # OpenSSL finds a certificate in a folder only by a file name made of a hash of its subject, so
     # the certificate in this folder is not found.
     assert ("certificate verify failed" in steps["TLS"].text) == is_folder

@@ -257,7 +257,6 @@ def wrong_files():
     for blob in Store(cache).blobs():
         if digest(blob.path) != blob.sha256:
             return "wrong bytes in the store"
-    names = {name.file for name in Store(cache).index if name.kind != "version"}
     missing = [n for n in Store(cache).index if not Store(cache).path_of(n.sha256).is_file()]
     if scenario == "bundle" and missing:
         return f"names without files: {missing}"

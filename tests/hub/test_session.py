@@ -498,3 +498,5 @@ def test_a_proxy_that_forbids_a_host_is_asked_once_and_named_for_https(
     if address.startswith("https"):  # for http, the reply of a proxy looks like one of the host
         assert f"{proxy.url} refuses to connect to 127.0.0.1" in str(caught.value)
     assert clock.waits == []
+    assert proxy.forbidden == 1
+    assert proxy.carried == []

@@ -64,16 +64,15 @@ def test_a_mirror_continues_where_the_hub_broke_off(hub, other, project):
     [
         Rule(status=503),
         Rule(status=404),
-        Rule(where="cdn", reset_at=1000),
-        Rule(where="cdn", ignore_range=True),
-        Rule(where="hub", status=200, body=b"<html>", headers={"Content-Type": "text/html"}),
+        Rule(reset_at=1000),
+        Rule(ignore_range=True),
+        Rule(status=200, body=b"<html>", headers={"Content-Type": "text/html"}),
     ],
     ids=["503", "404", "resets", "no ranges", "a page"],
 )
 def test_a_hub_that_fails_is_replaced_by_the_mirror(hub, other, project, rule, caplog):
-    rule.where = "cdn"  # the hub describes the file, and its storage misbehaves
-    rule.method = "GET"
-    hub.rules.append(rule)
+    # The hub describes the file, and its storage misbehaves.
+    hub.rules.append(replace(rule, where="cdn", method="GET"))
     assert received(project)
     if not rule.ignore_range:  # then the hub sends the whole file
         assert "goes on without" in caplog.text

@@ -23,6 +23,7 @@ class Proxy:
         self.login = f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}" if user else ""
         self.forbids = False  # answers 403 to every request with the right login
         self.refused = 0  # requests without the right login
+        self.forbidden = 0  # requests with the right login that were answered with 403
         self.carried: list[str] = []  # hosts with ports of tunnels, addresses of requests
         self.carried_bytes = 0  # to clients: of tunnels, and of replies
         self._lock = threading.Lock()
@@ -53,6 +54,7 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
             proxy.refused += 1
             status = 407
         elif proxy.forbids:
+            proxy.forbidden += 1
             status = 403
         if status:
             self.send_response(status)

@@ -75,7 +75,7 @@ def test_ids_are_those_recorded_with_llama_cpp(vocabulary):
     assert len(texts) > 40
     wrong = [
         text
-        for text, line in zip(texts, lines, strict=False)
+        for text, line in zip(texts, lines, strict=True)
         if engine.encode(text) != [int(id) for id in line.split()]
     ]
     assert wrong == []

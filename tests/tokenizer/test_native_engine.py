@@ -19,7 +19,6 @@ from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, bpe_spec, pre_tokenize
 
 pytestmark = pytest.mark.skipif(native.module() is None, reason="the native module is missing")
 
-BEHAVIORS = ["Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"]
 # Pre-tokenizer steps before the ByteLevel step; "prefix" changes an option of that step.
 STEPS = {
     "gpt2": [],

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import math
-import shutil
 
 import pytest
 import tekken_files
@@ -315,4 +314,3 @@ def test_a_value_that_is_nested_too_deep_to_print_is_refused(tmp_path):
         (tmp_path / "tokenizer_config.json").write_text(text)
         with pytest.raises(BitnetError):
             spec_from_folder(tmp_path)
-    shutil.rmtree(tmp_path)
