@@ -278,19 +278,19 @@ def test_a_second_run_with_the_same_output_is_refused_and_leaves_no_file(
     link.symlink_to(target)
     words = ["batch", "--model", str(model_path), "--output"]
     # It holds the lock of the output until stdin, with its rows, has ended.
-    first = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "bitnet", *words, str(target), "--input", "-"],
         stdin=subprocess.PIPE,
-    )
-    lock = folder / ".out.jsonl.bitnet-lock"
-    until(lambda: locks.is_held(lock), first)
-    for name in (target, link):
-        done = bitnet(*words, name, "--input", source)
-        assert done.code == 21
-        assert f"{name} is held by process {first.pid} on " in done.err
-        assert "choose another --output" in done.err
-    assert not target.exists()
-    first.communicate(source.read_bytes())
+    ) as first:
+        lock = folder / ".out.jsonl.bitnet-lock"
+        until(lambda: locks.is_held(lock), first)
+        for name in (target, link):
+            done = bitnet(*words, name, "--input", source)
+            assert done.code == 21
+            assert f"{name} is held by process {first.pid} on " in done.err
+            assert "choose another --output" in done.err
+        assert not target.exists()
+        first.communicate(source.read_bytes())
     assert first.returncode == 0
     assert set(answers_by_id(target)) == {"a", "2", "7", "stop"}
     assert [path.name for path in folder.iterdir()] == ["out.jsonl"]
@@ -302,11 +302,11 @@ def test_the_next_run_removes_the_lock_file_of_a_killed_one(bitnet, model_path, 
     target = folder / "out.jsonl"
     words = ["batch", "--model", str(model_path), "--output", str(target), "--input"]
     target.write_text('{"id": "half')
-    killed = subprocess.Popen([sys.executable, "-m", "bitnet", *words, "-"], stdin=subprocess.PIPE)
     lock = folder / ".out.jsonl.bitnet-lock"
-    until(lambda: locks.is_held(lock), killed)
-    killed.kill()
-    killed.communicate()
+    command = [sys.executable, "-m", "bitnet", *words, "-"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as killed:
+        until(lambda: locks.is_held(lock), killed)
+        killed.kill()
     assert lock.exists()
     done = bitnet(*words, source)
     assert done.code == 0, done.err

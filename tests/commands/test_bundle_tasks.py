@@ -186,6 +186,34 @@ def test_a_model_whose_tokenizer_is_not_here_is_not_exported(hub, model, machine
     assert not (tmp_path / "bare.tar").exists()
 
 
+def test_the_tokenizer_that_a_model_needs_is_in_its_bundle(
+    hub, model, machine, bitnet, tmp_path, monkeypatch
+):
+    bare = tiny_gguf(tmp_path / "bare.gguf", tokenizer=False)
+    hub.add("org/bare", "bare.gguf", bare.read_bytes())
+    made = tmp_path / "made"
+    made.mkdir()
+    tokenizer = tokenizer_folder(made, TOKENS) / "tokenizer.json"
+    hub.add("org/tokens", "tokenizer.json", tokenizer.read_bytes())
+    source = sources.Source(
+        "tiny", "org/tokens", family="llama", vocab_size=len(TOKENS), cache_key="tiny"
+    )
+    monkeypatch.setitem(sources.TOKENIZERS, "tiny", source)
+    machine("here")
+    written = bitnet("run", "hf:org/bare", "a", "--max-tokens", 1, "--auto-download")
+    assert written.code == 0, written.err
+    path = tmp_path / "bare.tar"
+    done = bitnet("bundle.export", "--output", path, "--model", "hf:org/bare")
+    assert done.code == 0, done.err
+    machine("there")
+    hub.close()
+    assert bitnet("bundle.import", path).code == 0
+    cached = settings.cache_dir() / "tokenizers/tiny/tokenizer.json"
+    assert cached.read_bytes() == tokenizer.read_bytes()
+    answered = bitnet("run", "hf:org/bare", *ASK)
+    assert (answered.code, answered.out) == (0, written.out), answered.err
+
+
 def test_what_is_not_here_is_refused_with_the_command_that_downloads_it(
     hub, model, machine, bitnet, tmp_path
 ):

@@ -180,7 +180,7 @@ def test_a_server_with_another_key_is_an_error_of_its_own(
         done = bitnet("launch", "aider", "--server", it.address, "--print")
     assert (done.code, message in done.err) == (2 if message else 0, True)
     assert ("export BITNET_API_KEY=KEY" in done.err) is bool(message)
-    assert ("served" in done.out) is not message
+    assert ("served" in done.out) is not bool(message)
 
 
 def test_the_path_in_the_address_of_a_server_is_requested_too(bitnet, tmp_path):

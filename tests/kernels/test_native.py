@@ -187,9 +187,11 @@ def test_kernels_that_fail_the_self_test_are_reported_in_a_warning(caplog, monke
     module = native.module()
     monkeypatch.setattr(module, "kernel_self_test", lambda: ["linear Q8_0_R16", "gather"])
     native_ops._self_test.cache_clear()
-    with caplog.at_level("WARNING"):
-        NativeOps()
-    native_ops._self_test.cache_clear()
+    try:
+        with caplog.at_level("WARNING"):
+            NativeOps()
+    finally:
+        native_ops._self_test.cache_clear()
     assert f"for {module.kernel_level()} give wrong results" in caplog.text
     assert "linear Q8_0_R16, gather" in caplog.text
 

@@ -215,16 +215,14 @@ def test_attention_gives_the_same_bits_on_every_instruction_set():
     assert len(results) == 1
 
 
-def test_attention_of_a_query_does_not_depend_on_the_batch_or_the_threads(level):
+def test_attention_of_a_query_does_not_depend_on_the_batch_or_the_threads(level, threads):
     q = random(40, 6, 64)
     how = {"scale": 0.125, "window": 90, "softcap": 0.0}
     k, v = (random(140, 2, 64, seed=s) for s in (2, 3))
-    before = NATIVE.threads()
     results = []
-    for threads in (1, 3):
-        NATIVE.set_threads(threads)
+    for count in (1, 3):
+        threads(count)
         results.append(attend(q, k, v, 100, **how))
-    NATIVE.set_threads(before)
     np.testing.assert_array_equal(results[0], results[1])
     alone = [attend(q[t : t + 1], k, v, 100 + t, **how) for t in range(40)]
     np.testing.assert_array_equal(np.concatenate(alone), results[0])

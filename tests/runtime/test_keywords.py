@@ -5,10 +5,12 @@ import contextlib
 import inspect
 import math
 import re
+import threading
 from dataclasses import asdict, fields
 
 import pytest
 from tool_models import CLOCK, tool_gguf
+from waiting import PATIENCE_S
 
 import bitnet
 from bitnet.base.errors import WrongType
@@ -108,19 +110,35 @@ def test_the_async_twins_give_the_same_text(model):
 
 def test_async_answers_that_run_together_have_the_text_of_one_alone(model):
     async def both():
-        ticks = asyncio.create_task(tick())
-        texts = await asyncio.gather(
+        return await asyncio.gather(
             *(model.agenerate("It is a truth", max_tokens=8) for _ in range(2))
         )
-        ticks.cancel()
-        return texts
-
-    async def tick():
-        while True:
-            await asyncio.sleep(0)
 
     first, second = asyncio.run(both())
     assert first == second == model.generate("It is a truth", max_tokens=8)
+
+
+def test_the_loop_goes_on_while_an_answer_is_computed(model, monkeypatch):
+    begun, continued = threading.Event(), threading.Event()
+    step = model.engine.step
+
+    def wait_for_the_loop():
+        begun.set()
+        # A loop that waits for this pass cannot set the event.
+        assert continued.wait(PATIENCE_S)
+        return step()
+
+    async def answer():
+        task = asyncio.create_task(model.agenerate("It is a truth", max_tokens=2))
+        while not (begun.is_set() or task.done()):
+            await asyncio.sleep(0)
+        continued.set()
+        return await task
+
+    expected = model.generate("It is a truth", max_tokens=2)
+    monkeypatch.setattr(model.engine, "step", wait_for_the_loop)
+    assert asyncio.run(answer()) == expected
+    assert begun.is_set()
 
 
 def test_a_cancelled_task_ends_its_answer(model):

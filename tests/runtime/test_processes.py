@@ -42,11 +42,12 @@ def passes():
     while True:
         engine.logits(PROMPT)
 
-threading.Thread(target=passes, daemon=True).start()
+running = threading.Thread(target=passes, daemon=True)
+running.start()
 
 def fork_in_a_pass():
     while not engine._lock.locked():
-        pass
+        assert running.is_alive()
     return os.fork()
 """
 
@@ -229,6 +230,6 @@ def test_a_daemon_thread_inside_a_pass_does_not_disturb_the_exit(run, count):
     for _ in range({count} - 1):
         threading.Thread(target=passes, daemon=True).start()
     while not engine._lock.locked():
-        pass
+        assert running.is_alive()
     """
     check_success(run(MODEL, IN_PASSES, exit_in_a_pass))

@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+import traceback
 from itertools import combinations
 from pathlib import Path
 
@@ -276,8 +277,10 @@ def test_two_processes_share_the_files(llama, tmp_path):
     if not child:
         try:
             store(llama, ids, tmp_path)
-        finally:
-            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     (path,) = files_in(tmp_path)

@@ -200,8 +200,7 @@ def test_a_third_prompt_reuses_the_prefix_that_two_others_shared(model):
         run(scheduler)
         reused.append(own.reused_tokens)
     # The second prompt shows that the prefix is shared, so its end is kept for the third.
-    assert reused[0] == 0
-    assert reused[2] == 400
+    assert reused == [0, 0, 400]
 
 
 def test_prompts_with_one_prefix_compute_it_once_and_generate_what_each_generates_alone(model):
