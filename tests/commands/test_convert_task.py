@@ -21,7 +21,8 @@ def test_a_folder_becomes_a_file_that_answers(bitnet, folder, tmp_path):
     assert done.code == 0
     assert done.out == f"{output}\n"
     assert f"{output}: " in done.err.splitlines()[0]
-    assert "  15 tensors F32 -> Q8_0, rounded" in done.err
+    assert "\n  15 tensors F32 -> Q8_0, " in done.err  # the plan
+    assert "\n15 tensors F32 -> Q8_0, rounded" in done.err  # the result
     assert bitnet("infer", "--model", output, "--prompt", "ab", "--max-tokens", 2).code == 0
     again = bitnet("convert", "--model", folder, "--output", output)
     assert again.code == 2

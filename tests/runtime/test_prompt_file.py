@@ -277,7 +277,7 @@ def test_two_processes_share_the_files(llama, tmp_path):
     if not child:
         try:
             store(llama, ids, tmp_path)
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - the child ends here
             traceback.print_exc()
             os._exit(1)
         os._exit(0)

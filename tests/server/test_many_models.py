@@ -213,10 +213,15 @@ def test_a_worker_that_is_loading_a_model_ends_with_0_on_sigterm(folder):
     worker = Process("--models", folder, "--port", 0)
     try:
         worker.listen()
-        asking = threading.Thread(target=lambda: worker.post({"prompt": "ab", "model": "a"}))
+        replies = []
+        asking = threading.Thread(
+            target=lambda: replies.append(worker.post({"prompt": "ab", "model": "a"}))
+        )
         asking.start()
         worker.until('action="gguf_metadata_loaded"')
         assert worker.end(signal.SIGTERM) == 0
         asking.join()
+        (reply,) = replies
+        assert reply.status_code in (200, 503)  # 200 if the model was loaded before the signal
     finally:
         worker.kill()

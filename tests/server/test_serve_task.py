@@ -337,7 +337,8 @@ def test_a_worker_that_drains_still_answers_new_connections_with_503(started, tm
     endless = tiny_gguf(tmp_path / "endless.gguf", **{"llama.context_length": 10**6})
     worker = started("--max-output-tokens", str(10**6), path=endless).listen()
     vast_body = {"prompt": "ab", "max_tokens": 10**6 - 9, "logit_bias": {"1": -1000}}
-    asking = threading.Thread(target=lambda: worker.post(vast_body))
+    replies = []
+    asking = threading.Thread(target=lambda: replies.append(worker.post(vast_body)))
     asking.start()
     worker.until('action="inference_start"')
     worker.process.send_signal(signal.SIGINT)
@@ -349,6 +350,7 @@ def test_a_worker_that_drains_still_answers_new_connections_with_503(started, tm
     worker.process.send_signal(signal.SIGINT)
     assert worker.end() == 130
     asking.join()
+    assert [reply.json()["finish_reason"] for reply in replies] == ["cancelled"]
 
 
 @pytest.mark.parametrize("narration", ["console", "json"])

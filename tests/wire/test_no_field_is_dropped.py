@@ -32,6 +32,7 @@ NEEDED = {"/v1/rerank": ("documents",), "/api/embeddings": ("prompt",)}
 INSTEAD = {"texts": "documents"}
 #: Fields that have an effect only with another one, and that one.
 TOGETHER = {
+    "stream_options": {"stream": True},
     "top_logprobs": {"logprobs": True},
     "continue_final_message": {
         "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -109,6 +110,7 @@ SAMPLES = (
     {"effort": "low"}, {"type": "none"}, [{"name": "g", "input_schema": SCHEMA}],
     {"format": {"type": "json_schema", "schema": SCHEMA}}, {"verbosity": "low"},
     [{"type": "function", "name": "g", "parameters": SCHEMA}], [{"text": "other"}],
+    {"include_usage": True}, ["text"], "disabled", "float", {"seed": 5},
 )  # fmt: skip
 
 
