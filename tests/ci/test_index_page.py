@@ -2,7 +2,6 @@
 
 import importlib.util
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -59,26 +58,38 @@ def test_an_address_keeps_its_port(index_page, tmp_path):
 
 # Each gives HERE as the first url of the remote "origin": a key without a value, names in any case
 # and on one line, quotes and comments, other sections, a line that goes on, and damaged lines.
-@pytest.mark.parametrize(
-    "config",
-    [
-        '[core]\n\tbare\n[remote "origin"]\n\turl = {url}\n\t\tfetch = x\n',
-        '[Remote "origin"] URL={url} ; a comment\n',
-        '[remote "origin"]\n\turl = "{url}" # a comment\n\turl = https://h/second\n',
-        '[remote "other"]\n\turl = https://h/other\n[remote "origin"]\nurl = {url}\n[x]\nurl = y',
-        '[remote "origin"]\n\turl = https://example.org/\\\nme/bitnet\n',
-        '# [remote "origin"]\n%%%\n=\n[a\n[remote "origin"]\nurl = {url}\n\xff',
-    ],
+GIT_CONFIGS = (
+    '[core]\n\tbare\n[remote "origin"]\n\turl = {url}\n\t\tfetch = x\n',
+    '[Remote "origin"] URL={url} ; a comment\n',
+    '[remote "origin"]\n\turl = "{url}" # a comment\n\turl = https://h/second\n',
+    '[remote "other"]\n\turl = https://h/other\n[remote "origin"]\nurl = {url}\n[x]\nurl = y',
+    '[remote "origin"]\n\turl = https://example.org/\\\nme/bitnet\n',
+    '# [remote "origin"]\n%%%\n=\n[a\n[remote "origin"]\nurl = {url}\n\xff',
 )
+
+
+def write_git_config_of_text(project, text):
+    """Make *text* the configuration of git in the folder *project*; its path."""
+    write_git_config(project, "")
+    path = project / ".git/config"
+    path.write_bytes(text.encode("latin-1"))
+    return path
+
+
+@pytest.mark.parametrize("config", GIT_CONFIGS)
 def test_every_form_of_a_git_config_is_read(config, index_page, tmp_path):
-    write_git_config(tmp_path, "")
-    text = config.format(url=HERE)
-    (tmp_path / ".git/config").write_bytes(text.encode("latin-1"))
+    write_git_config_of_text(tmp_path, config.format(url=HERE))
     assert index_page.repository(tmp_path) == HERE
-    if shutil.which("git") and "%%%" not in text:  # git refuses a damaged file
-        command = ["git", "config", "--file", tmp_path / ".git/config", "--get-all"]
-        done = subprocess.run([*command, "remote.origin.url"], capture_output=True, text=True)
-        assert done.stdout.splitlines()[0] == HERE
+
+
+@pytest.mark.slow  # the job of slow tests has git
+@pytest.mark.needs("git")
+@pytest.mark.parametrize("config", [text for text in GIT_CONFIGS if "%%%" not in text])
+def test_git_reads_the_same_from_each_config_that_is_not_damaged(config, tmp_path):
+    path = write_git_config_of_text(tmp_path, config.format(url=HERE))
+    command = ["git", "config", "--file", path, "--get-all", "remote.origin.url"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.splitlines()[0] == HERE
 
 
 @pytest.mark.parametrize(

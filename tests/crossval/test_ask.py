@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+import waiting
 from tiny_models import tiny_gguf
 
 from bitnet.crossval import ask, reference_process
@@ -31,6 +32,21 @@ signal.pause()
 """
 
 
+def is_free(lock):
+    """True if no process holds the file *lock*."""
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def wait_until_killed(lock):
+    """Wait until no process holds *lock*, much less than the minute that HANGS lives by itself."""
+    waiting.until(lambda: is_free(lock), patience_s=20)
+
+
 def test_an_engine_that_hangs_is_killed_with_its_children(tmp_path):
     lock = tmp_path / "lock"
     ready = tmp_path / "ready"
@@ -39,8 +55,7 @@ def test_an_engine_that_hangs_is_killed_with_its_children(tmp_path):
         ask.run(command, name="the engine", limit_s=LIMIT_S)
     assert "--reference-timeout SECONDS" in caught.value.hint
     assert ready.exists()
-    with lock.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # returns when no process holds it
+    wait_until_killed(lock)
 
 
 # A process that ends at once, and its child, which holds a lock. Arguments: the file to lock, one
@@ -94,15 +109,13 @@ def test_an_interrupt_kills_the_engine(tmp_path, monkeypatch):
         """Raise KeyboardInterrupt as soon as the engine holds its lock."""
         if timeout is None:  # the wait for a process that was killed
             return wait(process)
-        while not ready.exists():
-            pass
+        waiting.until(ready.exists, process)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ask.subprocess.Popen, "wait", interrupt_wait)
     with pytest.raises(KeyboardInterrupt):
         ask.run([sys.executable, "-c", HANGS, str(lock), str(ready)], name="x", limit_s=60)
-    with lock.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    wait_until_killed(lock)
 
 
 def test_the_limit_grows_with_the_model_unless_it_is_given(tmp_path):

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import sys
-from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -93,12 +92,14 @@ class Unconverted(IkLlamaCpp):
 
 @needs("ik_llama_cpp")
 def test_wrong_logits_of_a_file_that_loads_are_rejected(ternary):
-    with suppress(EngineFailed):  # in some runs an assertion of ik_llama.cpp fails
+    try:
         wrong = Unconverted().trace(question(ternary))
-        verdict = verdict_by(ternary, wrong)
-        assert verdict.status != "passed"
-        (on_reference,) = (entry for entry in verdict.findings if entry.subject == "reference")
-        assert on_reference.failed
+    except EngineFailed as failure:
+        pytest.xfail(f"in some runs an assertion of ik_llama.cpp fails: {failure}")
+    verdict = verdict_by(ternary, wrong)
+    assert verdict.status != "passed"
+    (on_reference,) = (entry for entry in verdict.findings if entry.subject == "reference")
+    assert on_reference.failed
 
 
 @needs("ik_llama_cpp")

@@ -152,7 +152,6 @@ def resource(name, text=b""):
 @pytest.mark.parametrize(
     "resources",
     [
-        [],
         [resource("../x")],
         [resource("/etc/passwd")],
         [resource("a/../b")],
@@ -171,10 +170,14 @@ def test_files_that_cannot_be_named_make_a_statement_invalid(
     bitnet, model, tmp_path, resources, as_well
 ):
     right = statement(model)["predicate"]["resources"]
-    if as_well and not resources:
-        return
     document = statement(model, resources=(right if as_well else []) + resources)
     done = verify(bitnet, model, document, tmp_path)
+    assert done.code == 13, done.out
+    assert "is not a statement of model-signing" in done.err
+
+
+def test_a_statement_of_no_files_is_invalid(bitnet, model, tmp_path):
+    done = verify(bitnet, model, statement(model, resources=[]), tmp_path)
     assert done.code == 13, done.out
     assert "is not a statement of model-signing" in done.err
 
