@@ -92,18 +92,12 @@ def test_a_missing_model_is_an_error_and_no_verdict(tmp_path):
 
 
 # Bytes cut off the end; with 400,000 only the first four bytes are left.
-@pytest.mark.parametrize("cut", [100, 5_000, 400_000])
+@pytest.mark.parametrize("cut", [3, 100, 5_000, 400_000])
 def test_a_truncated_file_fails_and_the_rest_is_skipped(model, cut):
     model.write_bytes(model.read_bytes()[:-cut] if cut < 400_000 else b"GGUF")
     checks = list(verify_model(model))
     assert [check.severity for check in checks] == ["failed"] + ["skipped"] * 11
     assert checks[0].hint
-
-
-def test_padding_after_the_last_tensor_is_not_part_of_it(model):
-    before = statuses(model)
-    model.write_bytes(model.read_bytes()[:-3])
-    assert statuses(model) == before
 
 
 CORPUS = sorted((Path(__file__).parents[1] / "fuzz/corpus/gguf").iterdir())
