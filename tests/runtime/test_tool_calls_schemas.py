@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from json_places import places_in, put
 from tool_models import CLOCK, tool_gguf
 
 from bitnet import load
@@ -31,28 +32,7 @@ WRONG = (
 )
 
 
-def places_in(schema, place=()):
-    """Yield the place of each part of *schema*: keys and indices from the outside to the inside."""
-    yield place
-    parts = ()
-    if isinstance(schema, dict):
-        parts = schema.items()
-    elif isinstance(schema, list):
-        parts = enumerate(schema)
-    for key, part in parts:
-        yield from places_in(part, (*place, key))
-
-
 PLACES = list(places_in(SCHEMA))
-
-
-def put(schema, place, value):
-    """*schema* with another *value* at *place*."""
-    if not place:
-        return value
-    changed = schema.copy()
-    changed[place[0]] = put(schema[place[0]], place[1:], value)
-    return changed
 
 
 def tool_with(schema, **more):

@@ -8,6 +8,7 @@ import pytest
 import sentencepiece
 import tokenizers
 from charsmaps import charsmap
+from json_places import places_in, put
 from sentencepiece_writer import write_model
 from small_specs import pieces
 
@@ -116,30 +117,13 @@ def test_a_decoder_replaces_what_the_library_replaces(pattern, tmp_path):
 ODD = (True, False, None, -1, 0.5, "1", "x", [], {}, [1], 2**40)
 
 
-def _places(value, place=()):
-    """Yield the path of *value*, which is *place*, and of every value in it."""
-    yield place
-    if isinstance(value, dict | list):
-        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _places(inner, (*place, key))
-
-
-def _changed(value, place, new):
-    """*value* with *new* at *place*."""
-    if not place:
-        return new
-    copy = value.copy()
-    copy[place[0]] = _changed(copy[place[0]], place[1:], new)
-    return copy
-
-
 @pytest.mark.parametrize("model", [BPE, UNIGRAM], ids=["BPE", "Unigram"])
 def test_values_that_the_library_does_not_accept_are_refused(model, tmp_path):
     """Every value of a vocabulary and its options, replaced by values of other types."""
     accepted = []  # what the library refuses and we do not
-    for place in _places(model):
+    for place in places_in(model):
         for odd in ODD:
-            path = write(tmp_path, document(_changed(model, place, odd)))
+            path = write(tmp_path, document(put(model, place, odd)))
             try:
                 tokenizers.Tokenizer.from_file(str(path))
                 continue  # the library accepts it

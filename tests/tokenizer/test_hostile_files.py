@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 from charsmaps import charsmap
+from json_places import places_in, put
 from sentencepiece_writer import write_model
 from small_specs import BYTE_LEVEL_STEP, byte_level, pieces, split, words
 
@@ -411,31 +412,14 @@ _MODELS = {
 _WRONG = (None, True, -1, 2**70, 0.5, math.nan, "", "x", [], [0], [None], {}, {"x": 0}, {"0": []})
 
 
-def _places(value, place=()):
-    """Yield the path of *value*, which is *place*, and of every value in it."""
-    yield place
-    if isinstance(value, dict | list):
-        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _places(inner, (*place, key))
-
-
-def _changed(document, place, wrong):
-    """*document* with *wrong* at *place*."""
-    if not place:
-        return wrong
-    copy = dict(document) if isinstance(document, dict) else list(document)
-    copy[place[0]] = _changed(copy[place[0]], place[1:], wrong)
-    return copy
-
-
 @pytest.mark.parametrize("kind", _MODELS)
 def test_a_tokenizer_json_with_a_wrong_value_anywhere_is_refused_or_runs(kind, engine, tmp_path):
     document = _DOCUMENT | {"model": _MODELS[kind]}
     path = tmp_path / "tokenizer.json"
     tried = 0
-    for place in _places(document):
+    for place in places_in(document):
         for wrong in _WRONG:
-            path.write_text(json.dumps(_changed(document, place, wrong)))
+            path.write_text(json.dumps(put(document, place, wrong)))
             with contextlib.suppress(BitnetError):
                 tokenizer = Tokenizer.from_spec(spec_from_file(path))
                 tokenizer.decode(tokenizer.encode("ab<s> xé"))
