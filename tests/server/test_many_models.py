@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from serve_process import Process, serving
+from serve_process import ENDLESS, ENDLESS_MODEL, Process, serving
 from tiny_models import tiny_gguf
 from waiting import PATIENCE_S, until
 
@@ -134,15 +134,13 @@ def test_fifty_loads_leave_nothing_behind(folder):
 
 def test_streams_of_two_models_end_in_order_when_the_worker_has_to_stop(tmp_path):
     for name in "ab":
-        tiny_gguf(tmp_path / f"{name}.gguf", **{"llama.context_length": 10**6})
-    # An answer that fills the context, without the token that would end it.
-    endless = {"prompt": "ab", "max_tokens": 10**6 - 9, "logit_bias": {"1": -1000}}
+        tiny_gguf(tmp_path / f"{name}.gguf", **ENDLESS_MODEL)
     options = ("--drain", "0.2", "--max-output-tokens", 10**6, "--models-idle", "never")
     with contextlib.ExitStack() as stack:
         worker = stack.enter_context(serving("--models", tmp_path, "--port", 0, *options))
         streams = []
         for name in "ab":
-            body = endless | {"model": name, "stream": True}
+            body = ENDLESS | {"model": name, "stream": True}
             # Entered once the first token is there; an answer without any would be refused.
             streams.append(stack.enter_context(worker.stream(body)))
         assert [reply.status_code for reply in streams] == [200, 200]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from serve_process import Process
+from serve_process import ENDLESS, ENDLESS_MODEL, Process
 from tiny_models import tiny_gguf
 from waiting import PATIENCE_S, free_port, until
 
@@ -117,16 +117,14 @@ def test_a_second_interrupt_ends_a_worker_whose_request_still_runs(started):
 def test_answers_are_cut_off_after_the_time_to_drain_or_by_a_second_interrupt(
     started, tmp_path, first, again, drain, code
 ):
-    endless = tiny_gguf(tmp_path / "endless.gguf", **{"llama.context_length": 10**6})
+    endless = tiny_gguf(tmp_path / "endless.gguf", **ENDLESS_MODEL)
     options = ("--drain", drain, "--max-output-tokens", str(10**6))
     worker = started(*options, path=endless).listen()
-    # An answer that fills the context, without the token that would end it.
-    body = {"prompt": "ab", "max_tokens": 10**6 - 9, "logit_bias": {"1": -1000}}
     with ThreadPoolExecutor(1) as pool:
-        whole = pool.submit(worker.post, body)
+        whole = pool.submit(worker.post, ENDLESS)
         worker.until('action="inference_start"')
         # A pass serves both: once the stream has a token, the other answer has one, too.
-        with worker.stream(body | {"stream": True}) as streamed:
+        with worker.stream(ENDLESS | {"stream": True}) as streamed:
             worker.process.send_signal(first)
             worker.until('action="draining"')
             worker.process.send_signal(again)
@@ -334,11 +332,10 @@ def test_the_name_of_a_model_is_not_cut_at_a_dot_and_has_aliases(
 
 
 def test_a_worker_that_drains_still_answers_new_connections_with_503(started, tmp_path):
-    endless = tiny_gguf(tmp_path / "endless.gguf", **{"llama.context_length": 10**6})
+    endless = tiny_gguf(tmp_path / "endless.gguf", **ENDLESS_MODEL)
     worker = started("--max-output-tokens", str(10**6), path=endless).listen()
-    vast_body = {"prompt": "ab", "max_tokens": 10**6 - 9, "logit_bias": {"1": -1000}}
     replies = []
-    asking = threading.Thread(target=lambda: replies.append(worker.post(vast_body)))
+    asking = threading.Thread(target=lambda: replies.append(worker.post(ENDLESS)))
     asking.start()
     worker.until('action="inference_start"')
     worker.process.send_signal(signal.SIGINT)

@@ -9,6 +9,11 @@ import sys
 import httpx
 from waiting import PATIENCE_S
 
+#: Keys of a model, and the body of a request for it, whose answer ends only when it is cut off: it
+#: fills the context without the token that would end it.
+ENDLESS_MODEL = {"llama.context_length": 10**6}
+ENDLESS = {"prompt": "ab", "max_tokens": 10**6 - 9, "logit_bias": {"1": -1000}}
+
 
 class Process:
     """A server process; *lines* are the lines of stderr that were read so far."""

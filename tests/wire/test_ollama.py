@@ -157,13 +157,13 @@ def test_tools_are_called_with_objects(client):
     options = {"tools": [WEATHER], "options": {"temperature": 0, "num_predict": 200}}
     reply = client.chat("tiny", ASK, **options, format=form)
     calls = reply.message.tool_calls
+    assert calls
     streamed = [
         call
         for part in client.chat("tiny", ASK, **options, format=form, stream=True)
         for call in part.message.tool_calls or []
     ]
     assert [call.function for call in streamed] == [call.function for call in calls]
-    assert calls
     for call in calls:
         assert call.function.name == "weather"
         assert call.function.arguments["city"] in CITIES
