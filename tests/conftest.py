@@ -152,8 +152,10 @@ def _own_world(tmp_path_factory, monkeypatch):
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / ".cache"))
-    yield home
-    # Thousands of homes with models and caches would take gigabytes. A test may have locked one.
+    yield
+    # Thousands of homes with models and caches would take gigabytes. They are removed by the true
+    # functions of the system, whatever the test put in their place; it may have locked a folder.
+    monkeypatch.undo()
     shutil.rmtree(home, ignore_errors=True)
 
 

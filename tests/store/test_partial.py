@@ -136,10 +136,10 @@ def test_a_partial_file_of_another_user_does_not_prevent_a_download(tmp_path, mo
     real = os.open
     rename = type(tmp_path).replace
 
-    def open_own(path, flags, *rest):
+    def open_own(path, flags, *rest, **options):
         if refused == "open" and str(path).endswith(".partial") and flags & os.O_RDWR:
             raise PermissionError(13, "Permission denied", str(path))
-        return real(path, flags, *rest)
+        return real(path, flags, *rest, **options)
 
     def rename_own(self, target):
         if refused == "rename" and self.name == "m.gguf.partial":  # in a folder with a sticky bit
@@ -178,11 +178,11 @@ def test_a_folder_that_is_swept_before_its_file_is_opened_is_made_again(tmp_path
     real = os.open
     swept = []
 
-    def after_a_sweep(path, *rest):
+    def after_a_sweep(path, *rest, **options):
         if not swept and str(path).startswith(str(tmp_path / "version")):
             swept.append(path)
             sweep(tmp_path)
-        return real(path, *rest)
+        return real(path, *rest, **options)
 
     monkeypatch.setattr(os, "open", after_a_sweep)
     partial = begin(tmp_path / "version")
