@@ -1,7 +1,7 @@
 """The files, functions and types of a comparison, from its plan to its report.
 
 Their numbers are bounded, so that a reader can follow the way: a bound is the present number or a
-little more, and may only become smaller.
+little more, and a commit that raises one says why.
 """
 
 import importlib.util
@@ -86,7 +86,7 @@ def test_a_comparison_uses_few_types_and_enters_each_step_once(walked):
     assert types <= TYPES
     assert len(TYPES) <= 19
     assert len({file for file, _ in functions}) <= 17
-    assert len(functions) <= 195
+    assert len(functions) <= 191
     steps = {"run.py": "cross_validate", "judge.py": "judge", "report.py": "write"}
     assert {step: entries[step] for step in steps.items()} == dict.fromkeys(steps.items(), 1)
     assert {name for file, name in entries if file == "report.py"} <= {
@@ -119,5 +119,5 @@ def test_a_comparison_is_few_files_and_functions_besides_the_answers_of_its_engi
     assert {file for file, _ in compared.functions} >= {
         f"/crossval/{step}.py" for step in ("plan", "run", "evidence", "judge", "report")
     }
-    assert len(compared.files - answered.files) <= 30
-    assert len(compared.functions.keys() - answered.functions.keys()) <= 250
+    assert len(compared.files - answered.files) <= 29
+    assert len(compared.functions.keys() - answered.functions.keys()) <= 242
