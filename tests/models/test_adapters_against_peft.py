@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from dense_models import DENSE, GEMMA3N
-from hf_models import MAX_RELATIVE_DIFFERENCE, TOKENS, make, relative_difference, torch
+from differences import relative_difference
+from hf_models import MAX_RELATIVE_DIFFERENCE, TOKENS, make, torch
 from mixed_models import MIXED
 from quiet_libraries import QUIET
 

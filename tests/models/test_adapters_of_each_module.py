@@ -6,7 +6,8 @@ The modules are those of transformers' models; nothing here lists them.
 import numpy as np
 import pytest
 from dense_models import DENSE
-from hf_models import TOKENS, make, relative_difference, torch
+from differences import relative_difference
+from hf_models import TOKENS, make, torch
 from mixed_models import MIXED
 from quiet_libraries import QUIET
 

@@ -4,7 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from hf_models import MAX_RELATIVE_DIFFERENCE, TOKENS, relative_difference, torch
+from differences import relative_difference
+from hf_models import MAX_RELATIVE_DIFFERENCE, TOKENS, torch
 from outer_models import GEMMA_3N, OUTER_MODELS
 from quiet_libraries import QUIET
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conversions import convert
+from differences import relative_difference
 from hf_folders import bf16, save_tensors
 from published_bitnets import (
     CONFIGS,
@@ -54,11 +55,6 @@ def logits(path, *, ops=None, ignore_keys=()):
     model = load_model(open_checkpoint(path, ignore_keys=ignore_keys), ops=ops)
     cache = KVCache(model.config, len(IDS), dtype=getattr(ops, "dtype", np.float32))
     return model.forward(IDS, cache, all_positions=True)
-
-
-def relative_difference(found, expected):
-    """The largest difference, as a share of the range of *expected*."""
-    return np.abs(found - expected).max() / np.ptp(expected)
 
 
 @pytest.mark.parametrize("encoding", ["I2_S", "TQ1_0", "TQ2_0", "IQ2_BN"])

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from conversions import convert
-from hf_models import MAX_RELATIVE_DIFFERENCE, TOKENS, make, relative_difference, say, torch
+from differences import relative_difference
+from hf_models import MAX_RELATIVE_DIFFERENCE, TOKENS, make, say, torch
 from remote_models import REMOTE, write
 
 from bitnet.base.errors import InvalidFormat, Unsupported

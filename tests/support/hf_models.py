@@ -119,11 +119,6 @@ def say(folder, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def relative_difference(actual, expected):
-    """Largest difference as a share of the range of *expected*."""
-    return np.abs(actual - expected).max() / np.ptp(expected)
-
-
 def bitnet_layers(model, online, wanted=lambda name: "lm_head" not in name):
     """*model* with transformers' own BitNet layers: rounded weights and activations.
 
