@@ -70,8 +70,8 @@ GIT_CONFIGS = (
 
 def write_git_config_of_text(project, text):
     """Make *text* the configuration of git in the folder *project*; its path."""
-    write_git_config(project, "")
     path = project / ".git/config"
+    path.parent.mkdir(exist_ok=True)
     path.write_bytes(text.encode("latin-1"))
     return path
 

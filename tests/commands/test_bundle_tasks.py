@@ -175,9 +175,17 @@ def test_models_and_tokenizers_are_chosen_by_name(hub, model, machine, bitnet, t
     assert cached.is_file()
 
 
-def test_a_model_whose_tokenizer_is_not_here_is_not_exported(hub, model, machine, bitnet, tmp_path):
+@pytest.fixture
+def hub_with_bare_model(hub, tmp_path):
+    """A hub with the model ``org/bare``, which has no tokenizer."""
     bare = tiny_gguf(tmp_path / "bare.gguf", tokenizer=False)
     hub.add("org/bare", "bare.gguf", bare.read_bytes())
+    return hub
+
+
+def test_a_model_whose_tokenizer_is_not_here_is_not_exported(
+    hub_with_bare_model, model, machine, bitnet, tmp_path
+):
     machine("here")
     assert bitnet("download-model", "--id", "org/bare", "--file", "bare.gguf").code == 0
     done = bitnet("bundle.export", "--output", tmp_path / "bare.tar")
@@ -187,14 +195,12 @@ def test_a_model_whose_tokenizer_is_not_here_is_not_exported(hub, model, machine
 
 
 def test_the_tokenizer_that_a_model_needs_is_in_its_bundle(
-    hub, model, machine, bitnet, tmp_path, monkeypatch
+    hub_with_bare_model, model, machine, bitnet, tmp_path, monkeypatch
 ):
-    bare = tiny_gguf(tmp_path / "bare.gguf", tokenizer=False)
-    hub.add("org/bare", "bare.gguf", bare.read_bytes())
     made = tmp_path / "made"
     made.mkdir()
     tokenizer = tokenizer_folder(made, TOKENS) / "tokenizer.json"
-    hub.add("org/tokens", "tokenizer.json", tokenizer.read_bytes())
+    hub_with_bare_model.add("org/tokens", "tokenizer.json", tokenizer.read_bytes())
     source = sources.Source(
         "tiny", "org/tokens", family="llama", vocab_size=len(TOKENS), cache_key="tiny"
     )
@@ -206,7 +212,7 @@ def test_the_tokenizer_that_a_model_needs_is_in_its_bundle(
     done = bitnet("bundle.export", "--output", path, "--model", "hf:org/bare")
     assert done.code == 0, done.err
     machine("there")
-    hub.close()
+    hub_with_bare_model.close()
     assert bitnet("bundle.import", path).code == 0
     cached = settings.cache_dir() / "tokenizers/tiny/tokenizer.json"
     assert cached.read_bytes() == tokenizer.read_bytes()

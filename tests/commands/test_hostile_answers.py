@@ -1,7 +1,6 @@
 """Model files with values made to confuse: a clear answer, and nothing that steers a terminal.
 
-Exit codes: 13 damaged or malformed data, 14 network failure, 15 a check failed, 19 not found, 20
-unsupported.
+Exit codes: 13 damaged or malformed data, 15 a check failed, 19 not found, 20 unsupported.
 """
 
 import re

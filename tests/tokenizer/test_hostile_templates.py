@@ -108,8 +108,7 @@ def test_a_forked_process_has_a_template_process_of_its_own():
     child = os.fork()
     if child == 0:
         try:
-            is_right = template.render(USER) == "Hello"
-            os._exit(0 if is_right else 1)
+            os._exit(template.render(USER) != "Hello")
         finally:
             os._exit(1)  # an error must not go on with the other tests in this process
     assert template.render(USER) == "Hello"

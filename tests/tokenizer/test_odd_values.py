@@ -7,6 +7,7 @@ import math
 import pytest
 import tekken_files
 from builders import vocabulary, write_gguf
+from json_places import places_in, put
 from rank_files import write_ranks
 from sentencepiece_writer import write_model
 from small_specs import pieces
@@ -78,15 +79,9 @@ KINDS = {
 PRE = {"vocab.json": "gpt-2", "qwen.tiktoken": "gpt-2"}
 
 
-def _changed(value):
-    """*value* with each of its parts replaced by odd values."""
-    yield from ODD
-    if isinstance(value, dict | list):
-        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            for odd in _changed(inner):
-                copy = value.copy()
-                copy[key] = odd
-                yield copy
+def _odd_forms(value):
+    """*value* with each of its parts, and the whole, replaced by every odd value."""
+    return (put(value, place, odd) for place in places_in(value) for odd in ODD)
 
 
 @pytest.mark.parametrize("side", SIDE)
@@ -95,7 +90,7 @@ def test_odd_values_of_side_files_are_refused_or_without_effect(kind, side, tmp_
     KINDS[kind](tmp_path, kind)
     if side in ("special_tokens_map.json", "added_tokens.json", "config.json"):
         (tmp_path / "tokenizer_config.json").write_text("{}")
-    for content in _changed(SIDE[side]):
+    for content in _odd_forms(SIDE[side]):
         (tmp_path / side).write_text(json.dumps(content))
         with contextlib.suppress(BitnetError):
             spec_from_folder(tmp_path, pre=PRE.get(kind))
@@ -265,7 +260,7 @@ def test_odd_values_of_a_downloaded_file_are_refused_or_without_effect(tmp_path)
     for document in (DOCUMENT, DOCUMENT | {"model": {"vocab": [["a", 0.0], ["b", 0.0]]}}):
         path.write_text(json.dumps(document))
         check_vocabulary(path, 3)
-        for changed in _changed(document):
+        for changed in _odd_forms(document):
             path.write_text(json.dumps(changed))
             with contextlib.suppress(BitnetError):
                 check_vocabulary(path, 3)
