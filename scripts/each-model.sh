@@ -36,11 +36,18 @@ while IFS= read -r model; do
         echo "$?" > "$work/ended"
     } | tee "$work/said"
     ended=$(cat "$work/ended")
-    gaps=$(awk -F 'NOT CHECKED: ' 'NF > 1 {printf "%s%s", sep, $NF; sep = "; "}' "$work/said")
+    gaps=
+    checked=
+    # Read by the shell itself: where another program is missing, a gap would look like none.
+    while IFS= read -r line || [ -n "$line" ]; do
+        case $line in
+        *'NOT CHECKED: '*) gaps=${gaps:+$gaps; }${line##*NOT CHECKED: } ;;
+        'CHECKED: '*) checked=${checked:+$checked; }${line#CHECKED: } ;;
+        esac
+    done < "$work/said"
     if [ "$ended" -ne 0 ]; then
         echo "- FAILED, exit code $ended: $model"
     elif [ -n "$gaps" ]; then
-        checked=$(sed -n 's/^CHECKED: //p' "$work/said")
         echo "- NOT CHECKED: $model: $gaps${checked:+; checked: $checked}"
     else
         echo "- passed: $model"
