@@ -90,7 +90,7 @@ private:
             // A letter is a set of both cases; a class of several items may count as one, too.
             const bool letter =
                 child.kind == RegexNode::kSet && sets_[child.value].items.size() >= 2;
-            text += letter ? char(sets_[child.value].items[0].first) : ' ';
+            text += letter ? char(sets_[child.value].items[0].first | 0x20) : ' ';  // lower case
         }
         for (const char* pair : {"ss", "ff", "fi", "fl", "st"}) {
             if (text.find(pair) != std::string::npos) refuse("ignoring case of these letters");
@@ -318,10 +318,11 @@ private:
         set.items.push_back(item);
     }
 
-    // A number of at most so many hexadecimal digits; if braced, up to the closing brace.
-    uint32_t hex(int digits, bool braced) {
+    // A number of *least* to *most* hexadecimal digits; if braced, up to the closing brace.
+    uint32_t hex(int least, int most, bool braced) {
         uint32_t value = 0;
-        for (int i = 0; i < digits && p_ != end_; ++i) {
+        int digits = 0;
+        for (; digits < most && p_ != end_; ++digits) {
             const char c = *p_;
             if (braced && c == '}') break;
             const int lower = c | 0x20;
@@ -333,7 +334,7 @@ private:
                 refuse("this hexadecimal escape");
             ++p_;
         }
-        if (braced && !take('}')) refuse("an unfinished hexadecimal escape");
+        if (digits < least || (braced && !take('}'))) refuse("an unfinished hexadecimal escape");
         if (value > 0x10FFFF) refuse("a character above U+10FFFF");
         return value;
     }
@@ -356,10 +357,10 @@ private:
             case 'e':
                 return 27;
             case 'u':
-                return hex(4, false);
+                return hex(4, 4, false);
             case 'x': {
-                if (take('{')) return hex(8, true);
-                const uint32_t value = hex(2, false);
+                if (take('{')) return hex(1, 8, true);
+                const uint32_t value = hex(1, 2, false);
                 if (value >= 0x80) refuse("\\x of a byte above 7F");
                 return value;
             }
