@@ -68,7 +68,8 @@ def redact_url(url: str) -> str:
     try:
         parts = urlsplit(url)
     except ValueError:
-        return printable(settings.without_login(url).partition("?")[0])
+        without_query = settings.without_login(url).partition("?")[0]
+        return printable(without_query.partition("#")[0])
     host = parts.netloc.rpartition("@")[2]
     return printable(urlunsplit((parts.scheme, host, parts.path, "", "")), longest=2000)
 
@@ -115,7 +116,7 @@ def printable(text: str, *, longest: int = _LONGEST_LINE) -> str:
     """*text* from outside as one line without control characters."""
     line = "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode()
-        for character in text[: longest + 1].strip()
+        for character in text.strip()[: longest + 1]
     )
     return line if len(line) <= longest else f"{line[:longest]}..."
 

@@ -32,7 +32,7 @@ class CrossvalOptions:
         "", "UTF-8 file with one prompt per line; default: seven built-in ones", metavar="FILE"
     )
     tokenizer_only: bool = option(False, "compare the tokenizers and nothing else")
-    # None, so that a report that is checked is not asked for another number without a word
+    # None: not given, so that `--check` and `--recording`, which ignore a number, can refuse it
     max_positions: int | None = option(
         None,
         f"positions to compare at most, spread over all prompts; default: {_MAX_POSITIONS}",
@@ -82,8 +82,15 @@ class CrossvalOptions:
             raise UsageError("--against recorded needs the file", hint="name it: --recording FILE")
         if self.recording and self.against not in ("", "recorded"):
             raise UsageError("--recording is a reference by itself", hint="leave --against out")
-        if self.recording and self.prompts:
-            raise UsageError("a recording brings its own prompts", hint="leave --prompts out")
+        of_prompts = {
+            "--prompts": self.prompts,
+            "--max-positions": self.max_positions is not None,
+        }
+        flags = [flag for flag, value in of_prompts.items() if value]
+        if self.recording and flags:
+            raise UsageError(
+                "a recording brings its own prompts and positions", hint=f"leave {flags[0]} out"
+            )
         needs_weights = {"--record": self.record, "--require-real": self.require_real}
         flags = [flag for flag, value in needs_weights.items() if value]
         if self.tokenizer_only and flags:
@@ -91,7 +98,7 @@ class CrossvalOptions:
                 f"{flags[0]} needs the weights, and --tokenizer-only does not read them",
                 hint="leave one of them out",
             )
-        self._check_against_report()
+        self._refuse_beside_check()
         if self.replay and not self.check:
             raise UsageError("--replay needs a report", hint="name it: --check report.json")
 
@@ -105,7 +112,7 @@ class CrossvalOptions:
         """Tokens that each engine generates after each prompt."""
         return _GREEDY if self.greedy is None else self.greedy
 
-    def _check_against_report(self) -> None:
+    def _refuse_beside_check(self) -> None:
         """Refuse options of a comparison with ``--check``, which reads its plan from the report."""
         if not self.check:
             return

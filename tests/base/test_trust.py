@@ -1,4 +1,4 @@
-"""A lock file of another author writes only to harmless places in the project."""
+"""A lock file of another author writes only to harmless places; messages have no secrets."""
 
 import json
 import os
@@ -174,6 +174,24 @@ def test_an_accepted_place_is_below_the_project_and_not_hidden(text):
         assert not text.startswith(("/", "."))
         assert not {"..", ".git", ""} & set(text.split("/"))
         text.encode()  # without a lone surrogate
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://me:secret@hub.example.org/file?token=secret#secret",
+        "https://me:secret@[hub/file#secret",  # no address, since the bracket is not closed
+        "https://me:secret@[hub/file?token=secret",
+    ],
+)
+def test_an_address_in_a_message_has_no_secrets(url):
+    assert "secret" not in trust.redact_url(url)
+    assert "hub" in trust.redact_url(url)
+
+
+def test_a_text_in_a_message_is_cut_without_the_spaces_around_it():
+    assert trust.printable(" " * 9 + "abcdef\n", longest=4) == "abcd..."
+    assert trust.printable(" " * 9 + "abc\td" + " " * 9, longest=7) == r"abc\td"
 
 
 def test_a_lock_file_does_not_replace_a_file_of_the_user_also_with_update(project):

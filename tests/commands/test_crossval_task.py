@@ -187,6 +187,8 @@ def test_a_recording_without_positions_is_a_failure(run, tmp_path):
         (("--reference", "none"), 2, "expects one of llama.cpp"),
         (("--reference", "recorded"), 2, "needs the file"),
         (("--recording", "x", "--reference", "float64"), 2, "a reference by itself"),
+        (("--recording", "x", "--prompts", "p.txt"), 2, "leave --prompts out"),
+        (("--recording", "x", "--max-positions", 3), 2, "leave --max-positions out"),
         (("--recording", "none.json"), 19, "none.json"),
         (("--reference", "transformers"), 2, "cannot be asked about tiny.gguf"),
         (("--tokenizer-only", "--record", "x"), 2, "--record needs the weights"),
