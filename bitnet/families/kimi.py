@@ -156,7 +156,7 @@ _KEYS = {
     **reads("attention.key_length_mla attention.kv_lora_rank attention.q_lora_rank"),
     **reads("attention.value_length_mla kda.head_dim ssm.conv_kernel"),
     "attention.causal": neutral(True, note="states look back only"),
-    "attention.key_length": Rule("width of a latent with its dimensions behind"),
+    "attention.key_length": Rule("``attention.kv_lora_rank`` plus the rotary dimensions"),
     "attention.value_length": Rule("width of a latent"),
 }
 
@@ -260,7 +260,8 @@ def _ling3_keys(config: Config) -> dict[str, Any]:
             raise refusal(key, config[key], "experts are computed without limits only")
     floor = float(config["kda_lower_bound"])
     if floor >= 0:
-        raise refusal("kda_lower_bound", floor, "the logarithm of a decay is below 0")
+        why = "the logarithm of a decay is below 0"
+        raise refusal("kda_lower_bound", floor, why, is_ignorable=False)
     rope = rope_parameters(config)
     if rope.get("rope_type", rope.get("type", "default")) != "default":
         raise refusal(rope_table(config), dict(rope), "only rotations without scaling are computed")

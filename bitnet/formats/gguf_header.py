@@ -113,8 +113,10 @@ class Index(NamedTuple):
 def skip_strings(data: memoryview, at: int, count: int) -> tuple[int, int]:
     """Skip up to *count* strings in *data* from offset *at* on.
 
+    It stops early where a string, or the least that the strings left would take, does not fit.
+
     Returns:
-        The offset behind the last string that lies in *data*, and the number of strings left.
+        The offset after the strings skipped, and the number of strings left.
     """
     last = deque([(0, at)], maxlen=1)
     last.extend(enumerate(_string_ends(data, at, count), 1))
@@ -123,7 +125,7 @@ def skip_strings(data: memoryview, at: int, count: int) -> tuple[int, int]:
 
 
 def _string_ends(data: memoryview, at: int, count: int) -> Iterator[int]:
-    """Offset behind each of *count* strings, up to the first one that does not fit."""
+    """Offset after each of *count* strings, up to where :func:`skip_strings` stops."""
     unpack = _U64.unpack_from
     available = len(data)
     for left in range(count, 0, -1):
@@ -257,7 +259,7 @@ class _Walker:
             self.at += count * element_bytes
             return KeyEntry(name, kind, start, self.at, item_type, length)
         self.at, left = self.skip_strings(self.data, self.at, count)
-        if left:  # the next string does not fit, so one of these two checks raises
+        if left:  # the rest does not fit, so one of these two checks raises
             self.need(left * 8)
             self.need(self.take(_U64))
         return KeyEntry(name, kind, start, self.at, item_type, length)
@@ -342,7 +344,8 @@ class Array:
                 offsets = module.gguf_string_starts(self.raw, self.length)
             else:
                 offsets = array("Q", [0, *_string_ends(self.raw, 0, self.length)])
-            self._starts = memoryview(self._check_count(offsets)).cast("B").cast("Q").toreadonly()
+            offsets = self._check_count(offsets, self.length + 1)
+            self._starts = memoryview(offsets).cast("B").cast("Q").toreadonly()
         return self._starts
 
     def bytes_at(self, at: int) -> bytes:
@@ -355,7 +358,8 @@ class Array:
         self._expect_strings()
         module = native.module()
         if module is not None:
-            texts: list[str] = self._check_count(module.gguf_strings(self.raw, self.length))
+            strings = module.gguf_strings(self.raw, self.length)
+            texts: list[str] = self._check_count(strings, self.length)
             return texts
         starts = self.starts.tolist()
         data = bytes(self.raw)
@@ -379,9 +383,9 @@ class Array:
         if self._type != STRING:
             raise InvalidFormat(f"an array of {self.item_type} where strings are expected")
 
-    def _check_count(self, items: Any) -> Any:
-        """*items*, if there is still one for each string: the file may change meanwhile."""
-        if items is None or len(items) < self.length:
+    def _check_count(self, items: Any, expected: int) -> Any:
+        """*items*, if there are as many as *expected*: the file may change meanwhile."""
+        if items is None or len(items) < expected:
             raise InvalidFormat(
                 "the file was changed while it was being read",
                 hint="run the command again when nothing writes to the file",

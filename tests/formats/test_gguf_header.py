@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.formats import gguf_header
-from bitnet.formats.gguf_header import Index, NeedMoreBytes
+from bitnet.formats.gguf_header import Array, Index, NeedMoreBytes
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
 from exercise_gguf import NATIVE, exercise, walks
@@ -102,7 +102,7 @@ def test_every_fault_is_found_before_anything_is_used(data, text):
     assert raised.value.hint
 
 
-def test_the_largest_counts_and_shapes_that_are_allowed_pass():
+def test_the_largest_dimension_and_a_tensor_without_dimensions_pass():
     assert isinstance(_walk(_tensor(struct.pack("<IQIQ", 1, 2**63 - 1, 0, 0))), Index)
     assert _walk(_tensor(struct.pack("<IIQ", 0, 0, 0))).tensors[0].shape == ()
 
@@ -126,6 +126,18 @@ def test_the_compiled_functions_refuse_what_makes_no_sense():
     assert NATIVE.gguf_strings(u64(5) + b"abcd", 1) is None
     assert NATIVE.gguf_string_starts(b"", 2**63) is None
     assert NATIVE.gguf_strings(u64(0), 2) is None
+
+
+@pytest.mark.parametrize("module", [pytest.param(NATIVE, marks=needs_native), None])
+@pytest.mark.parametrize(
+    "read", [list, Array.strings, lambda array: array.bytes_at(1), lambda array: array[1]]
+)
+def test_an_array_of_strings_whose_file_was_cut_meanwhile_is_refused(read, module, monkeypatch):
+    monkeypatch.setattr(gguf_header.native, "module", lambda: module)
+    for cut in (b"", u64(0)[:7], u64(5) + b"abcd"):  # in place of the second string
+        array = Array(memoryview(u64(1) + b"a" + cut), gguf_header.STRING, 2)
+        with pytest.raises(InvalidFormat, match="changed while it was being read"):
+            read(array)
 
 
 @needs_native
@@ -186,7 +198,7 @@ edges = st.sampled_from([0, 1, 8, 9, 13, 255, 2**16, 2**31, 2**32 - 1, 2**61, 2*
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(files, st.data())
 def test_damaged_files_end_in_our_errors_only(raw, data):
-    """Overwrites fields with edge values and cuts the file, then reads everything in it."""
+    """Replaces eight bytes by one, four or eight of an edge value, cuts the file, reads it all."""
     damaged = bytearray(raw)
     for _ in range(data.draw(st.integers(0, 3))):
         at = data.draw(st.integers(4, max(4, len(damaged) - 8)))
