@@ -71,7 +71,7 @@ def test_softmax_chosen_weights_are_shares_among_the_chosen_experts(ops):
 
 
 def test_a_bias_decides_the_choice_and_not_the_weights(ops):
-    rule = Routing(3, 1, "sigmoid", corrected=True, renormalised=False)
+    rule = Routing(3, 1, "sigmoid", renormalised=False)
     experts, weights = route(ops, [0.0, 1.0, -1.0], rule, bias=[0, 0, 1])
     assert experts == [2]
     assert weights == pytest.approx([1 / (1 + np.e)], rel=1e-6)

@@ -51,7 +51,6 @@ def paged(k, v):
     positions, heads, dim = k.shape
     shape = (-(-positions // 64), 2, heads, kv_codes.page_words(dim))
     pages = np.full(shape, np.nan, dtype=np.float32).view(np.int16)[..., : shape[3]].copy()
-    pages[..., -2 * PAGE :] = np.full((*shape[:3], PAGE), np.nan, np.float32).view(np.int16)
     for number, page in enumerate(pages):
         held = slice(64 * number, min(64 * number + 64, positions))
         kv_codes.store(page, slice(0, held.stop - held.start), k[held], v[held])
@@ -138,7 +137,7 @@ def test_a_key_whose_score_is_far_below_the_best_has_no_weight(low, level):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
 @pytest.mark.parametrize("which", ["keys", "values"])
-def test_a_key_or_value_that_is_not_finite_gives_nan_to_the_queries_that_see_it(which, bad, level):
+def test_a_key_or_value_without_codes_gives_nan_to_the_queries_that_see_it(which, bad, level):
     """Other key heads, and queries at earlier positions, are not affected."""
     q, (k, v) = random(8, 4, 21), (random(70, 2, 21, seed=s) for s in (2, 3))
     {"keys": k, "values": v}[which][66, 0, 5] = bad
@@ -264,7 +263,7 @@ def test_impossible_arguments_of_attention_are_refused(change, said):
     } | change
     shape, *how = arguments.values()
     q = np.ones(shape, dtype=np.float32)
-    dim = shape[2] - shape[2] % 16  # of pages, whose heads are 2
+    dim = shape[2] - shape[2] % 16  # of the pages, so that other widths of a query do not fit
     pages = np.zeros((1, 2, 2, kv_codes.page_words(dim)), dtype=np.int16)
     with pytest.raises(ValueError, match=said):
         NATIVE.attention(q, pages, *how, np.empty_like(q))
@@ -274,7 +273,8 @@ def row_by_definition(q, k, v, *, scale, window, softcap, sink=None):
     """One query of one head over the keys up to its own, in the float32 operations of the kernels.
 
     The constants are those of ``native/kernels/isa/kernels.hpp``: 1.44269504 is log2(e), 131,000
-    bounds the sum of the codes of a page's weights, and weights below 2^-100 are zero.
+    bounds the sum of the codes of a page's weights, and weights below 2^-100 are zero but in a
+    page's sum of weights, where they are too small to change it.
     """
     f = np.float32
     last = len(k)

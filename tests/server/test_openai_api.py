@@ -411,7 +411,7 @@ def test_the_metrics_count_what_happened(worker):
     assert 'bitnet_open_answers{model_name="tiny"} 0.0' in text
 
 
-def test_events_name_the_request(worker):
+def test_lines_of_the_log_name_the_request(worker):
     reply = worker.post("/v1/inference", {"prompt": "ab", "max_tokens": 2})
     line = next(line for line in worker.lines if 'action="inference_complete"' in line)
     assert f'request_id="{reply.headers["x-request-id"]}"' in line
@@ -462,7 +462,7 @@ def test_a_prompt_that_does_not_fit_the_context_is_named(worker, path, body, par
     ("path", "field"),
     [("/v1/embeddings", "input"), ("/api/embed", "input"), ("/embedding", "content")],
 )
-def test_2048_texts_are_embedded_in_one_request_and_leave_room_for_others(serving, path, field):
+def test_2048_texts_are_embedded_with_a_queue_of_two_and_2049_are_refused(serving, path, field):
     worker = serving(app_options={}, max_batch=4, queue=2)
     texts = ["abcdefgh"[number % 8] for number in range(2048)]
     reply = worker.post(path, {"model": "tiny", field: texts})

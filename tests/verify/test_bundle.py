@@ -15,7 +15,9 @@ from hf_folders import tiny_folder, tokenizer_folder
 from tiny_models import TOKENS, tiny_gguf
 
 from bitnet.base.errors import IntegrityError, Unsupported
-from bitnet.verify.bundle import open_bundle, sign
+from bitnet.formats.containers import open_checkpoint
+from bitnet.verify.attest import attest
+from bitnet.verify.bundle import open_bundle, sign, statement_of
 
 pytest.importorskip("cryptography", reason="pip install 'bitnet-xtask[signing]'")
 from cryptography import x509
@@ -267,6 +269,13 @@ def test_a_bundle_has_one_signature(bitnet, model, bundle, keys, count):
     assert f"it has {count} signatures, expected one" in done.err
 
 
+@pytest.fixture(scope="module")
+def statement(tmp_path_factory):
+    """A statement about a tiny model."""
+    checkpoint = open_checkpoint(tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf"))
+    return statement_of(checkpoint, attest(checkpoint, trace=False))
+
+
 ODD = (None, 0, 1.5, "", "x", [], {}, [0], {"a": 1}, True)
 
 
@@ -284,13 +293,15 @@ ODD = (None, 0, 1.5, "", "x", [], {}, [0], {"a": 1}, True)
     ],
     ids=str,
 )
-def test_a_bundle_with_odd_values_is_refused(keys, tmp_path, path, value):
-    document = sign({"_type": "x"}, keys[0])
+def test_a_bundle_with_odd_values_is_refused(statement, keys, tmp_path, path, value):
+    document = sign(statement, keys[0])
+    file = tmp_path / "bundle.sig"
+    file.write_text(json.dumps(document))
+    assert open_bundle(file, keys[1])[0] is not None
     inner = document
     for key in path[:-1]:
         inner = inner[key]
     inner[path[-1]] = value
-    file = tmp_path / "bundle.sig"
     file.write_text(json.dumps(document))
     with pytest.raises((IntegrityError, Unsupported)):
         open_bundle(file, keys[1])
