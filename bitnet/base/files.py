@@ -1,4 +1,4 @@
-"""Atomic operations on whole files: digests, new contents, free space."""
+"""Operations on whole files: atomic writes, digests, free space."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def refuse_special(status: os.stat_result, path: Path) -> None:
 
 
 def is_file_or_folder(path: Path) -> bool:
-    """True if *path* is a regular file or a folder, False if it does not exist; else refuse it."""
+    """True for a regular file or a folder, False if *path* cannot be looked up; else refuse it."""
     try:
         status = path.stat()
     except (OSError, ValueError):  # ValueError: a NUL in the text

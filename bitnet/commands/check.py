@@ -54,8 +54,8 @@ def verify(
 
     Prints a verdict for each check: file, identity, metadata, tensors, weights, family,
     tokenizer, files, vocabulary, template, stop ids, one forward pass. If a check fails, the
-    exit code is 15. A file that is not a model has the exit code of every command, 13 or 19. A
-    model without an attestation or a known digest is UNPINNED at best.
+    exit code is 15. For a file that is not a model it is 13 or 19, as in every
+    command. A model without an attestation or a known digest is UNPINNED at best.
     """
     from bitnet.verify import Digest
 
@@ -176,7 +176,7 @@ def _expectations_here(model, cache, *, beside_it=True):
         return expected
     for written in (beside(model), beside(model.resolve())):
         if written.exists() or written.is_symlink():
-            # With a proof, for folders only, the tokenizer and all other files must be covered.
+            # Given a proof, verify demands that it covers all files; here only folders have one.
             proof = beside(model) if model.is_dir() else None
             return expected | {"against": Attestation.read(written), "proof": proof}
     return expected

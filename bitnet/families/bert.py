@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _PRODUCTS = (*ATTENTION, "ffn_up", "ffn_down")
-_PADDING = 1  # row of padding in MPNet's table of positions, whatever ``pad_token_id`` is
+# Row of padding in MPNet's table of positions, and its token, whatever ``pad_token_id`` is.
+_PADDING = 1
 # Rows of MPNet's table of biases: half of them for keys up to the query, half for later keys.
 _BUCKETS = 32
 _REACH = 128  # from this distance on, all keys of a side have one bias
@@ -166,7 +167,7 @@ def _mpnet(keys: Keys) -> ModelConfig:
 
 
 def _bucket(distance: int) -> int:
-    """Row with the biases of a key that is *distance* positions behind its query.
+    """Row with the biases of a key that is *distance* positions after its query (negative: before).
 
     Each side has half of the rows: a half of these for short distances, one each, and the others
     for ranges of longer distances up to ``_REACH``, equal on a logarithmic scale.

@@ -275,7 +275,7 @@ class ModelConfig:
     joined: bool = False
     final_norm: str = "output_norm"  # name of the norm behind the last block; empty: none
     # names of norms whose tensors have just these names, without ``.weight``
-    bare_norms: tuple[str, ...] = ()
+    unsuffixed_norms: tuple[str, ...] = ()
     # the model's block that drafts the token after next, as a decoder; ``None``: it has none
     drafter: ModelConfig | None = None
     basis: HadamardBasis | None = None  # ``None``: no matrix is rotated

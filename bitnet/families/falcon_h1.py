@@ -42,7 +42,7 @@ def _falcon_h1(keys: Keys) -> ModelConfig:
     mixers = (attention(keys, model_sizes.dim), mamba2(keys, norm_first=is_first, **norm))
     network = FeedForward(model_sizes.ffn)
     block = (Branch("attn_norm", mixers), Branch("ffn_norm", (network,)))
-    return model_of(keys, model_sizes, [block] * model_sizes.layers, bare_norms=("ffn_norm",))
+    return model_of(keys, model_sizes, [block] * model_sizes.layers, unsuffixed_norms=("ffn_norm",))
 
 
 def _width(config: Config) -> int:

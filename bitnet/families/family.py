@@ -152,7 +152,8 @@ class Family:
     # from ``config.json``: functions for those tensors of a folder whose numbers are not the
     # numbers that GGUF stores
     values: Callable[[Config], Values] = field(default=lambda _config: {})
-    # the same for tensors whose numbers GGUF has in another order; the numbers keep their encoding
+    # the same for tensors whose numbers GGUF has in another order, or not all of them; they keep
+    # their encoding
     orders: Callable[[Config], Values] = field(default=lambda _config: {})
     # the same for tensors that GGUF stores as several tensors
     parts: Callable[[Config], Parts] = field(default=lambda _config: {})

@@ -283,7 +283,7 @@ def _gemma4(keys: Keys) -> ModelConfig:
         blocks,
         embedding_scale=math.sqrt(model_sizes.dim),
         final_softcap=keys.number("final_logit_softcapping", 30.0),
-        bare_norms=("ffn_gate_inp.scale",),
+        unsuffixed_norms=("ffn_gate_inp.scale",),
         output_scale=_OUTPUT_SCALE if has_output_scale else "",
         left_out=tuple(
             f"blk.{layer}.{name}."

@@ -69,7 +69,7 @@ def _plamo3(keys: Keys) -> ModelConfig:
         fused=True,
         ffn={"fused": True},
         each=rotate_windows(keys.number("rope.freq_base_swa", 10000.0)),
-        model={"bare_norms": _BARE},
+        model={"unsuffixed_norms": _BARE},
     )
 
 

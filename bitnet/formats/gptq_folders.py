@@ -107,7 +107,9 @@ class _Form:
     bits: int  # of a code
     group_size: int  # -1: all inputs are one group
     first_version: bool  # zero points are stored less one
-    by_gptqmodel: bool  # written by gptqmodel, which adds and subtracts that one in whole words
+    # written by gptqmodel, which adds that one to all codes of a word at once: a full code carries
+    # into the next
+    by_gptqmodel: bool
     any_group: bool  # an input may be of any group
     any_bits: bool  # matrices may have other numbers of bits and other groups than stated here
     inputs_first: bool  # the folder's own matrices have a row for each input, as in GPT-2

@@ -92,7 +92,8 @@ def candidates(files: Iterable[Source], pattern: str) -> list[RepoModel]:
 def models_in(files: Iterable[Source], pattern: str) -> list[RepoModel]:
     """Runnable models: GGUF files, and folders with safetensors and ``config.json``.
 
-    *pattern* is matched against path or name of the weights; empty matches all.
+    *pattern* is matched against path or name of the weights. With one, files that go with a model
+    (``mmproj``) are listed if they match; empty matches all but these.
     """
     files = list(files)
     gguf = candidates(files, "")
@@ -154,8 +155,8 @@ def choose(
     """The one of *models* that *ref* means; *files* are all of its repository.
 
     A tag that does not mean exactly one model is refused. Without a tag, the first that applies is
-    chosen: the only model; if all are one ternary model, its largest file that fits in memory; the
-    choice of *pick*; and without a pattern, the first of the :data:`DEFAULTS`.
+    chosen: the only model; if all are one model, its largest file in a ternary type that fits in
+    memory; the choice of *pick*; and without a pattern, the first of the :data:`DEFAULTS`.
 
     Args:
         ref: the repository, with a tag or a pattern of files.
@@ -238,7 +239,7 @@ def _largest_fitting(models: list[RepoModel]) -> RepoModel:
 
 
 def _choose_ternary(repo: str, models: list[RepoModel]) -> RepoModel | None:
-    """The largest of *models* that fits in memory, if all are one ternary model; else None.
+    """The largest in a ternary type that fits in memory, if *models* are one model; else None.
 
     They are one model if their names differ only in the quantization.
     """

@@ -299,7 +299,7 @@ def bind(
         if not name.endswith(FACTORS) and name not in checkpoint.replaced
     }
     if bound is not None and "output.weight" not in bound:
-        # A tied head keeps the embedding's old values if an adapter changes the embedding.
+        # If an adapter changes a tied embedding, the checkpoint has the old one as the head.
         shared["output.weight"] = bound["token_embd.weight"]
     prepared: dict[str, Prepared] = {}
     for name, weight in checkpoint.weights.items():

@@ -106,7 +106,7 @@ class ValueWriter:
         if not self.decoder.norm_weights:
             return self._bare_norm(x, width or x.width)
         weight = f"{self.block}{name}"
-        if name not in self.decoder.bare_norms:
+        if name not in self.decoder.unsuffixed_norms:
             weight += ".weight"
         bias = ""
         if self.decoder.norm_biases and biased:

@@ -32,7 +32,7 @@ class Conversation:
         # of the last question's answer; None if it was cut short from outside
         self.finish_reason: FinishReason | None = None
         self.model = model
-        self.request = request.choice(0)
+        self.request = request.choice(0)  # with a seed, drawn if *request* has none
         self._asked = 0  # number of questions
         # A model without a chat template is refused here, not at the first question.
         model.encode_chat([{"role": "user", "content": "-"}])

@@ -52,7 +52,7 @@ class ServeOptions:
     worker_id: str = option("", "name of the worker in its events; default: random")
     callback_url: str = option(
         "",
-        "URL that receives a POST when the worker is ready; on this machine: test mode",
+        "URL that receives a POST when the worker is ready, unless it is on this machine",
         metavar="URL",
     )
     api_key: str = option("", "key that clients must send; default: BITNET_API_KEY", metavar="KEY")
@@ -100,7 +100,7 @@ class ServeOptions:
     )
     access_log: bool = option(False, "write an event for each request, with status and duration")
     narration: str = option(
-        "auto", "format of the events on stderr; auto: the address on a terminal, else console",
+        "auto", "format of events on stderr; auto: console, on a terminal the address and problems",
         choices=("auto", "console", "json"),
     )  # fmt: skip
 

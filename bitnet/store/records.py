@@ -10,8 +10,8 @@ A lock file, the index of a store and the list of a bundle hold pins in the same
 
 *path* is a place relative to the folder that the record belongs to: a project's for a lock file, a
 cache's for an index and a bundle; ``null`` means the usual place in the cache. ``bitnet.lock.json``
-is sorted and without host names, times and machine paths: two people who lock the same files write
-the same text, and a mirror can serve them.
+is sorted and has no times, no paths of machines, and no host names but those of addresses that were
+given: two people who lock the same files write the same text, and a mirror can serve them.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Blob:
 class Pin:
     """The record of a file: where it comes from, and which bytes it is."""
 
-    # ``version``: the bytes that came for a version of a file whose server announced no digest; or
-    # a wheel of a packaged model
+    # ``version``, in the index of a store only: the bytes that came for a version of a file whose
+    # server announced no digest; or a wheel of a packaged model
     kind: Kind = "model"
     # repository on the hub, an address without secrets, or the id of a packaged model
     repo: str = ""

@@ -75,7 +75,7 @@ class ChatTemplate:
 
     *template* is its Jinja source, which the attribute ``text`` keeps. It sees the texts of BOS and
     EOS, and *tokens*, texts of other special tokens by their names in templates (``pad_token``).
-    *source* is the tokenizer's name in messages, *now* the clock behind ``strftime_now``.
+    *source* is where the template is from, for messages, *now* the clock of ``strftime_now``.
     """
 
     def __init__(
@@ -297,7 +297,7 @@ class TemplateProcess:
     ) -> str:
         """The text of *template*, which sees the JSON values *variables*; None only compiles it.
 
-        *now* is the time in ISO 8601, *source* the name of the tokenizer in messages.
+        *now* is the time in ISO 8601, *source* where the template is from, for messages.
         """
         kind, text = self._run(template, variables, now)
         if kind == chat_child.TEXT:

@@ -167,7 +167,8 @@ class Candidate:
 
     place: str  # ``embedded``, ``sibling``, ``parent``, ``cache`` ...
     path: Path  # the file in that place
-    verdict: str  # ``chosen``, ``rejected``, ``absent`` or ``not needed`` (an earlier place won)
+    # ``chosen``, ``rejected``, ``absent`` or ``not needed``: an earlier place won or was refused
+    verdict: str
     reason: str  # reason for the verdict, in words
 
 

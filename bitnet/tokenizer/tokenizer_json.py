@@ -314,7 +314,7 @@ def _with_special(
     last: tuple[int, ...] = ()
     if around is not None:
         first, last = around
-    # A single token around a text is BOS or EOS, if no side file says otherwise.
+    # A single token around a text is BOS or EOS: always in WordPiece, else if no side file says so.
     has_roles_of_template = spec.model == "wordpiece" or not side.names_roles
     if len(first) == 1 and has_roles_of_template:
         bos = first[0]

@@ -11,6 +11,7 @@ limit is at least twice what either has, and values beyond it are warnings:
     the same of a norm                                                        0.08 .. 9.3
     largest row of a matrix to its median row                                 9.7
     negative numbers of a norm                                                16 %
+    largest number of a norm to its median number                             172
     rows, and stretches of 256 bytes, that occur twice in a matrix            none
 """
 
@@ -67,6 +68,7 @@ NORM = (1 / 50, 50.0)  # the same of a norm
 LARGEST_ROW = 20.0  # of a matrix, as a multiple of its median row
 MOST_NEGATIVE = 0.5  # share of the numbers of a norm
 LARGEST_OF_NORM = 500.0  # number of a norm, as a multiple of its median number
+
 FEWEST_LAYERS = 4  # with fewer, tensors of one kind are not compared
 SAMPLE = 1 << 19  # of a larger tensor, about this many weights are decoded, in whole rows
 CHUNK = 256  # bytes of a stretch that is searched for copies
@@ -124,7 +126,7 @@ def weight_anomalies(weight: Weight) -> list[Finding]:
 
 
 def code_anomalies(counts: TernaryCounts) -> list[Finding]:
-    """Anomalies in the counts of -1, 0 and +1 of a ternary tensor."""
+    """Anomalies in the counts of -1, 0, +1 and, where the type has it, 2 of a ternary tensor."""
     name = counts.name
     total = counts.total
     if counts.invalid:

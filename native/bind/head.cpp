@@ -9,6 +9,7 @@ namespace bitnet {
 namespace {
 
 // An ExactHead that points into the caller's arrays, which keep_alive in bind_exact_head holds.
+// *tiles* has the first five bits of each weight of the copy, *sixth* the sixth.
 struct BoundHead {
     using Order = Array<const int32_t>;
     ExactHead head;

@@ -56,8 +56,8 @@ struct Lanes {
     __m256 high() const { return _mm512_extractf32x8_ps(v, 1); }
 };
 
-// A register of bytes, or of int32. ops/tile_products.hpp and ternary/products.hpp explain the
-// numbers.
+// Operations on registers of bytes or of int32, both Int. ops/tile_products.hpp and
+// ternary/products.hpp explain the numbers.
 struct Avx512 {
     static constexpr int kTokens = 8, kWholeTokens = 8, kFloatTokens = 8, kUnpackFrom = 0;
     static constexpr bool kSignedCodes = false;  // vpdpbusd takes them unsigned

@@ -27,8 +27,8 @@ constexpr int kPairs = kTileRows / 2, kHalf = kPairs / 2;
 namespace bitnet {
 namespace {
 
-// *left* and *right* hold four columns each, one after the other, of four rows. Stores them as two
-// registers of 8 columns of a pair of rows.
+// *left* and *right* hold four columns each of four rows, those of a row together; the columns of
+// *right* follow those of *left*. Stores them as two registers of 8 columns of a pair of rows.
 inline void store_pairs(uint8_t* out, uint8x16_t left, uint8x16_t right) {
     const uint32x4_t a = vreinterpretq_u32_u8(left), b = vreinterpretq_u32_u8(right);
     vst1q_u8(out, vreinterpretq_u8_u32(vzip1q_u32(a, b)));

@@ -27,7 +27,7 @@ inline void fetch(const void* at) {
 // it does not see. Fills in lanes of the *largest* score. *octave* is log2(e) in units of a score,
 // by which softcapped scores, slopes and biases are multiplied here.
 inline void finish_scores(const AttentionArgs& a, const QueryRow& row, float octave, float* score,
-                          Parts& largest) {
+                          RowLanes& largest) {
     constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth;
     if (a.softcap > 0.0f) {
         softcap(score + row.first, row.last - row.first, a.softcap, score + row.first);
@@ -43,7 +43,7 @@ inline void finish_scores(const AttentionArgs& a, const QueryRow& row, float oct
         }
     for (int i = 0; i < row.first; ++i) score[i] = -INFINITY;
     for (int i = row.last; i < kKeyBlock; ++i) score[i] = -INFINITY;
-    Parts part;
+    RowLanes part;
     for (int i = 0; i < kParts; ++i) part[i] = Lanes::load(score + i * kWidth);
     for (int i = kLanes; i < kKeyBlock; i += kWidth) {
         Lanes& most = part[i / kWidth % kParts];
@@ -207,22 +207,22 @@ struct Block {
     void weigh_rows(QueryRow* seen, Page values, float* top, float* sum, float (*score)[kKeyBlock],
                     Weights* weights) {
         constexpr int kWhole = whole_eights(N);
-        alignas(64) float of_page[kWhole] = {}, sums[kWhole] = {}, steps[kWhole] = {};
-        Parts largest[kWhole];
+        alignas(64) float page_top[kWhole] = {}, sums[kWhole] = {}, steps[kWhole] = {};
+        RowLanes largest[kWhole];
         for (int n = 0; n < kWhole; ++n)
             if (n < N && seen[n].sees())
                 finish_scores(a, seen[n], kLog2E * Form::kUnits, score[n], largest[n]);
             else
                 zero(largest[n]);
-        fold_rows<N, false>(largest, of_page);
-        form.template weigh<N>(seen, of_page, values, score, weights, sums, steps);
-        for (int n = 0; n < kWhole; ++n) of_page[n] *= 1.0f / Form::kUnits;
+        fold_rows<N, false>(largest, page_top);
+        form.template weigh<N>(seen, page_top, values, score, weights, sums, steps);
+        for (int n = 0; n < kWhole; ++n) page_top[n] *= 1.0f / Form::kUnits;
         alignas(64) float most[kWhole] = {}, before[kWhole] = {}, now[kWhole] = {};
         for (int n = 0; n < N; ++n) before[n] = top[n];
         for (int n = 0; n < kWhole; ++n) {
-            most[n] = of_page[n] > before[n] ? of_page[n] : before[n];
+            most[n] = page_top[n] > before[n] ? page_top[n] : before[n];
             before[n] = power_or_zero(before[n] - most[n]);
-            now[n] = power_or_zero(of_page[n] - most[n]);
+            now[n] = power_or_zero(page_top[n] - most[n]);
         }
         for (int n = 0; n < N; ++n) {
             if (!seen[n].sees()) continue;

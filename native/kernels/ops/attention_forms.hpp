@@ -27,8 +27,8 @@ struct QueryRow {
     }
 };
 
-// How a vector becomes integers. If it is not finite, codes of 0 with a step of NaN make the result
-// NaN.
+// How a vector becomes integers. If it is not finite or larger than the encodings allow, codes of 0
+// with a step of NaN make the result NaN.
 struct Coding {
     float scale, step;
 
@@ -108,8 +108,8 @@ struct PairForm {
 
     explicit PairForm(float*) {}
     static Lanes steps(const float* p) { return Lanes::load(p); }
-    // The code in the cache, where sums of products with a query start, and a factor on scores:
-    // only QuadForm needs them.
+    // The code that the cache stores for *code*, the first value of sums of products with a query,
+    // and a factor on scores: only QuadForm needs them.
     static Code stored(Code code, bool) { return code; }
     static int32_t start(const Code*, int64_t) { return 0; }
     static float factor(int64_t) { return 1.0f; }
@@ -132,15 +132,15 @@ struct PairForm {
     // chosen by the sum of the parts, or by the largest one if that makes the unit larger, and
     // keeps every sum of values below 2^31. *sums* gets the sums of the weights.
     template <int N>
-    static void weigh(const QueryRow* rows, const float* of_page, Page values,
+    static void weigh(const QueryRow* rows, const float* page_top, Page values,
                       float (*score)[kKeyBlock], Weights* codes, float* sums, float* steps) {
         constexpr int kWholeRows = whole_eights(N);
         alignas(64) float of_parts[kWholeRows] = {}, largest[kWholeRows] = {}, scales[kWholeRows];
-        Parts weights[kWholeRows], parts[kWholeRows], most[kWholeRows];
+        RowLanes weights[kWholeRows], parts[kWholeRows], most[kWholeRows];
         each_row<N>(
             rows,
             [&](int n) {
-                weigh_row(of_page[n], values.steps, score[n], weights[n], parts[n], most[n]);
+                weigh_row(page_top[n], values.steps, score[n], weights[n], parts[n], most[n]);
             },
             [&](int n) {
                 zero(weights[n]);
@@ -171,10 +171,10 @@ struct PairForm {
 private:
     // Weights of one row, and their products with the steps of the values, which replace *score*:
     // lanes of the sum of the weights, and of the sum and the largest of the products.
-    static void weigh_row(float top, const float* steps, float* score, Parts& sum, Parts& of_parts,
-                          Parts& largest) {
+    static void weigh_row(float top, const float* steps, float* score, RowLanes& sum, RowLanes& of_parts,
+                          RowLanes& largest) {
         constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth;
-        Parts weights, parts, most;
+        RowLanes weights, parts, most;
         for (int i = 0; i < kKeyBlock / kWidth; ++i) {
             const Lanes scores = Lanes::load(score + i * kWidth);
             const Lanes weight = power(scores - Lanes::set(top));
@@ -245,10 +245,10 @@ struct QuadForm {
     }
 
     template <int N>
-    void weigh(const QueryRow* rows, const float* of_page, Page values, float (*score)[kKeyBlock],
+    void weigh(const QueryRow* rows, const float* page_top, Page values, float (*score)[kKeyBlock],
                Weights* codes, float* sums, float* steps) const {
         constexpr int kWholeRows = whole_eights(N);
-        Parts lanes[kWholeRows], most[kWholeRows];
+        RowLanes lanes[kWholeRows], most[kWholeRows];
         // Ratios of the steps that a row sees, for rows that see a part of the page; neighbouring
         // rows often see the same part.
         alignas(64) int16_t own[kKeyBlock];
@@ -270,7 +270,7 @@ struct QuadForm {
                     own_first = first;
                     own_last = last;
                 }
-                weigh_row(power, of_page[n], score[n], whole ? ratios : own, parts[n], lanes[n],
+                weigh_row(power, page_top[n], score[n], whole ? ratios : own, parts[n], lanes[n],
                           most[n]);
                 steps[n] = whole ? unit : own_unit;
             },
@@ -337,7 +337,7 @@ private:
     // Fills in *parts* of one row, the weights times ratios, by which each value counts; lanes of
     // the sum of the weights; and lanes of the largest part.
     static void weigh_row(const Power& power, float top, const float* score, const int16_t* ratios,
-                          int16_t* parts, Parts& sum, Parts& most) {
+                          int16_t* parts, RowLanes& sum, RowLanes& most) {
         constexpr int kWidth = Lanes::kWidth;
         constexpr int16_t kOne[2] = {1, 1};
         PairSums sums;

@@ -47,9 +47,9 @@ struct Sixteen {
 };
 #endif
 
-using Parts = Lanes[kLanes / Lanes::kWidth];  // 16 numbers, of one row
+using RowLanes = Lanes[kLanes / Lanes::kWidth];  // 16 numbers, of one row
 constexpr int whole_eights(int n) { return (n + 7) / 8 * 8; }
-inline void zero(Parts& parts) {
+inline void zero(RowLanes& parts) {
     for (Lanes& lanes : parts) lanes = Lanes::set(0.0f);
 }
 
@@ -60,7 +60,7 @@ inline void zero(Parts& parts) {
 // twice as many rows into a register: two rows of eight numbers, four of four, eight of two, and of
 // one.
 template <class F>
-inline void fold_eight(const Parts* rows, float* out, F f) {
+inline void fold_eight(const RowLanes* rows, float* out, F f) {
     const auto halves = [&](__m512 a, __m512 b) {
         return f(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
     };
@@ -81,7 +81,7 @@ inline void fold_eight(const Parts* rows, float* out, F f) {
 
 // The sums (kSum) or the largest numbers of N rows; *rows* and *out* have room for whole eights.
 template <int N, bool kSum>
-inline void fold_rows(const Parts* rows, float* out) {
+inline void fold_rows(const RowLanes* rows, float* out) {
     int n = 0;
 #if defined(__AVX512F__)
     if constexpr (N > 4)

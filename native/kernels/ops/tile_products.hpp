@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kAhead = 4096;  // bytes; the prefetcher of the hardware stops at page ends
 
-// Prefetches the lines that are kAhead bytes behind those of [p, p + bytes).
+// Prefetches the lines that are kAhead bytes after those of [p, p + bytes).
 inline void prefetch_lines(const uint8_t* p, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) prefetch_line(p + kAhead + i);
 }

@@ -228,7 +228,7 @@ constexpr size_t kHugePage = size_t(2) << 20, kChunk = size_t(32) << 20;
 
 // A mapping of which allocate_weights hands out pieces.
 struct Chunk {
-    uint8_t* memory = nullptr;  // kHugePage-aligned
+    uint8_t* memory = nullptr;  // kHugePage-aligned, on Windows 4096
     size_t size = 0, used = 0;
 #if defined(_WIN32)
     explicit Chunk(size_t n) : size(n) {

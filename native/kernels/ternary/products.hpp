@@ -3,12 +3,13 @@
 //
 // With few tokens the codes stay packed, and the digits of every byte of a line are isolated. With
 // more tokens the codes of some tiles are unpacked to bytes once, and each load of them is
-// multiplied with several tokens. Sums are integers until the columns of a scale are complete, and
-// are then added in the order of the columns, so both ways give the same result.
+// multiplied with several tokens. Sums are integers until a run (with groups), a block or a row
+// (ternary) is complete, and are then added in the order of the columns, so both ways give the same
+// result.
 //
 // The including file defines `Vec`, with numbers that suit its registers:
 //   kPackedTokens, kRunTokens     most tokens for which codes stay packed (ternary, with groups)
-//   kPackedAtOnce                 tokens of a pass over packed codes
+//   kPackedAtOnce                 tokens of a pass over packed codes (ternary)
 //   kTernaryTokens, kGroupTokens  tokens per pass over unpacked codes (ternary, with groups)
 //   kTernaryTiles, kGroupTiles    tiles of such a pass
 //   kInputs, kUnrolledColumns     columns of a step over unpacked codes, and steps unrolled
@@ -131,6 +132,7 @@ void unpack_lines(const uint8_t* lines, int64_t count, uint8_t* out, int64_t str
 template <bool kBlocks>
 struct Total {
     TileSums sum;
+    // Called once, with the sums over all columns.
     void add(const TileSums& products, const LinearArgs&, const uint8_t*, int64_t, int64_t) {
         for (int v = 0; v < kVecs; ++v) sum[v] = products[v];
     }
@@ -162,6 +164,7 @@ inline int rows_of(const LinearArgs& a, int64_t r) {
 }
 
 // Writes to y vector *v* of the rows of the tile at row *r*, for token *t*, whose sums are *sum*.
+// A step is the factor by which the input became integers.
 inline void store_ternary(const LinearArgs& a, int64_t r, int v, int64_t t, Lanes sum) {
     store_rows(a.y + t * a.rows + r, v, rows_of(a, r),
                sum / Lanes::set(a.step[t]) * Lanes::set(a.scale));
