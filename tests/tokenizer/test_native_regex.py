@@ -24,7 +24,7 @@ UNSUPPORTED = [
     "(?i:ß)",
     # Oniguruma lets these match a sharp s or a ligature.
     *("(?i:ss)", "(?i:SS)", "(?i:aSt)", "(?i:fI)"),
-    # Oniguruma takes them for something else than a code point, or refuses them.
+    # Oniguruma takes them for other text than a code point, or refuses them.
     *(r"\u", r"\u41", r"\x", r"\x{}", r"\x{4g}", r"[\x]"),
 ]
 # Supported constructs, by expressions that use them.
