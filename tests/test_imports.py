@@ -2,8 +2,10 @@
 
 import ast
 import importlib
+import importlib.util
 import subprocess
 import sys
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
@@ -34,6 +36,7 @@ PROGRAMS = [
     for folder in ("benchmarks", "training", "docs", "tests/fuzz", "tests/native")
     for path in sorted((REPOSITORY / folder).glob("*.py"))
 ]
+TESTS = sorted((REPOSITORY / "tests").rglob("*.py"))
 
 
 def _area(path):
@@ -126,6 +129,73 @@ def test_what_a_program_beside_the_package_imports_is_there(path):
             module = importlib.import_module(node.module)
             for name in (alias.name for alias in node.names):
                 assert hasattr(module, name) or importlib.import_module(f"{node.module}.{name}")
+
+
+def _bound_names(path):
+    """Names that the module *path* has after its import: all that it binds outside functions."""
+    names = {"__file__", "__name__", "__doc__"}
+    left = list(ast.parse(path.read_text(encoding="utf-8")).body)
+    while left:
+        node = left.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+            continue
+        if isinstance(node, ast.alias):
+            names.add(node.asname or node.name)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        left.extend(ast.iter_child_nodes(node))
+    return names
+
+
+def _used_names(path, modules):
+    """Each name of *modules* that *path* imports or takes as an attribute, with its module."""
+    nodes = _nodes(path)
+    module_by_name = {
+        alias.asname or alias.name: alias.name
+        for node in nodes
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.name in modules
+    }
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module in modules and not node.level:
+            for alias in node.names:
+                yield node.module, alias.name
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in module_by_name:
+            yield module_by_name[ast.unparse(node.value)], node.attr
+
+
+def test_what_tests_take_from_each_other_is_there():
+    # Tests that need torch or a peer are not imported by the first job.
+    paths_by_module = defaultdict(list)
+    for path in TESTS:
+        paths_by_module[path.stem].append(path)
+    # Files of the same name in several folders are tests, which no other test imports.
+    bound_by_module = {
+        name: _bound_names(paths[0]) for name, paths in paths_by_module.items() if len(paths) == 1
+    }
+    used = {
+        (path.relative_to(REPOSITORY).as_posix(), module, name)
+        for path in TESTS
+        for module, name in _used_names(path, set(bound_by_module))
+    }
+    assert len({module for _, module, _ in used}) > 50
+    assert [use for use in sorted(used) if use[2] not in bound_by_module[use[1]]] == []
+
+
+def test_what_tests_import_of_the_package_is_there():
+    needs_a_package = {"bitnet.adapters.ray_serve"}
+    names_by_module = defaultdict(set)
+    for path in TESTS:
+        for node in _nodes(path):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bitnet."):
+                names_by_module[node.module].update(alias.name for alias in node.names)
+    assert len(names_by_module) > 200
+    for module in sorted(set(names_by_module) - needs_a_package):
+        for name in sorted(names_by_module[module]):
+            has_name = hasattr(importlib.import_module(module), name)
+            assert has_name or importlib.util.find_spec(f"{module}.{name}"), f"{module}.{name}"
 
 
 def test_no_file_is_longer_than_500_lines():

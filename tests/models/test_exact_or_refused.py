@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from differences import relative_difference
 from hf_models import (
     LONGROPE,
     MAX_RELATIVE_DIFFERENCE,
@@ -12,7 +13,6 @@ from hf_models import (
     bitnet_layers,
     eager_layers,  # noqa: F401 - a fixture
     make,
-    relative_difference,
     say,
     torch,
 )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from conversions import convert
 from dense_models import DENSE
+from differences import relative_difference
 from hf_models import (
     MAX_RELATIVE_DIFFERENCE,
     ONLINE,
@@ -14,7 +15,6 @@ from hf_models import (
     bitnet_layers,
     eager_layers,  # noqa: F401 - a fixture
     make,
-    relative_difference,
     say,
     torch,
 )
