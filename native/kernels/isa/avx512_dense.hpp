@@ -37,8 +37,8 @@ constexpr uint32_t inverse(uint32_t odd) {  // modulo 2^32, by Newton's method
 static_assert(inverse(21) * 21 == 1);
 
 // A byte is 28 g + low, and its upper six bits divided by seven are g. If kInPlace, the last two
-// digits stay multiples of 28 and of 84, which spares a table, and every digit has a sum of its own;
-// otherwise they are plain digits, and one sum has all of them.
+// digits stay multiples of 28 and of 84, which spares a table, and every digit has a sum of its
+// own; otherwise they are plain digits, and one sum has all of them.
 template <bool kInPlace>
 struct DenseDigits {
     static constexpr int kDigits = 5, kSums = kInPlace ? kDigits : 1, kLargest = 1,

@@ -171,8 +171,8 @@ struct PairForm {
 private:
     // Weights of one row, and their products with the steps of the values, which replace *score*:
     // lanes of the sum of the weights, and of the sum and the largest of the products.
-    static void weigh_row(float top, const float* steps, float* score, RowLanes& sum, RowLanes& of_parts,
-                          RowLanes& largest) {
+    static void weigh_row(float top, const float* steps, float* score, RowLanes& sum,
+                          RowLanes& of_parts, RowLanes& largest) {
         constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth;
         RowLanes weights, parts, most;
         for (int i = 0; i < kKeyBlock / kWidth; ++i) {
