@@ -32,7 +32,7 @@ class Progress:
     """Bytes done of a total, shown in the form *mode*; use it as a context manager.
 
     *total* is ``None`` while unknown; *stream* is stderr by default. The mode ``auto`` shows a bar
-    on a terminal and lines elsewhere.
+    on a terminal and lines elsewhere; a process without stderr shows nothing.
     """
 
     def __init__(
@@ -49,15 +49,21 @@ class Progress:
         self.done = 0
         self._before = 0  # bytes that were on disk before this run
         self._stream = stream if stream is not None else sys.stderr
-        if mode == "auto":
-            has_escapes = self._stream.isatty() and not settings.dumb_terminal()
-            mode = "bar" if has_escapes else "lines"
-        self._mode = mode
+        self._mode = self._form_of(mode)
         self._clock = clock
         self._started = self._last_shown = clock()
         self._window: list[tuple[float, int]] = []  # times and bytes done, to compute the rate
         if self._mode == "bar":
             BARS.add(self, self._stream)
+
+    def _form_of(self, mode: Mode) -> Mode:
+        """The form in which *mode* is shown on the stream, never ``auto``."""
+        if self._stream is None:  # as with pythonw, or after `2>&-`
+            return "none"
+        if mode != "auto":
+            return mode
+        has_escapes = self._stream.isatty() and not settings.dumb_terminal()
+        return "bar" if has_escapes else "lines"
 
     def __enter__(self) -> Progress:
         return self

@@ -152,20 +152,14 @@ def _locate_template(file, folder):
 
 def _locate_adapter(text, folder):
     """The adapter *text*, ``[NAME=]PATH[:SCALE]``, with an absolute path."""
-    from bitnet.models.adapted import split_name
+    from bitnet.models.adapted import split_name, split_scale
 
     name, rest = split_name(text, folder)
-    located = _locate_scaled(rest, folder)
+    path, scale = split_scale(rest, folder)
+    located = _locate(path, folder)
+    if scale is not None:
+        located = f"{located}:{scale}"
     return located if name is None else f"{name}={located}"
-
-
-def _locate_scaled(text, folder):
-    """The adapter *text*, ``PATH[:SCALE]``, with an absolute path."""
-    path, colon, scale = text.rpartition(":")
-    # The text behind a colon may be the end of a file's name.
-    if not colon or is_file_or_folder((folder / text).absolute()):
-        return _locate(text, folder)
-    return f"{_locate(path, folder)}:{scale}"
 
 
 def find_preset(name):

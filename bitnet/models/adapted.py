@@ -54,10 +54,9 @@ def parse_adapter(text: str | os.PathLike[str]) -> tuple[Path, float]:
             "an adapter has no path",
             hint="name a GGUF file or a folder that PEFT saved: --lora FILE",
         )
-    path = Path(text)
-    name, colon, scale = os.fspath(text).rpartition(":")
-    if path.exists() or not name or not colon:
-        return path, 1.0
+    name, scale = split_scale(os.fspath(text))
+    if scale is None:
+        return Path(name), 1.0
     try:
         factor = float(scale)
     except ValueError:
@@ -68,6 +67,17 @@ def parse_adapter(text: str | os.PathLike[str]) -> tuple[Path, float]:
             hint="name a GGUF file or a folder that PEFT saved, and a number: lora.gguf:0.5",
         )
     return Path(name), factor
+
+
+def split_scale(text: str, folder: Path | None = None) -> tuple[str, str | None]:
+    """Path and scale of ``PATH[:SCALE]``; the scale is None if the text has none.
+
+    A colon may also be a part of a path, which is relative to *folder*.
+    """
+    path, colon, scale = text.rpartition(":")
+    if not path or not colon or exists(Path(folder or "", text)):
+        return text, None
+    return path, scale
 
 
 def split_name(text: str, folder: Path | None = None) -> tuple[str | None, str]:

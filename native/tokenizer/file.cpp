@@ -239,15 +239,16 @@ void TokenizerFile::check_texts() const {
         wrong("its tokens lie outside of their bytes");
     // All tokens are UTF-8 when their bytes as a whole are, and none begins inside a character.
     const bool whole = (config.flags & kByteLevel) == 0 && unicode::is_utf8(bytes_);
+    const auto is_hex = [](char c) { return std::isxdigit(uint8_t(c)) != 0; };
     // True if the token is UTF-8 where decoding expects text, and has six bytes, with hex digits at
-    // 3 and 4 but for their highest bits, where it expects a byte as <0xNN>.
+    // 3 and 4, where it expects a byte as <0xNN>.
     const auto is_text = [&](uint32_t id) {
         const std::string_view text = token(id);
         const bool bytes = (config.flags & kByteLevel) != 0 && !(flags(id) & kVerbatim);
         const bool cut = whole && !text.empty() && unicode::continues(text[0]);
         return (bytes || (whole ? !cut : unicode::is_utf8(text))) &&
-               (!(flags(id) & kByteToken) || (text.size() == 6 && std::isxdigit(text[3] & 0x7F) &&
-                                              std::isxdigit(text[4] & 0x7F)));
+               (!(flags(id) & kByteToken) ||
+                (text.size() == 6 && is_hex(text[3]) && is_hex(text[4])));
     };
     for (uint32_t id = 0; id < n_tokens; ++id) {
         if (!is_text(id)) wrong("a token is not what it is said to be");

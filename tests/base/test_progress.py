@@ -70,6 +70,15 @@ def test_progress_never_goes_backwards(stream, clock):
     assert stream.getvalue() == ""
 
 
+def test_a_process_without_stderr_shows_nothing(monkeypatch, clock):
+    monkeypatch.setattr("sys.stderr", None)  # as Python leaves it in a process without a console
+    for mode in ("auto", "bar", "lines", "json"):
+        with Progress("file", 100, mode=mode, clock=clock) as progress:
+            clock.now += 60
+            progress.reach(100)
+        assert progress.done == 100
+
+
 def test_rate_and_time_left_are_computed_from_the_last_seconds_only(stream, clock):
     progress = Progress("file", 1000, mode="none", stream=stream, clock=clock)
     assert (progress.rate, progress.eta_s) == (0.0, None)
