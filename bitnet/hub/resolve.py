@@ -16,7 +16,7 @@ from bitnet.hub.orders import model_path, order_of
 from bitnet.hub.provide import provide
 from bitnet.hub.ref import parse, suggest_names
 from bitnet.hub.repo_models import candidates, choose, is_pattern, matches, models_in
-from bitnet.hub.repository import file_url, head, list_files, read_card, read_range, some_of
+from bitnet.hub.repository import first_head, list_files, read_card, read_range, some_of
 from bitnet.hub.session import HubSession
 from bitnet.hub.tags import is_tag
 from bitnet.sources import Source
@@ -313,7 +313,7 @@ def locate_model(
         return source, path, None
     options = project.options_for(source.repo)
     with HubSession(options) as session:
-        facts = head(file_url(source.repo, source.revision, source.file, options), session)
+        _, facts = first_head(project.addresses_of(source), session)
         try:
             repo = read_card(source.repo, source.revision, session)
             source = replace(source, licence=source.licence or repo.licence, gated=repo.gated)

@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 
 from bitnet.base.errors import NetworkError, NotFound
 from bitnet.base.trust import REPOSITORY, printable, redact_url
+from bitnet.hub.repository import read_document
 from bitnet.hub.session import HubSession
 
 if TYPE_CHECKING:
@@ -37,14 +38,15 @@ class HubModel:
 def search(text: str, options: FetchOptions, *, limit: int = 20) -> list[HubModel]:
     """At most *limit* repositories with GGUF files whose names contain *text*."""
     query = {"filter": "gguf", "search": text, "sort": "downloads", "limit": limit}
-    url = f"{options.endpoint}/api/models?{urlencode({**query, 'expand': _PROPERTIES}, doseq=True)}"
+    words = urlencode({**query, "expand": _PROPERTIES}, doseq=True)
+    urls = [f"{server}/api/models?{words}" for server in options.addresses]
     with HubSession(options) as session:
-        entries, _, _ = session.json(url, "list of models")
+        entries = read_document(urls, "list of models", session)
     try:
         models = [_model(entry) for entry in entries[:limit]]
     except (KeyError, TypeError, ValueError):
         raise NetworkError(
-            f"{redact_url(url)}: not a list of models",
+            f"{redact_url(urls[0])}: not a list of models",
             hint="this server cannot be searched: use another one with --base-url=URL",
         ) from None
     if not models:

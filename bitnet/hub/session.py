@@ -328,11 +328,16 @@ class HubSession:
                 patience.report_failure(what, broken)
 
     def json(
-        self, url: str, what: str, *, longest: int = LONGEST_DOCUMENT
+        self,
+        url: str,
+        what: str,
+        *,
+        longest: int = LONGEST_DOCUMENT,
+        attempts: int | None = None,
     ) -> tuple[Any, Mapping[str, str], int]:
         """The JSON document *what* at *url*, headers of the reply, and the bytes of its body.
 
-        A body of more than *longest* bytes is refused.
+        A body of more than *longest* bytes is refused. The request is tried up to *attempts* times.
         """
 
         def attempt() -> tuple[Any, Mapping[str, str], int]:
@@ -354,7 +359,7 @@ class HubSession:
                 except (OSError, urllib3.exceptions.HTTPError) as error:
                     raise Transient(request_error(url, _reason(error))) from None
 
-        return self.retrying(what, attempt)
+        return self.retrying(what, attempt, attempts=attempts)
 
 
 def _storage_refusal(status: int, url: str, address: str) -> AuthError | Transient:

@@ -17,20 +17,14 @@ from http.client import IncompleteRead
 from typing import TYPE_CHECKING
 
 from bitnet.base import settings
-from bitnet.base.errors import (
-    AuthError,
-    HashMismatch,
-    NetworkError,
-    NotFound,
-    RateLimited,
-    from_os_error,
-)
+from bitnet.base.errors import HashMismatch, NetworkError, from_os_error
 from bitnet.base.quantities import human_size
 from bitnet.base.trust import redact_url
 from bitnet.hub import http
 from bitnet.hub.http import urllib3
 from bitnet.hub.patience import Patience
 from bitnet.hub.repository import etag_of, strong_etag
+from bitnet.hub.servers import PASSING
 from bitnet.hub.trailing_hash import TrailingHash
 
 if TYPE_CHECKING:
@@ -56,9 +50,6 @@ STALL_BYTES_PER_S = 100  # a slower connection is broken off after the stall tim
 SERVER_ATTEMPTS = 3  # before the next server is asked, if there is another one
 MOST_RESTARTS = 10  # from the first byte, with a server that cannot continue a file
 SMALLEST_PIECE = 1 << 20  # bytes
-
-# Errors of one server after which the next one is asked.
-PASSING = (AuthError, HashMismatch, NetworkError, NotFound, RateLimited)
 
 
 class Replaced(Exception):  # never leaves the package

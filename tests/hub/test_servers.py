@@ -1,4 +1,4 @@
-"""One file from several servers: a mirror continues when the hub fails."""
+"""Several servers: what the hub cannot answer or send, a mirror is asked."""
 
 import random
 from dataclasses import replace
@@ -16,8 +16,12 @@ from bitnet.base.errors import (
 )
 from bitnet.hub import transfer
 from bitnet.hub.fetch_options import FetchOptions
+from bitnet.hub.models import compare_with_hub, locate_tokenizer
 from bitnet.hub.project import Project
 from bitnet.hub.provide import fetch_source
+from bitnet.hub.ref import parse
+from bitnet.hub.resolve import locate_model, resolve
+from bitnet.hub.search import search
 from bitnet.sources import Source
 
 WEIGHTS = Source("weights", "org/model", "model.gguf")
@@ -123,6 +127,62 @@ def test_a_file_with_another_digest_on_the_second_server_is_reported_with_that_s
     hub.close()
     with pytest.raises(UpstreamChanged, match=f"^{other.url}/.*has been replaced on the server"):
         fetch_source(replace(WEIGHTS, sha256="0" * 64), project)
+
+
+def _files(project):
+    return [source.file for source in resolve(parse("hf:org/model:*"), project)]
+
+
+def _tokenizer(project):
+    path = locate_tokenizer(
+        parse("hf:org/words"),
+        project,
+        check=lambda path: path,
+        names=("tokenizer.json",),
+        beside=(),
+        order_names=lambda names, config: names,
+    )
+    return path.read_bytes()
+
+
+def _size(project):
+    source, path, read = locate_model(WEIGHTS, project)
+    assert path is None
+    return source.size, read(0, 100) == CONTENT[:100]
+
+
+def _found(project):
+    return [model.repo for model in search("mod", project.options)]
+
+
+@pytest.mark.parametrize("status", [401, 404, 429, 503])
+@pytest.mark.parametrize(
+    ("ask", "answer"),
+    [
+        (_files, ["model.gguf"]),
+        (_tokenizer, b"{}"),
+        (_size, (len(CONTENT), True)),
+        (_found, ["org/model"]),
+    ],
+)
+def test_whatever_the_first_server_cannot_say_the_second_is_asked(
+    hub, other, project, ask, answer, status
+):
+    other.add("org/words", "tokenizer.json", b"{}")
+    other.add("org/words", "config.json", b"{}")
+    options = replace(project.options, retries=1)
+    hub.rules.append(Rule(where="hub", status=status))
+    assert ask(replace(project, options=options)) == answer
+    assert hub.requests()
+
+
+def test_files_of_the_cache_are_compared_with_the_second_server_if_the_first_is_down(
+    hub, other, project
+):
+    assert received(project)
+    hub.close()
+    (finding,) = compare_with_hub(parse("hf:org/model"), project)
+    assert finding.severity == "ok"
 
 
 def test_a_mirror_that_sends_other_bytes_is_left_and_the_hub_sends_the_file(
