@@ -86,7 +86,7 @@ def load(
             vectors, for half the memory and faster attention; ignored for an open checkpoint.
         i2_s_layout: processor that wrote the I2_S weights, which no file records; ignored for
             an open checkpoint.
-        ignore_keys: metadata keys to ignore; also ignored for an open checkpoint.
+        ignore_keys: metadata keys to ignore; without effect for an open checkpoint.
         draft_model: a smaller model with the same vocabulary, which drafts tokens that *model*
             checks: the same answers, faster where enough drafts are right.
         lora: low-rank adapters to run the model with: GGUF files and folders of PEFT, each
@@ -201,7 +201,8 @@ def locate(
     missing, after *announce* was called with the files and their size.
 
     Raises:
-        NotFound: the file, folder or name does not exist, or is missing while *fetch* is off.
+        NotFound: the name does not exist, or its files are missing while *fetch* is off. Text that
+            can only be a path is returned as one, also if nothing is there.
     """
     from bitnet.formats.model_files import only_model
 

@@ -1,7 +1,7 @@
 """``@task``: a command declares its options by the defaults of its parameters.
 
-Invoke derives options from a function's signature; here nothing is positional unless named, no
-short flags are invented, values are checked with a readable error, and options have synonyms.
+Invoke derives options from a function's signature; here nothing is positional unless declared so,
+no short flags are invented, values are checked with a readable error, and options have synonyms.
 
     @task(group="Tokenizers")
     def example(
@@ -357,6 +357,3 @@ def _type_of(hint: Any, default: Any) -> type:
     if get_origin(declared) in (list, Mapping) or isinstance(default, list):
         return list
     return type(default) if type(default) in _SCALARS else str
-
-
-# --- the words of a command ----------------------------------------------------------------------

@@ -66,23 +66,23 @@ BOUNDS: dict[Kind, Residual] = {
 }
 
 
-def measure(theirs: NDArray[np.float64], ours: NDArray[Any]) -> Residual:
-    """The residual of *theirs* beside *ours*, both ``(rows, width)``, ours in float64.
+def measure(actual: NDArray[np.float64], exact: NDArray[Any]) -> Residual:
+    """The residual of *actual* beside *exact*, both ``(rows, width)``, the latter in float64.
 
     Its error is :data:`NOT_FINITE` where either has NaN or infinities.
     """
-    if not (np.isfinite(theirs).all() and np.isfinite(ours).all()):
+    if not (np.isfinite(actual).all() and np.isfinite(exact).all()):
         return Residual(NOT_FINITE, 0.0, 0.0)
-    residual = theirs - ours
+    residual = actual - exact
     errors = np.linalg.norm(residual, axis=1)
-    sizes = np.linalg.norm(ours, axis=1)
+    sizes = np.linalg.norm(exact, axis=1)
     relative = np.where(errors == 0, 0.0, errors / np.maximum(sizes, np.finfo(np.float64).tiny))
-    squares = float((ours * ours).sum())
-    gain = float((residual * ours).sum()) / squares if squares else 0.0
+    squares = float((exact * exact).sum())
+    gain = float((residual * exact).sum()) / squares if squares else 0.0
 
     # The mean of fewer rows scatters more: scale it to that of ROWS rows.
-    size = math.sqrt(squares / len(ours)) if squares else 0.0
-    mean = float(np.linalg.norm(residual.mean(axis=0))) * math.sqrt(len(ours) / ROWS)
+    size = math.sqrt(squares / len(exact)) if squares else 0.0
+    mean = float(np.linalg.norm(residual.mean(axis=0))) * math.sqrt(len(exact) / ROWS)
     measured = Residual(float(relative.max()), gain, mean / size if size else mean)
     if not all(map(math.isfinite, measured)):
         return Residual(NOT_FINITE, 0.0, 0.0)

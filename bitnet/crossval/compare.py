@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _TINY = 1e-12  # least probability of all tokens that are not stored; anything below is rounding
 _ALIKE = 1e-6  # spread of log-probabilities below which no slope is measured
-_ROUNDING = 1e-7  # error of that probability, since stored logits are rounded
+_ROUNDING = 1e-7  # error of the probability of these tokens, since stored logits are rounded
 _LEAST = 10  # tokens stored at a position; fewer than that are not a distribution
 _SHOWN = 8  # faults that are listed
 # Texts that decode differently on purpose: see :class:`bitnet.crossval.evidence.TokenizerParity`.

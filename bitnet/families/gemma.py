@@ -94,8 +94,8 @@ def _score_scale(keys: Keys, layers_of_27b: int) -> float:
     """Factor on attention scores, by default one over the root of the width of a head.
 
     In the 27B models, which are known by their *layers_of_27b*, the default takes the model's width
-    over the number of heads for that width. The key of a GGUF file is ignored, as in llama.cpp; a
-    folder states the factor.
+    over the number of heads for that width. A GGUF file's own key is dropped when the file is
+    opened, as llama.cpp does not read it; a folder states the factor.
     """
     model_sizes = sizes(keys)
     usual = attention(keys, model_sizes.dim)

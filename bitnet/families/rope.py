@@ -200,7 +200,10 @@ _NO_ROTATION = 1e30
 
 
 def rope_table(config: Config) -> str:
-    """Name of the table in *config*, a ``config.json``, that describes its position embedding."""
+    """Name of the key of *config*, a ``config.json``, that describes its position embedding.
+
+    It is for messages: ``rope_theta`` is a number, the other two are tables.
+    """
     names = ("rope_scaling", "rope_parameters", "rope_theta")
     return next((name for name in names if config.get(name)), "rope_parameters")
 
@@ -381,7 +384,7 @@ def _ntk(scaling: Scaling) -> Tables:
 
 
 def _proportional(scaling: Scaling) -> Tables:
-    """Frequencies by the width of the whole head, all but the first set to zero (Gemma 4)."""
+    """Frequencies by the width of the whole head, zero behind the rotated share (Gemma 4)."""
     share = scaling.parameters.get("partial_rotary_factor", 1.0)
     pairs = scaling.dims // 2
     rotated_pairs = int(share * scaling.dims // 2)

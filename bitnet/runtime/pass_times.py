@@ -65,6 +65,6 @@ class PassTimes:
             self._draft_price += (min(max(price, 0.0), HIGHEST_PRICE) - self._draft_price) / 4
         return self._draft_price
 
-    def knows_plain(self, sequences: int) -> bool:
+    def has_undrafted(self, sequences: int) -> bool:
         """True if a pass without drafts of this number of *sequences* was measured recently."""
         return sequences in self._plain_s and self._drafted_passes < LONGEST_UNMEASURED

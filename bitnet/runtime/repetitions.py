@@ -127,8 +127,8 @@ def _matches_of(text: list[int]) -> list[int]:
 def find_breakers(tokenizer: Tokenizer, texts: Sequence[str] = ()) -> Breakers:
     """Sequences of tokens that contain one of *texts*, else of llama.cpp's; see :data:`Breakers`.
 
-    A token with the whole text ends a repetition alone; one whose end begins the text does with
-    the tokens of the rest.
+    A token that contains the whole text ends a repetition alone. One that ends with a beginning of
+    the text ends it if the tokens of the rest of the text follow.
     """
     marks = [text.encode()[:LONGEST_BREAKER] for text in texts or BREAKERS]
     tails: dict[bytes, tuple[int, ...]] = {}

@@ -179,7 +179,8 @@ class Request(SamplingOptions):
     continue_final_message: bool = False
     #: Defaults of the command or dialect, for what neither the request nor the model's files set.
     fallback: Mapping[str, float] = field(default_factory=dict, metadata=_INNER)
-    # LanguageModel.prepare sets the rest.
+    # LanguageModel.prepare sets the rest: stop_ids unless the request fills a gap, and origins
+    # beside those of a preset.
     #: Origin of the length limit and of each field of :class:`Sampling`, by its name.
     origins: Mapping[str, str] = field(default_factory=dict, metadata=_INNER)
     stop_ids: frozenset[int] = field(default=frozenset(), metadata=_INNER)
@@ -341,8 +342,8 @@ class Request(SamplingOptions):
 
         A value of the request itself comes first, then that of the files, then the default of the
         command or dialect. Temperature 0 is always the most likely token, so the files' sampling is
-        then left out, as it is in reproducible runs. *prompt_tokens* count in the files'
-        ``max_length``.
+        then left out, as it is in reproducible runs of a request without a temperature.
+        *prompt_tokens* count in the files' ``max_length``.
         """
         recommended: Mapping[str, SamplingDefault] = settings_of_model.sampling
         fallback = dict(self.fallback)

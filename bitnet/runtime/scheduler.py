@@ -90,13 +90,13 @@ class Scheduler:
         draft_model: Model | None = None,
         prompt_cache: PromptCache | None = None,
     ) -> None:
-        """A scheduler for *model*, with as many caches for later prompts as *max_batch*.
+        """A scheduler for *model*, with *max_batch* caches.
 
-        All caches together take at most *kv_budget_bytes*: a sequence waits until its prompt and
-        the longest answer it may generate fit; ``None``: unlimited. They have keys and values of
-        *cache_dtype*, as :class:`KVCache`. *draft_model*, a smaller model with the same vocabulary,
-        drafts tokens. *prompt_cache* stores what is computed of prompts, and is searched for each
-        new one.
+        Caches are of running sequences, or kept for later prompts. All together take at most
+        *kv_budget_bytes*: a sequence waits until its prompt and the longest answer it may generate
+        fit; ``None``: unlimited. They have keys and values of *cache_dtype*, as :class:`KVCache`.
+        *draft_model*, a smaller model with the same vocabulary, drafts tokens. *prompt_cache*
+        stores what is computed of prompts, and is searched for each new one.
         """
         limit = model.config.context_length
         stretches = any(rope.scaling == "dynamic" for rope in model.config.ropes)
@@ -208,7 +208,7 @@ class Scheduler:
         decoding = [sequence for sequence in ready if sequence.decodes]
         drafter = self._drafter if self._pace.drafting else None
         # With attention in both directions, a token would see the drafts after it.
-        looking_up = self._times.knows_plain(len(decoding)) and self.model.config.looks_back
+        looking_up = self._times.has_undrafted(len(decoding)) and self.model.config.looks_back
         plan_decoding(decoding, drafter, self.context, looking_up=looking_up)
         prompts = [sequence for sequence in ready if not sequence.decodes]
         room = self._times.prompt_tokens(self.prefill_chunk) if decoding else self.prefill_chunk

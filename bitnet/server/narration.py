@@ -37,7 +37,9 @@ Narrate = Callable[..., None]  # as narrator returns it
 
 SPAN_S = 10.0  # time to which MOST_LINES applies
 MOST_LINES = 20  # refusals in a span; the rest are counted
-_SENTENCES = ("plain", "open")  # actions whose text is the whole line, on a console or a terminal
+# Actions with a sentence for people: that of `plain` is a line of the console, that of `open` one
+# of the form `brief`, and the other forms have neither.
+_SENTENCES = ("plain", "open")
 _UNSEEN = re.compile(r"[\x7f-\x9f\u2028\u2029]")  # controls and line ends that JSON does not escape
 
 _WORKER = "llm-worker-rbee"

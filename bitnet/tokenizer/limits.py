@@ -40,7 +40,8 @@ WORD_CHARS = 256  # of one WordPiece word
 CHARSMAP_KEY_BYTES = 128  # longest key of a SentencePiece character map
 CHARSMAP_BYTES = 4 << 20  # size of such a map; the usual one has 240 KB
 AFFIX_IDS = 1_024  # ids put around a text
-# Spaces in a row, where a library looks for added tokens of spaces that include their neighbours.
+# Spaces in a row in a text, if an added token of spaces strips its neighbours and the library
+# encodes, which then takes a time that grows with their square.
 SPACES = 1_024
 # Bytes out of the normalizers, or the decoders, for each byte in. Normalizers may add GROWTH_BASE
 # bytes to any text.
@@ -197,7 +198,7 @@ def _texts(value: object) -> Iterator[str]:
 
 def _growth(step: Step) -> float:
     """Factor by which *step* can lengthen a text; 1 unless it prepends or replaces."""
-    if step.type == "Prepend":
+    if step.type == "Prepend":  # by a constant, which GROWTH_BASE allows in short texts
         return 1.0 + len(str(step.options.get("prepend", ""))) / TOKEN_BYTES
     if step.type != "Replace":
         return 1.0

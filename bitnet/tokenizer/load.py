@@ -88,7 +88,7 @@ def load_tokenizer(
 def _load_uncached(
     path: Path, file: Path, *, pre: str | None, files: Inventory | None, key: str
 ) -> Tokenizer:
-    """The tokenizer in *path*, whose *file* has the content *key*, or none that has a key.
+    """The tokenizer in *path*; *key* is the hash of the content of *file*, empty if it has none.
 
     Its compiled form is kept under *key* if that is the hash of what was read. It is not if a file
     was written in the meantime, or since *files* was read.

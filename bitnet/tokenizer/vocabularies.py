@@ -7,7 +7,7 @@ rewritings keep the expressions simple: no possessive quantifiers where backtrac
 and ``(?!\p{Han})`` instead of a class intersection.
 
 Many GGUF files lack ``tokenizer.ggml.pre``, or name a wrong one. The token list itself tells which
-tokenizer it is, since two different tokenizers never share one.
+tokenizer it is; the few pre-tokenizers that share one with another are in ``KnownVocabulary.also``.
 """
 
 from __future__ import annotations

@@ -154,9 +154,10 @@ def _text_problem(schema: Schema, value: str, path: Place) -> Problem | None:
         return Problem(path, f"expected one of {', '.join(schema['enum'])}")
     low = schema.get("minLength", 0)
     high = schema.get("maxLength")
-    if len(value) < low or (high is not None and len(value) > high):
-        return Problem(path, f"expected {low:,} to {high:,} characters")
-    return None
+    if len(value) >= low and (high is None or len(value) <= high):
+        return None
+    expected = f"at least {low:,}" if high is None else f"{low:,} to {high:,}"
+    return Problem(path, f"expected {expected} characters")
 
 
 def _bounds_problem(schema: Schema, value: float, path: Place) -> Problem | None:

@@ -76,7 +76,7 @@ def test_a_rotated_model_computes_what_the_model_does(block, explicit, embedding
 
 @pytest.mark.skipif(native.module() is None, reason="the compiled module is not built")
 @pytest.mark.parametrize("block", SHAPES)
-def test_the_compiled_transform_has_the_bits_of_the_reference(block):
+def test_the_compiled_transform_has_the_bits_of_its_operations_one_by_one(block):
     in_basis = rotated(tiny("qwen3", **SHAPES[block]), block)
     model = load_model(in_basis, ops=NativeOps(threads=2))
     steps = dict(model.trace(IDS, KVCache(model.config, 16)))  # one operation after another
@@ -220,7 +220,7 @@ def test_a_rotated_delta_net_computes_what_the_model_does(grouped):
 
 
 @pytest.mark.skipif(native.module() is None, reason="the compiled module is not built")
-def test_the_compiled_order_of_heads_has_the_bits_of_the_reference():
+def test_the_compiled_order_of_heads_has_the_bits_of_its_operations_one_by_one():
     model = load_model(hybrid(grouped=True)[1], ops=NativeOps(threads=2))
     steps = dict(model.trace(IDS, KVCache(model.config, 16)))
     actual = model.forward(IDS, KVCache(model.config, 16), all_positions=True)

@@ -202,7 +202,11 @@ REFUSED = {
     "window-llama-does-not-have": ("Llama", {}, {"sliding_window": 5}),
     "chunks": ("Llama", {}, {"layer_types": ["chunked_attention"] * 3}),
     "no-rope-layers": ("Llama", {}, {"no_rope_layers": [1, 0, 1]}),
-    "layers-without-rope": ("SmolLM3", {"num_hidden_layers": 4}, {"no_rope_layers": [1, 0, 1, 0]}),
+    "other-no-rope-layers": (
+        "SmolLM3",
+        {"num_hidden_layers": 4},
+        {"no_rope_layers": [1, 0, 1, 0]},
+    ),
     "scaled-windows": (
         "Gemma3",
         GEMMA3,

@@ -24,7 +24,7 @@ def model(request):
 def free_drafts(monkeypatch):
     """Drafts whose measured price is always 0, so that the load of the machine decides nothing."""
     monkeypatch.setattr(PassTimes, "observe", lambda *_: 0.0)
-    monkeypatch.setattr(PassTimes, "knows_plain", lambda *_: True)
+    monkeypatch.setattr(PassTimes, "has_undrafted", lambda *_: True)
 
 
 @pytest.fixture

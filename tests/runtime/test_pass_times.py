@@ -43,10 +43,10 @@ def test_a_draft_never_costs_more_than_the_bound():
 
 def test_a_pass_without_drafts_is_measured_again_after_many_with():
     times = PassTimes(max_stall_s=1.0)
-    assert not times.knows_plain(1)
+    assert not times.has_undrafted(1)
     times.observe([sequence(1)], passed_s=1.0)
-    assert times.knows_plain(1)
-    assert not times.knows_plain(2)  # of two sequences no pass was measured
+    assert times.has_undrafted(1)
+    assert not times.has_undrafted(2)  # of two sequences no pass was measured
     for _ in range(LONGEST_UNMEASURED):
         times.observe([sequence(2, proposed=1)], passed_s=1.2)
-    assert not times.knows_plain(1)
+    assert not times.has_undrafted(1)

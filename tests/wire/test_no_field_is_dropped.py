@@ -172,7 +172,7 @@ def test_what_a_message_has_besides_text_is_refused_by_its_place(path, message, 
     with pytest.raises(UsageError) as raised:
         _requests(path, body, model)
     assert raised.value.field == field
-    # That is the error of the template, which does not know the client's field.
+    # The template would say so; its message does not name the client's field.
     assert "only text is" not in raised.value.message
 
 

@@ -35,7 +35,8 @@ constexpr int64_t kHeadBlockBytes = kHeadRows * kHeadBlock * 5 / 8;
 constexpr int64_t kHeadColumns = 32768;  // at most
 constexpr int64_t kHeadGroup = 4;        // blocks whose sixth bits are read at once
 constexpr int64_t kHeadGroupBytes = kHeadGroup * kHeadBlock / 8;
-constexpr int64_t kHeadLevels = 32, kHeadMiddle = 16;
+constexpr int64_t kHeadLevels = 32;          // codes
+constexpr int64_t kHeadNegative = 16;        // codes of weights below zero
 constexpr int64_t kHeadLargest = 127 * 128;  // largest rounded activation
 // Ranges of the codes, in root mean squares of the row; each row takes the one that leaves least.
 constexpr float kHeadClips[] = {3.0f, 3.5f, 4.0f, 5.0f};

@@ -45,7 +45,7 @@ inline float quantize_head(float* __restrict left, float step, uint8_t* __restri
         const float place = std::floor(left[i] * inverse), low = place < -16.0f ? -16.0f : place;
         const float inside = low > 15.0f ? 15.0f : low;
         values[i] = (inside + 0.5f) * step;
-        codes[i] = uint8_t(int(inside) + int(kHeadMiddle));
+        codes[i] = uint8_t(int(inside) + int(kHeadNegative));
         left[i] -= values[i];
     }
     return sum_of_squares(values, kHeadBlock);
@@ -82,7 +82,7 @@ inline void pack_block(const uint8_t* codes, int64_t row, uint8_t* block) {
 inline float best_step(const float* w, int64_t blocks, float largest, float typical) {
     float best = 0.0f, least = std::numeric_limits<float>::infinity(), last_step = 0.0f;
     for (const float clip : kHeadClips) {
-        const float step = std::min(largest, clip * typical) / float(kHeadMiddle);
+        const float step = std::min(largest, clip * typical) / float(kHeadNegative);
         if (step == last_step) break;
         last_step = step;
         float total = 0.0f;
