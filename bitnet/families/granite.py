@@ -43,6 +43,7 @@ from bitnet.families.keys import (
     neutral,
     reads,
     refusal,
+    stated,
     value_refusal,
     wrong_config,
 )
@@ -164,7 +165,9 @@ def _hybrid(keys: Keys) -> ModelConfig:
 def _hybrid_keys(config: Config) -> dict[str, Any]:
     """GGUF keys of scales and of Mamba-2; layers without key heads have Mamba-2."""
     layers = config["num_hidden_layers"]
-    kinds = config.get("layers_block_type") or config.get("layer_types") or ["mamba"] * layers
+    kinds = stated(config, "layers_block_type", "layer_types")
+    if kinds is None:
+        kinds = ["mamba"] * layers
     has_attention = layer_kinds(config, kinds, _HAS_ATTENTION) or []
     heads = config["mamba_n_heads"]
     width = config["mamba_expand"] * config["hidden_size"]

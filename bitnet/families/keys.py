@@ -290,6 +290,14 @@ def wrong_config(problem: str) -> InvalidFormat:
     return InvalidFormat(f"{_CONFIG}: {problem}", hint=COMPARE)
 
 
+def stated(config: Config, *names: str) -> Any:
+    """The value of the first of *names* that *config* states; None if all are missing or null.
+
+    An empty list is a value: the classes of transformers refuse one where layers are expected.
+    """
+    return next((config[name] for name in names if config.get(name) is not None), None)
+
+
 def without(keys: Mapping[str, Any], ignored: Iterable[str], *, prefix: str = "") -> dict[str, Any]:
     """*keys* without the *ignored* keys, which are named with or without their table.
 

@@ -25,6 +25,15 @@ KIMI = {"model_type": "kimi_linear", "num_hidden_layers": 4}
 # Layers numbered from 1 on.
 LISTS = {"full_attn_layers": [4], "kda_layers": [1, 2, 3]}
 SECOND_IS_FULL = [LINEAR, FULL, LINEAR, LINEAR]
+GRANITE = {
+    "model_type": "granitemoehybrid",
+    "num_hidden_layers": 4,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 8,
+    "mamba_expand": 2,
+    "hidden_size": 16,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
 LFM3 = {
     "model_type": "lfm3",
     "num_hidden_layers": 4,
@@ -113,6 +122,7 @@ def test_transformers_has_the_expected_kinds(config, kinds):
             "linear_attn_config.head_dim is null, expected an integer",
         ),
         (KIMI | {"layer_types": []}, r"layer_types is \[\], expected a list of 1 to"),
+        (GRANITE | {"layers_block_type": []}, r"num_hidden_layers is 4, .* has 0 entries"),
         (
             LFM3 | {"num_hidden_layers": 5, "sliding_window": None},
             "layers with a window .*, and no sliding_window",
