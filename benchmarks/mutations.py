@@ -108,7 +108,10 @@ def write_damaged(model, ids, folder):
 
 
 def main():
-    """Print the damages that each stage catches, and their number."""
+    """Print the damages that each stage catches, and their number.
+
+    "alone" counts those that a stage without an attestation catches, "against" the one with it.
+    """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path, help="a GGUF file of a LLaMA")
     model, checkpoint = load(parser.parse_args().model)

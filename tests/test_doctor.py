@@ -39,7 +39,7 @@ def test_a_healthy_machine_has_nothing_wrong_and_nothing_is_left_behind(tmp_path
     assert by_name(findings)["locks"].text == "work"
 
 
-def test_versions_and_processor_are_named(tmp_path):
+def test_versions_and_backend_are_named(tmp_path):
     names = by_name(examine(tmp_path))
     assert {"bitnet", "Python", "pip", "numpy", "backend", "system", "C++ compiler"} <= set(names)
     assert names["bitnet"].text == "0.1.0"

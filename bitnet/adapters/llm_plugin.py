@@ -116,7 +116,7 @@ def _messages(prompt: Any, conversation: Any | None) -> list[dict[str, str]]:
             messages.append({"role": "assistant", "content": response.text()})
         messages.append({"role": "user", "content": prompt.prompt})
         systems = [each.prompt.system for each in responses if each.prompt.system]
-    # llm passes a system prompt with the first message alone, and not in messages if it is changed.
+    # llm puts the system prompt of the first turn into messages, a later one only in the prompt.
     if prompt.system:
         systems.append(prompt.system)
     instructions = [{"role": "system", "content": text} for text in systems[-1:]]

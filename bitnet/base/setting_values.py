@@ -89,7 +89,7 @@ def parse_choice(text: str, *, choices: tuple[str, ...]) -> str:
 
 
 class NetworkFault(NamedTuple):
-    """A broken request: the fault, and the bytes of the body sent before it (None: no reply)."""
+    """A broken request: the fault, and the bytes of the body before it (None: it has no body)."""
 
     kind: str
     after_bytes: int | None = None

@@ -84,7 +84,7 @@ class BatchFiles:
 
 
 def _read_rows(source: Path) -> list[BatchRow]:
-    """The rows of *source*; the line number of one is not the id that another one states."""
+    """The rows of *source*; one without an id has its line number, if no other states that id."""
     raw = sys.stdin.buffer.read() if str(source) == STDIN else read_bytes(source)
     # Not splitlines: texts may contain U+2028 and similar characters.
     lines = raw.decode("utf-8-sig").split("\n")

@@ -32,7 +32,7 @@ from bitnet.base.errors import (
     UsageError,
 )
 from bitnet.base.files import read_json
-from bitnet.base.machine import peak_memory, thread_count, total_memory
+from bitnet.base.machine import peak_memory, thread_count, total_memory, usable_cores
 from bitnet.base.quantities import human_size
 from bitnet.base.tables import quantity, table
 from bitnet.runtime.request import Request
@@ -66,7 +66,7 @@ def describe_machine(threads: Sequence[int] = (), *, backend: str = "") -> dict[
     """
     return {
         "cpu": native.processor(),
-        "cores": thread_count(),
+        "cores": usable_cores(),
         "memory_bytes": total_memory() or 0,
         "features": native.cpu_features(),
         "backend": backend or native.backend_name(),
@@ -215,7 +215,8 @@ class BenchPlan:
     def of(cls, tests: str, thread_counts: str, repetitions: int, *, threads: int = 0) -> BenchPlan:
         """A plan from comma-separated texts.
 
-        By default one thread and as many as ``BITNET_THREADS`` says, else one per core.
+        By default one thread and *threads*, or if that is 0, as many as ``BITNET_THREADS`` says,
+        else one per core.
         """
         if not 1 <= repetitions <= 1000:
             raise UsageError(f"--repetitions is {repetitions}, expected 1 to 1000")

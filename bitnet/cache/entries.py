@@ -34,7 +34,7 @@ _PARTIAL = re.compile(r".+?\.partial(\..+)?", re.DOTALL)
 class Entry:
     """A file of the cache with its companions."""
 
-    kind: Kind  # of the entry; ``leftover`` is an unfinished file of another tool or an unused lock
+    kind: Kind  # ``leftover``: an unfinished file of another tool, a lock, a note or a mark
     key: str  # ``llama3-128k``, ``org--repo/revision/file``, a digest
     path: Path  # the file
     size_bytes: int  # of the file and its companions
@@ -189,7 +189,7 @@ def _kind(area: str, inner: list[str]) -> Kind:
 
 
 def _key(area: str, inner: list[str]) -> str:
-    """Key of a file of :func:`_kind`; for a partial download, the name of its file."""
+    """Key of the file *inner* in *area*, as for :func:`_kind`; of a partial download, its name."""
     if area == "store":  # partial downloads
         return inner[-1].partition(".partial")[0]
     if area == "tokenizers":
@@ -269,7 +269,9 @@ def verify(
     path = entry.path
     digest = (expected or {}).get(str(path))
     whole = "SHA-256" if digest else "file"
-    check = {".json": "JSON", ".gguf": "GGUF", ".kv": "checksums"}.get(path.suffix, whole)
+    check = {".json": "JSON", ".gguf": "GGUF"}.get(path.suffix, whole)
+    if entry.kind == "prompt" and prompt_problem is not None:
+        check = "checksums"
     try:
         if not path.stat().st_size:
             return EntryCheck(entry, check, "the file is empty")
@@ -280,7 +282,7 @@ def verify(
             problem = _json_problem(path)
         elif check == "GGUF":
             problem = _gguf_problem(path, read_gguf)
-        elif entry.kind == "prompt" and prompt_problem is not None:
+        elif check == "checksums" and prompt_problem is not None:
             problem = prompt_problem(path)
     except OSError as error:
         return EntryCheck(entry, check, from_os_error(error, path).message)

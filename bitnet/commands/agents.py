@@ -1,7 +1,8 @@
 """Coding agents that ``launch`` starts, and the settings that make each use a server.
 
-An agent gets environment variables, arguments, and files in a temporary folder. It reads only
-these; the user's own settings of the agent are neither read nor changed.
+An agent gets environment variables, arguments, and files in a temporary folder. The user's own
+settings of the agent, in the home folder, are not changed, and not read except by aider, which
+cannot be told to leave them out: its arguments take precedence over them.
 """
 
 from __future__ import annotations
@@ -90,15 +91,25 @@ def _opencode(server: Endpoint, model: str, folder: Path) -> Setup:
 
 
 def _aider(server: Endpoint, model: str, _folder: Path) -> Setup:
+    # Files named .aider.conf.yml and .env, of the user or the project, may name other servers, keys
+    # and models. Arguments take precedence over both. The key, which other users of the machine
+    # would see among the arguments, is in aider's own variable, which replaces OPENAI_API_KEY.
+    name = f"openai/{model}"
+    arguments = [
+        *("--openai-api-base", f"{server.address}/v1"),
+        *("--model", name),
+        *("--weak-model", name),
+        *("--editor-model", name),
+        *("--no-show-model-warnings", "--no-show-release-notes"),
+    ]
     return Setup(
         {
-            "OPENAI_API_BASE": f"{server.address}/v1",
-            "OPENAI_API_KEY": server.key,
+            "AIDER_OPENAI_API_KEY": server.key,
             "AIDER_ANALYTICS": "false",
             "AIDER_CHECK_UPDATE": "false",
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         },
-        ["--model", f"openai/{model}", "--no-show-model-warnings", "--no-show-release-notes"],
+        arguments,
     )
 
 

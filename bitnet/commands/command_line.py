@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bitnet.base.errors import UsageError
-from bitnet.commands.elsewhere import OPTIONS
+from bitnet.commands.elsewhere import OPTIONS_OF_OTHERS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -143,7 +143,7 @@ class Words:
     def _option_refusal(self, flag: str) -> UsageError:
         """Error for *flag*, which the command does not have, with the likely one as its hint."""
         flags = [*self._flags, *self._off]
-        likely = OPTIONS.get(flag, "")
+        likely = OPTIONS_OF_OTHERS.get(flag, "")
         near = f"did you mean {likely}?" if likely in flags else nearest(flag, flags)
         text = f"{self._command.command_words} has no option {flag}"
         return UsageError(text, hint=near or self._command.usage)

@@ -45,8 +45,8 @@ def convert(
     """Convert or quantize a model to GGUF.
 
     Before it writes, it prints what the file will contain, and which engines will compute it
-    differently. Every tensor of the new file is read back and compared with its source. A lossy
-    conversion is refused, except for rounding floats to F16, BF16 and quantized blocks.
+    differently. Every tensor of the new file is read back and compared with its source. Without
+    --allow-lossy, a loss is refused, except for rounding floats to F16, BF16 and quantized blocks.
     """
     from bitnet.convert.run import plan_conversion
 

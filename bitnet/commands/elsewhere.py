@@ -38,7 +38,7 @@ COMMANDS = {
     "uninstall": "rm",
 }
 #: Our option for one of another program.
-OPTIONS = {
+OPTIONS_OF_OTHERS = {
     "-c": "--context",
     "-hf": "--model",
     "-hfr": "--model",
@@ -69,10 +69,10 @@ def translate(words: Sequence[str], commands: Collection[str]) -> str:
 
     *commands* are the names of our commands.
     """
-    options = [OPTIONS.get(word, word) for word in words]
+    options = [OPTIONS_OF_OTHERS.get(word, word) for word in words]
     command = COMMANDS.get(words[0], "")
     if command in commands:
         return shlex.join([command, *options[1:]])
-    if words[0] in OPTIONS:
+    if words[0] in OPTIONS_OF_OTHERS:
         return shlex.join(["infer", *options])
     return ""

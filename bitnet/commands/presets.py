@@ -40,7 +40,7 @@ def create(
     context=option(0, "context length in tokens; default: the model's own", bounds=(0, None)),
     lora=option(
         [],
-        "adapter of every answer, or with a name, of the requests to serve that name it; may be "
+        "adapter of every answer; with NAME, of the requests to a server that name it; may be "
         "repeated",
         metavar="[NAME=]PATH[:SCALE]",
     ),

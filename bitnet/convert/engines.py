@@ -130,8 +130,8 @@ def _streams(checkpoint: Checkpoint, config: ModelConfig, streams: Streams) -> _
     for layer, network in enumerate(networks):
         if not _lowers_gates_as_llama_cpp(layer, network):
             deviation = f"lowers gates in the first {_SPARSE_LAYERS} layers of {kind} models by "
-            deviation += f"{_DEVIATIONS} standard deviations of all numbers but one, whatever the "
-            yield _LLAMA_CPP, f"{deviation}file says"
+            deviation += f"{_DEVIATIONS} standard deviations, with a divisor of n - 1 and whatever "
+            yield _LLAMA_CPP, f"{deviation}the file says"
             break
 
 

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Rows of token types, without which llama.cpp loads no encoder.
+# Rows of token types (segments), without which llama.cpp loads no encoder, and their number.
 _TYPES = "token_types.weight"
-_TEXT_COUNT = "tokenizer.ggml.token_type_count"
+_TYPE_COUNT = "tokenizer.ggml.token_type_count"
 # general.file_type as llama.cpp numbers it, but: 40 is Q1_0 there, and I2_S in bitnet.cpp; 137 is
 # ik_llama.cpp's, 141 and 143 are PrismML's.
 _FILE_TYPES = {
@@ -77,7 +77,7 @@ def metadata(checkpoint: Checkpoint, request: ConvertOptions) -> dict[str, bytes
             keys = {
                 key: value
                 for key, value in keys.items()
-                if key == _TEXT_COUNT or not key.startswith("tokenizer.")
+                if key == _TYPE_COUNT or not key.startswith("tokenizer.")
             }
             keys |= _tokenizer(checkpoint, request, default=None)
         elif pre := request.pre or _missing_pre(gguf):
@@ -111,7 +111,7 @@ def _keys_of_folder(checkpoint: Checkpoint) -> dict[str, Any]:
     keys = dict(checkpoint.metadata)
     prefix = checkpoint.architecture
     if family is not None and family.encodes:
-        keys[_TEXT_COUNT] = checkpoint.row_count(_TYPES, 1)
+        keys[_TYPE_COUNT] = checkpoint.row_count(_TYPES, 1)
     keys["general.name"] = checkpoint.path.resolve().name
     keys[f"{prefix}.vocab_size"] = checkpoint.weights["token_embd.weight"].shape[0]
     head_dim = keys.get(f"{prefix}.attention.key_length")

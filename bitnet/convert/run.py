@@ -71,7 +71,9 @@ class Conversion:
         kinds = Counter((t.before, t.after, t.exact, t.keeps_rounding) for t in self.tensors)
         for (before, after, exact, keeps_rounding), count in kinds.items():
             errors = [t.error for t in self.tensors if (t.before, t.after) == (before, after)]
-            how = "exactly" if exact else f"rounded, by {max(errors):.2g} of the largest at most"
+            how = f"rounded, by {max(errors):.2g} of the largest weight at most"
+            if exact:
+                how = "exactly"
             if exact and not keeps_rounding:
                 how = "the same weights, but another rounding of what they multiply"
             yield f"{quantity(count, 'tensor')} {before} -> {after}, {how}"

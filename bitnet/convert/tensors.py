@@ -195,7 +195,8 @@ class Job:
             ternary = registry.unpack_ternary(self.weight)
             if self.columns is not None and ternary.scales.shape[1] > 1:
                 raise Unsupported(
-                    f"{self.weight.name}: the order of its columns in GGUF parts its groups",
+                    f"{self.weight.name}: GGUF has its columns in another order, in which those "
+                    "that share a scale are not neighbours",
                     hint="run the model as it is",
                 )
             ternary = Ternary(self._with_columns(ternary.codes), ternary.scales)

@@ -58,8 +58,9 @@ _WITHOUT_GATE = ("ffn_gelu", "ffn_relu", "ffn_sqr(relu)", "ffn_xielu")
 # Results of a shared expert with a gate, in different graphs.
 _GATED_SHARED = ("ffn_shexp_out", "ffn_shexp_gated")
 _SEPARATOR = "|"
-# End of the name of the norm in front of a router, whose input llama.cpp divides by what we divide
-# the router by. Other tensors with such a name are factors on the result of a product.
+# End of the name of the norm in front of a router. Both engines divide by the root of the width:
+# llama.cpp the input of this norm, we the router, so that the products agree and the norms do not.
+# Other tensors with such a name are factors on the result of a product.
 _ROUTER_NORM = "ffn_gate_inp.scale"
 
 _LOGITS = "result_output"
@@ -172,7 +173,7 @@ class Names:
     def list_selectors(self, names: Iterable[str]) -> list[str]:
         """Prefixes of node names, and names of weights, that select the nodes of *names*.
 
-        *names* are ours. A request has them as ``whole``.
+        *names* are ours. The result is the field ``whole`` of a request to reference_process.py.
         """
         needed = set(names)
         operations = {name.rpartition("-")[0] for name in needed}

@@ -137,7 +137,7 @@ def texts_for(
 ) -> tuple[tuple[str, bool], ...]:
     """Texts to tokenize, each with True if special tokens are added.
 
-    A recording brings its own texts; our own code is not asked.
+    A recording brings its own texts; a reference that uses our own tokenizer gets none.
     """
     if reference.recording is not None:
         return tuple((answer.prompt, True) for answer in reference.recording.prompts)

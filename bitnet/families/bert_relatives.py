@@ -265,7 +265,7 @@ register_variant(
     in_gguf=False,
     model_types=("xlm-roberta",),
     classes=("XLMRobertaLoRA", "XLMRobertaFlashConfig"),
-    apart={"position_embedding_type": "rotary"},
+    told_by={"position_embedding_type": "rotary"},
     aliases={"rotary_emb_base": "rope_theta"},
     config_keys={
         **reads("pad_token_id"),

@@ -123,7 +123,7 @@ class Family:
     # names in ``architectures`` that set it apart from the family of its ``model_type``
     classes: tuple[str, ...] = ()
     # keys of ``config.json`` whose values set it apart from another family of its ``model_type``
-    apart: Mapping[str, Any] = field(default_factory=dict)
+    told_by: Mapping[str, Any] = field(default_factory=dict)
     # keys of ``config.json`` by their other names; if a file has both, the other name counts
     aliases: Mapping[str, str] = field(default_factory=dict)
     # ``quantization_config`` that is assumed for folders without one
@@ -271,7 +271,7 @@ def of_model_type(
     """The family that reads folders of *model_type*, or None if none does.
 
     A family that lists *class_name*, the one in ``architectures``, comes first, whatever its
-    ``model_type`` is; then one whose values of ``Family.apart`` are all in *config*, a
+    ``model_type`` is; then one whose values of ``Family.told_by`` are all in *config*, a
     ``config.json``; then one without such values.
     """
     stated = config or {}
@@ -280,9 +280,10 @@ def of_model_type(
         if class_name in family.classes:
             return family
     for family in candidates:
-        if family.apart and all(stated.get(key) == value for key, value in family.apart.items()):
+        told_by = family.told_by.items()
+        if told_by and all(stated.get(key) == value for key, value in told_by):
             return family
-    return next((family for family in candidates if not family.apart), None)
+    return next((family for family in candidates if not family.told_by), None)
 
 
 def architecture_refusal(

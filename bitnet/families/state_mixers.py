@@ -22,8 +22,8 @@ class DeltaNet:
     key_dim: int  # width of a query or key
     value_dim: int  # width of a value
     kernel: int  # positions of the convolution
-    # neighbouring heads share a key head, as in transformers' folders; otherwise heads share one
-    # whose numbers differ by a multiple of *key_heads*, as in GGUF
+    # neighbouring heads share a key head, as in transformers' folders; otherwise, as in GGUF, heads
+    # with equal numbers modulo *key_heads* do
     grouped: bool
     # strengths (beta) and decays (alpha) are one matrix, ``ssm_ba``, with rows for one key head
     # after another: those of the strengths of its heads, then those of their decays

@@ -31,7 +31,7 @@ _OUTER = {
     "per_layer_model_projection.weight": "per_layer_model_proj.weight",
     "per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
     "z_L_init": "hrm.z_l_init",
-    # Names in older decoders and in encoders. They follow the usual ones, which messages have.
+    # Names in older decoders and in encoders. They follow the usual ones: messages use the first.
     "wte.weight": "token_embd.weight",
     "wpe.weight": "position_embd.weight",
     "tokens_embed.weight": "token_embd.weight",

@@ -271,7 +271,8 @@ def _of_task(path: Path, task: str, tasks: Sequence[str]) -> Adapter:
             part = {"a": "b", "b": "a"}[part]
         factors[f"{match['matrix']}.lora_{part}"] = values
     peft_keys = {"r": config.get("lora_rank", 4), "lora_alpha": config.get("lora_alpha", 1)}
-    pairs = _pairs(path, factors, _FILE_NAME, partial(_scale, path, peft_keys))
+    scale = partial(_scale, path, peft_keys, stated_in="config.json")
+    pairs = _pairs(path, factors, _FILE_NAME, scale)
     return Adapter(
         path / task, {f"{name}.weight": pair for name, pair in pairs.items()}, "", is_gguf=False
     )
@@ -294,12 +295,14 @@ def _number(path: Path, key: str, value: object) -> float:
     )
 
 
-def _scale(path: Path, config: Mapping[str, Any], module: str, rank: int) -> float:
-    """Factor on the product of the *module*, as PEFT computes it."""
+def _scale(
+    path: Path, config: Mapping[str, Any], module: str, rank: int, *, stated_in: str = ADAPTER
+) -> float:
+    """Factor on the product of the *module*, as PEFT computes it; *stated_in* names the file."""
     expected = _of_pattern(path, config, "rank_pattern", module, config.get("r"))
     if expected != rank:
         raise InvalidFormat(
-            f"{path.name}: {module} has the rank {rank}, {ADAPTER} says {expected!r:.60}",
+            f"{path.name}: {module} has the rank {rank}, {stated_in} says {expected!r:.60}",
             hint=_AGAIN,
         )
     stated_alpha = _of_pattern(path, config, "alpha_pattern", module, config.get("lora_alpha"))

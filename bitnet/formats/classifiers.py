@@ -63,7 +63,9 @@ def classifier_keys(
     labels = _labels(config, count, model)
     relevance = _relevance(files, config, count, ignore)
     if tuple(labels) == YES_NO:
-        relevance = "sigmoid"  # the share of yes: the library has no single score of two labels
+        # Our choice, whatever activation the files name: the share of yes. The library gives both
+        # scores.
+        relevance = "sigmoid"
     keys: dict[str, Any] = {
         "classifier.output_labels": labels,
         "classifier.function": _function(config, count, model),

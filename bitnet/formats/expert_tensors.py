@@ -3,7 +3,8 @@
 GGUF has one tensor ``(experts, outputs, inputs)`` for each projection. Folders have a tensor for
 each expert, or one for all, in which the rows of ``gate`` precede those of ``up``. Bytes stay where
 they are in the files, with these exceptions, which are copied: matrices that were stored
-transposed, and those of gpt-oss, whose rows of ``gate`` and ``up`` alternate.
+transposed, those of gpt-oss, whose rows of ``gate`` and ``up`` alternate, norms of heads, and
+tensors that are computed when they are read.
 """
 
 from __future__ import annotations

@@ -7,9 +7,11 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitnet.base.errors import NotFound, from_os_error
+from bitnet.base.errors import BitnetError, NotFound, from_os_error
+from bitnet.base.files import read_bytes
 from bitnet.base.invocation import shell_quote
 from bitnet.formats import mapped_file, safetensors
+from bitnet.formats.checkpoint import parse_json
 from bitnet.formats.gguf_names import has_gguf_name, list_models, part_number, select_models
 
 if TYPE_CHECKING:
@@ -48,8 +50,9 @@ def candidates_below(folder: Path) -> Iterator[Path]:
     """Everything in *folder* and below it that is a model, or is meant to be one.
 
     Unlike :func:`models_below` also what cannot be opened (links to nothing, folders with only a
-    configuration or only weights, a split file without its first part), and what is hidden. The
-    folders inside of a model, such as ``1_Pooling``, belong to it.
+    configuration or only weights, a split file without its first part), and what is hidden. Folders
+    inside of a model belong to it if ``modules.json`` names them, or if they have no weights, such
+    as ``1_Pooling``.
     """
 
     def fail(error: OSError) -> None:
@@ -66,10 +69,23 @@ def candidates_below(folder: Path) -> Iterator[Path]:
         visited.add(here.resolve())
         if any(name.endswith((".safetensors", safetensors.INDEX)) for name in files):
             models.add(here)
+            modules = _module_folders(here) if "modules.json" in files else set()
+            folders[:] = [name for name in folders if name not in modules]
             yield here
         elif "config.json" in files and here.parent not in models:
             yield here
         yield from select_models(here / name for name in files)
+
+
+def _module_folders(model: Path) -> set[str]:
+    """Folders in *model* that its ``modules.json`` names; none if that file is damaged."""
+    try:
+        path = model / "modules.json"
+        modules = parse_json(read_bytes(path), path, list)
+    except BitnetError:
+        return set()  # opening the model says what is wrong with the file
+    paths = [module.get("path") for module in modules if isinstance(module, dict)]
+    return {path.rstrip("/") for path in paths if isinstance(path, str)}
 
 
 def _is_file(path: Path) -> bool:

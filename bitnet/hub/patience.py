@@ -44,9 +44,8 @@ class Patience:
         self._failures = 0  # in a row
         self._gained = 0  # bytes since the last failure
         self._waited_s = 0.0  # own waits since the last byte
-        # Times of the last byte, and of that or the end of a wait that the server asked for.
-        self._last_gain = session.clock()
-        self._last_byte = self._last_gain
+        self._last_byte = session.clock()
+        self._last_gain = self._last_byte  # that, or the end of a wait that the server asked for
 
     def report_bytes(self, count: int) -> None:
         """Report that *count* more bytes have arrived."""

@@ -67,7 +67,7 @@ class Ref:
     repo: str = ""  # repository on the hub
     revision: str = "main"  # branch, tag or commit of it
     file: str = ""  # file of it, a pattern, or empty
-    tag: str = ""  # quantization of it, or empty; then there is no file
+    tag: str = ""  # quantization of it, or empty; with a tag, *file* is empty
     url: str = ""  # address of a file elsewhere
 
     @property
@@ -120,8 +120,8 @@ class Ref:
     def tokenizer_folder(self, cache: Path) -> Path:
         """Folder in *cache* of the tokenizer that it means, and of no other.
 
-        A repository without a file has another folder than its file: which one of its files is the
-        tokenizer must be decided, whatever was fetched before.
+        A ref that names no file of its repository has a folder of its own: which of the files is
+        the tokenizer must be decided, whatever was fetched by name before.
         """
         key = address_key(self.url)
         if not self.url:

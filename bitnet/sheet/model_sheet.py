@@ -1,4 +1,4 @@
-"""One page about a model: its plan, tokenizer, chat templates, sampling and files.
+"""One page about a model: what it needs here, tokenizer, chat templates, sampling and files.
 
 ``bitnet show`` prints it. Nothing is run, and no weight is read.
 """

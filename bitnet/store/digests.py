@@ -101,7 +101,7 @@ class Verified:
     mtime_ns: int  # modification time
     inode: int  # its number on its file system
     placed: bool = False  # this program placed it there; else it was only read
-    ctime_ns: int = 0  # change time, also of links; 0 if that was only a moment before
+    ctime_ns: int = 0  # change time, which a new hard link changes too; 0 if only a moment ago
 
     @property
     def is_unchanged(self) -> bool:

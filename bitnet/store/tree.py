@@ -22,8 +22,9 @@
     <cache>/exact-heads/<hash of the head>.copy           copy of an output head, also made again
     <cache>/prompts/<model>/<digest of ids>.kv            keys, values and states behind a prompt
 
-A key is the digest of a file, or of the version of one whose digest is not known. Deleting anything
-here costs only time. Functions take the folder of the store, ``<cache>/store``, unless they say so.
+In the store, a key is the digest of a file, or of the version of one whose digest is not known.
+Deleting anything here costs only time. Functions take the folder of the store, ``<cache>/store``,
+unless they say otherwise.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def meta_of(spec: TokenizerSpec) -> dict[str, Any]:
     special |= {token.id for token in spec.added if token.special}
     if spec.shows_unknown_text:
         special.discard(spec.unknown_id)  # it stands for a part of the text, and is shown
-    if spec.decoder:  # the library leaves out added tokens by their text: that of a special token
+    if spec.decoder:  # the library leaves out every added token with the text of a special one
         texts = {spec.tokens[id] for id in special}
         added = {token.id: token.text for token in spec.added}
         special = {id for id, text in added.items() if text in texts}
@@ -332,7 +332,7 @@ class NativeEngine:
         return spelling.decode()
 
     def is_verbatim(self, id: int) -> bool:
-        """True if the token is an added or control token."""
+        """True if the token is not a piece, see :func:`is_verbatim`."""
         return bool(self._engine.token_flags(id) & _VERBATIM)
 
     def is_byte(self, id: int) -> bool:

@@ -74,9 +74,9 @@ bool AddedMatcher::widen(std::string_view text, const AddedToken& token, Spaces&
         const char* after = first + *end;
         if (before != first) {
             before = unicode::previous(before, first);
-            if (unicode::is_added_word(unicode::next(before, last))) return false;
+            if (unicode::is_rust_word(unicode::next(before, last))) return false;
         }
-        if (after != last && unicode::is_added_word(unicode::next(after, last))) return false;
+        if (after != last && unicode::is_rust_word(unicode::next(after, last))) return false;
     }
     if (token.flags & AddedToken::kLeft) {
         const char* p = first + *begin;

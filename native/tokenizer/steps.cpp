@@ -73,7 +73,7 @@ PreTokenizer::PreTokenizer(const std::vector<TokenizerStep>& steps) : steps_(ste
 }
 
 bool PreTokenizer::scans() const {
-    // To keep the matches alone gives the same pieces, as they cover every text.
+    // An inverted kRemoved keeps the matches alone: the same pieces, as they cover every text.
     const auto wanted = [](const TokenizerStep& step) {
         return Behavior(step.mode) == (step.flag != 0 ? Behavior::kRemoved : Behavior::kIsolated);
     };
@@ -260,9 +260,7 @@ void PreTokenizer::find(const TokenizerStep& step, Expression* expression, std::
         case StepKind::kWhitespace: {  // runs of word characters, and of others but spaces
             int kind = 0;
             each_code([&](uint32_t code, size_t from, size_t to) {
-                const int found = unicode::is_space(code)        ? 0
-                                  : unicode::is_added_word(code) ? 1
-                                                                 : 2;
+                const int found = unicode::is_space(code) ? 0 : unicode::is_rust_word(code) ? 1 : 2;
                 if (found != 0 && found == kind)
                     matches_.back().end = to;
                 else if (found != 0)

@@ -227,7 +227,7 @@ bool is_space(uint32_t code) {
 }
 
 bool is_word(uint32_t code) { return read<Set, kWord>().contains(code); }
-bool is_added_word(uint32_t code) { return read<Set, kAddedTokenWord>().contains(code); }
+bool is_rust_word(uint32_t code) { return read<Set, kAddedTokenWord>().contains(code); }
 bool is_punctuation(uint32_t code) { return read<Set, kPunctuation>().contains(code); }
 bool is_numeric(uint32_t code) { return read<Set, kNumeric>().contains(code); }
 bool is_mark(uint32_t code) {

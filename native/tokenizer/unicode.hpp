@@ -26,7 +26,7 @@ bool in_script(const Script* script, uint32_t code);
 
 bool is_space(uint32_t code);        // White_Space
 bool is_word(uint32_t code);         // \w of Oniguruma
-bool is_added_word(uint32_t code);   // \w of Rust's regex crate, as beside added tokens
+bool is_rust_word(uint32_t code);    // \w of Rust's regex crate, as beside added tokens
 bool is_punctuation(uint32_t code);  // as BERT counts it: with all ASCII symbols
 bool is_numeric(uint32_t code);      // Rust's char::is_numeric
 bool is_mark(uint32_t code);

@@ -1,5 +1,6 @@
 """Models in folders: which files are models, their names, and folders that cannot be read."""
 
+import json
 import os
 from pathlib import Path
 
@@ -30,6 +31,19 @@ def folder(tmp_path):
 def test_each_model_is_listed_once_and_those_of_a_folder_before_its_subfolders(folder):
     paths = [str(path.relative_to(folder)) for path in models_below(folder)]
     assert paths == ["b.gguf", "big-00001-of-00002.gguf", "a/c.gguf", "index", "shards"]
+
+
+def test_the_modules_of_a_model_are_no_models(tmp_path):
+    for name in ("", "2_Dense/", "variant/"):
+        (tmp_path / "m" / name).mkdir(parents=True, exist_ok=True)
+        for file in ("config.json", "model.safetensors"):
+            (tmp_path / "m" / name / file).touch()
+    modules = [{"path": "", "type": "a.Transformer"}, {"path": "2_Dense/", "type": "a.Dense"}]
+    (tmp_path / "m/modules.json").write_text(json.dumps(modules))
+    assert find_models(tmp_path) == [tmp_path / "m", tmp_path / "m/variant"]
+    assert find_models(tmp_path, broken=True) == [tmp_path / "m", tmp_path / "m/variant"]
+    (tmp_path / "m/modules.json").write_text("{")
+    assert len(find_models(tmp_path)) == 3
 
 
 def test_a_folder_that_cannot_be_read_is_an_error(folder, monkeypatch):

@@ -4,6 +4,7 @@ What the model writes is scripted; the agents, their requests, templates, tools 
 real. Home and settings are empty, and no address but the worker's is told to them.
 """
 
+import json
 import os
 import re
 import shutil
@@ -114,9 +115,9 @@ def folders_for(place):
     return place / "work"
 
 
-def run_agent(agent, program, address, place):
+def run_agent(agent, program, address, place, *, key="none"):
     """Run the task of *agent* in folders below *place*: the finished process, and its output."""
-    setup = AGENTS[agent].set_up(Endpoint(address, "none"), "tiny", place / "settings")
+    setup = AGENTS[agent].set_up(Endpoint(address, key), "tiny", place / "settings")
     write_files(setup, place / "settings")
     environment = {
         "PATH": f"{Path(program).parent}{os.pathsep}{os.environ['PATH']}",
@@ -174,6 +175,86 @@ def test_an_agent_reads_edits_runs_and_finishes(agent, tmp_path, monkeypatch):
         assert (work / "copy.txt").read_text() == AFTER, output
         assert DONE in output
         assert len([prompt for prompt in prompts if "<tools>" in prompt]) >= 4
+
+
+#: Settings of a user that name another server, by their paths in the home and the working folder.
+ELSEWHERE = "http://127.0.0.1:9"
+USERS_FILES = {
+    "claude": {"home/.claude/settings.json": {"env": {"ANTHROPIC_BASE_URL": ELSEWHERE}}},
+    "codex": {
+        "home/.codex/config.toml": (
+            'model_provider = "mine"\n[model_providers.mine]\nname = "mine"\n'
+            f'base_url = "{ELSEWHERE}/v1"\nwire_api = "responses"\n'
+        )
+    },
+    "opencode": {
+        "home/.config/opencode/opencode.json": {
+            "model": "mine/m",
+            "provider": {
+                "mine": {
+                    "npm": "@ai-sdk/openai-compatible",
+                    "options": {"baseURL": f"{ELSEWHERE}/v1"},
+                    "models": {"m": {}},
+                }
+            },
+        }
+    },
+    "aider": {
+        "home/.aider.conf.yml": {
+            "openai-api-base": ELSEWHERE,
+            "openai-api-key": "sk-mine",
+            "weak-model": "anthropic/claude-3-5-haiku",
+        },
+        "home/.env": f"OPENAI_API_BASE={ELSEWHERE}\nOPENAI_API_KEY=sk-mine\n",
+        "work/.env": f"OPENAI_API_BASE={ELSEWHERE}\nOPENAI_API_KEY=sk-mine\n",
+    },
+    "cline": {
+        "home/.cline/data/settings/providers.json": {"version": 1, "lastUsedProvider": "anthropic"}
+    },
+    "continue": {
+        "home/.continue/config.yaml": {
+            "name": "mine",
+            "version": "1.0.0",
+            "schema": "v1",
+            "models": [
+                {"name": "m", "provider": "openai", "model": "m", "apiBase": f"{ELSEWHERE}/v1"}
+            ],
+        }
+    },
+    "qwen": {
+        "home/.qwen/settings.json": {
+            "security": {"auth": {"selectedType": "openai", "baseUrl": f"{ELSEWHERE}/v1"}},
+            "model": {"name": "mine"},
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_settings_of_a_user_send_no_agent_to_another_server(agent, tmp_path, monkeypatch):
+    program = program_of(agent)
+    work = folders_for(tmp_path)
+    note = work / "note.txt"
+    note.write_text(BEFORE)
+    for name, content in USERS_FILES[agent].items():
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content if isinstance(content, str) else json.dumps(content))
+    path = scripted_gguf(tmp_path, monkeypatch)
+    app_options = {"api_key": "ours"}
+    with listening(
+        path, name="tiny", max_output_tokens=4000, max_batch=4, app_options=app_options
+    ) as worker:
+        prompts = script(
+            monkeypatch,
+            worker.slot.model.tokenizer,
+            steps_of(agent, str(note)),
+            without_tools=REPLACEMENT if agent == "aider" else "A title",
+        )
+        done, output = run_agent(agent, program, worker.address, tmp_path, key="ours")
+    assert done.returncode == 0, output
+    assert note.read_text() == AFTER, output
+    assert prompts
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Test files that a change affects, by what imports what.
 
-A test file is affected if it mirrors the room of a changed module, or if it, a helper in
+A test file is affected if its folder is that of a changed module, or if it, a helper in
 ``tests/support`` or a ``conftest.py`` above it imports a changed module or one that depends on a
 changed one over at most STEPS imports: further away, everything depends on everything. C++ counts
 as the modules that call it. A file that no rule knows affects every test.

@@ -34,7 +34,7 @@ CHECKOUT = (
 )  # files and folders that commands read
 MIRROR = "baseten/Meta-Llama-3-tokenizer"
 OFFICIAL = "meta-llama/Meta-Llama-3-8B"
-OTHERS_ADDRESS = "https://hub.example.org"
+READERS_ADDRESS = "https://hub.example.org"
 ACCESS_TOKEN = "hf_your_token"
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -143,7 +143,7 @@ class Sandbox:
 
     def run(self, text, language="sh"):
         """Run *text*, and return the finished process with its output."""
-        text = text.replace(OTHERS_ADDRESS, self.hub.url).replace(ACCESS_TOKEN, "hf_good")
+        text = text.replace(READERS_ADDRESS, self.hub.url).replace(ACCESS_TOKEN, "hf_good")
         command = [sys.executable, "-"] if language == "python" else ["bash", "-euo", "pipefail"]
         return subprocess.run(
             [*command] if language == "python" else [*command, "-c", text],

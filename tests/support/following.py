@@ -121,7 +121,7 @@ def follow(case: Case, place: Place) -> str:
         return f"{line}\n-> {command} ended with {followed.code}:\n{followed.text}"
     if case.then != "works":
         return ""
-    again = place.run(line, **more)
+    again = place.run(line, **more)  # without the variables of the case, which the hint unsets
     if again.code:
         return f"{line}\n-> {command}\n-> again {again.code}:\n{again.text}"
     return ""

@@ -71,8 +71,9 @@ void head_tile(const uint8_t* tile, int64_t blocks, const HeadInput& x, const fl
             const Vec::Int centred =
                 Vec::minus(Vec::times_power(product[v], 1), x.middle[size_t(b)]);
             sum[v] = Lanes::fma(Vec::to_float(centred), Lanes::set(x.step[size_t(b)]), sum[v]);
-            const Lanes counts = Lanes::unsigned_bytes(norms + b * kHeadRows + Lanes::kWidth * v);
-            error[v] = Lanes::fma(counts, Lanes::set(x.norm[size_t(b)]), error[v]);
+            const Lanes block_norms =
+                Lanes::unsigned_bytes(norms + b * kHeadRows + Lanes::kWidth * v);
+            error[v] = Lanes::fma(block_norms, Lanes::set(x.norm[size_t(b)]), error[v]);
         }
     }
     for (int v = 0; v < kVecs; ++v) {
