@@ -81,7 +81,7 @@ class Terminal:
         self.now = 0.0
 
     def keep(self, seconds: float) -> None:
-        """Let *seconds* pass, at most PAUSE_S, and keep the screen.
+        """Keep the screen as it is now, and then let *seconds* pass, at most PAUSE_S.
 
         A screen equal to the last one, or within FRAME_S after it, is not kept.
         """

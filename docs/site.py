@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-# Files of the repository that are pages too, and the folder of the site for them.
+# Pages and pictures outside of ``docs/``, and the folder of the site for them.
 OUTSIDE = {
     "*.md": "",
     "benchmarks/results/*.md": "measurements/",
@@ -55,7 +55,7 @@ def _entries(named: str) -> str | list[str]:
 
 
 def _outside() -> Iterator[tuple[str, Path]]:
-    """Yield ``(folder of the site, path)`` of each page from outside ``docs/``."""
+    """Yield ``(folder of the site, path)`` of each page and picture from outside ``docs/``."""
     for pattern, folder in OUTSIDE.items():
         for path in sorted(ROOT.glob(pattern)):
             if path.name != NOT_A_PAGE:
@@ -63,7 +63,7 @@ def _outside() -> Iterator[tuple[str, Path]]:
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add the pages from outside."""
+    """Add the pages and pictures from outside."""
     for folder, path in _outside():
         files.append(File.generated(config, folder + path.name, abs_src_path=str(path)))
     return files

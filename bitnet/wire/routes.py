@@ -21,7 +21,7 @@ from bitnet.wire import (
 if TYPE_CHECKING:
     from bitnet.wire.forms import Form
 
-#: The form of each address that answers.
+#: The form of each address whose reply is made of answers of a model.
 ROUTES: dict[str, Form] = {
     "/v1/chat/completions": openai.CHAT,
     "/v1/completions": openai.COMPLETION,
@@ -39,7 +39,7 @@ ROUTES: dict[str, Form] = {
     "/api/embed": ollama.EMBED,
     "/api/embeddings": ollama.EMBED_ONE,
 }
-#: The form of each address that computes its reply without generating.
+#: The form of each address that computes its reply without an answer of a model.
 COMPUTED: dict[str, Form] = {
     "/tokenize": worker.TOKENIZE,
     "/detokenize": worker.DETOKENIZE,

@@ -351,7 +351,8 @@ inline void fields_in_turn(const uint8_t* bytes, int factor, uint8_t* out) {
     }
 }
 
-// Group *g* (weights 32g .. 32g+31) of a row in a block encoding. This is the specification.
+// Group *g* (weights 32g .. 32g+31) of a row in a block or grouped encoding. This is the
+// specification.
 [[maybe_unused]] inline void unpack_group(Type type, const uint8_t* row, int64_t g, Group& out) {
     const Encoding& size = encoding(type);
     const uint8_t* block = row + g * 32 / size.weights * size.bytes;
@@ -428,7 +429,7 @@ inline void fields_in_turn(const uint8_t* bytes, int factor, uint8_t* out) {
         }
         default:
             out = {};
-            break;  // not a block encoding
+            break;  // neither a block nor a grouped encoding
     }
 }
 

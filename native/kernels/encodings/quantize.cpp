@@ -346,7 +346,8 @@ void round_q6_k(const float* x, const float* importance, float, BlockQ6_K& block
         }
 }
 
-// ---- 32 weights with a scale of sixteen uneven values: IQ4_NL, and IQ4_XS with eight of them
+// ---- 32 weights with one scale, whose codes stand for sixteen values at uneven distances: IQ4_NL;
+// eight of these groups: IQ4_XS
 
 // Code of the value nearest to *v*: the number of midpoints between neighbouring values that *v*
 // reaches. Without branches, because a search of sixteen tries takes most of the time.

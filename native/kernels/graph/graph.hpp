@@ -25,7 +25,7 @@ struct FloatArray {
 struct Segment {
     int64_t count = 0, start = 0;  // tokens, position of the first one
     int64_t outputs = 0;           // how many of its last rows are results
-    int64_t context = 0;           // number of its rope frequencies, from Graph::add_context
+    int64_t context = 0;  // its rope frequencies: a number that Graph::add_context returned
     // Pages of each table, as in AttentionArgs, with room for start + count positions; null for a
     // page of which no query sees a position.
     std::vector<std::vector<int16_t*>> pages;
@@ -198,7 +198,8 @@ private:
 
     std::vector<Register> registers_;
     std::vector<int64_t> widths_, offsets_;  // of places
-    // vocabulary_: tokens that every Embed table of all tokens has; 0: none of these was added.
+    // vocabulary_: number of tokens with a row in the table of every Embed instruction whose *rows*
+    // is 0; 0: there is none.
     // taken_: width of the rows that all Take instructions read together.
     int64_t total_width_ = 0, state_size_ = 0, vocabulary_ = 0, taken_ = 0;
     // Positions that have a row in every table of positions.

@@ -109,8 +109,8 @@ struct Avx512 {
         return _mm512_reduce_add_epi32(sum);
     }
 
-    // sum + a * scale in float64.
     static Double zero_double() { return {_mm512_setzero_pd(), _mm512_setzero_pd()}; }
+    // sum + a * scale in float64.
     static Double add_scaled(Double sum, Int a, Lanes scale) {
         return {_mm512_fmadd_pd(_mm512_cvtps_pd(scale.low()),
                                 _mm512_cvtepi32_pd(_mm512_castsi512_si256(a)), sum.low),
@@ -122,7 +122,7 @@ struct Avx512 {
                                    _mm512_cvtpd_ps(a.high), 1)};
     }
 
-    static constexpr int kDepth = 0;  // products of ternary codes that fit a sum; 0: any number
+    static constexpr int kDepth = 0;  // pairs of products that fit a sum; 0: any number
     static Int dot(Int sum, Int codes, Int x) { return _mm512_dpbusd_epi32(sum, codes, x); }
     template <int = 2, int kOffset = 0, bool = false>
     using Sum = DotSum<Avx512, kOffset>;

@@ -58,7 +58,7 @@ struct DenseDigits {
         out[1] = kSecond.of(low);
         out[2] = kThird.of(low);
     }
-    // The sums of digits three and four are 28 and 84 times too large. So three times the former
+    // The sums of the last two digits are 28 and 84 times too large. So three times the former
     // plus the latter is a multiple of 84 = 4 x 21: a shift divides it by 4, and the inverse by 21.
     static __m512i total(const Vec::Sum<> (&sums)[kSums]) {
         const auto sum = [&](int i) { return sums[i].total(); };

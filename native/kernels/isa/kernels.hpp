@@ -307,7 +307,7 @@ struct Kernels {
     void (*quantize_block)(const float* x, int64_t cols, BlockInput* out);
     void (*quantize_ternary)(const float* x, int64_t cols, int8_t* q, float* s, int32_t* sum);
     void (*quantize_runs)(const float* x, int64_t cols, int8_t* q, float* step, int32_t* sum);
-    // Row *row* of a matrix in a float or block encoding as float32.
+    // Row *row* of a matrix as float32, in a float or block encoding, or a grouped one in rows.
     void (*dequantize)(Type type, const uint8_t* weight, int64_t row, int64_t cols, float* out);
     // One row of *cols*: x / sqrt(mean(x^2) + eps) * weight.
     void (*rms_norm)(const float* x, const float* weight, int64_t cols, float eps, float* out);

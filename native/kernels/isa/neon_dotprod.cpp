@@ -39,7 +39,7 @@ void sixth_neon(const uint8_t* row, int64_t cols, const HeadInput& x, float* sum
                 vcvtq_f32_s32(vsubq_s32(doubled, vld1q_s32(&x.sixth_middle[lane])));
             total = vfmaq_f32(total, centred, vld1q_f32(&x.sixth_step[lane]));
         }
-    for (int64_t b = 0; b < head_blocks(cols); b += 8) {  // beyond the norms the state has zeros
+    for (int64_t b = 0; b < head_blocks(cols); b += 8) {  // x.norm has zeros after the last block
         const uint16x8_t counts = vmovl_u8(vld1_u8(norms + b));
         const float32x4_t first = vcvtq_f32_u32(vmovl_u16(vget_low_u16(counts)));
         const float32x4_t second = vcvtq_f32_u32(vmovl_high_u16(counts));

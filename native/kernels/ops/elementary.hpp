@@ -48,7 +48,7 @@ constexpr float kNormal[] = {-5.906894803e-02f, 2.845748961e-01f,  -4.871997833e
     return x < 0.0f ? beyond : 1.0f - beyond;
 }
 
-// Coefficients, of r^5 to 1, of 2^r for |r| <= 1/2, within 2e-7 of it (minimax, exact at 0).
+// Coefficients of 2^r for |r| <= 1/2, that of r^5 first, within 2e-7 of it (minimax, exact at 0).
 constexpr float kPower[] = {1.326472731e-3f, 9.671512991e-3f, 5.550733581e-2f,
                             2.402224243e-1f, 6.931470037e-1f, 1.0f};
 constexpr float kLeastPower = -100.0f;

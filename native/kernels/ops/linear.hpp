@@ -89,7 +89,7 @@ struct Routing {
     Gating gating = Gating::softmax;
     bool renormalised = false;
     float scale = 1.0f;
-    // Gating::sparse: largest relative distance from the best logit within its softmax
+    // Gating::sparse: the softmax is over the logits within this relative distance of the best one
     float nearness = 0.0f;
 };
 
