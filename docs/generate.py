@@ -106,8 +106,8 @@ def exit_codes() -> str:
     models = """\
 What is not a model at all (a page, random bytes, an empty file) ends with 13 wherever a model is
 taken, `verify` included; nothing at the path, or a folder without a model, ends with 19. A damaged
-model gets its verdict from `verify`, 15, and is refused with 13 elsewhere. Among the models of
-`health` both are one that failed, 15."""
+model gets its verdict from `verify`, 15, and is refused with 13 elsewhere. For `health`, a file that
+is no model and a damaged model are both a model that failed, 15."""
     return f"# Exit codes\n\n{NOTICE}\n\n{intro}\n\n{table}\n\n{models}\n"
 
 
@@ -138,11 +138,11 @@ def requests() -> str:
         "not know is refused.",
         _table(["field", "type", "bounds", *DIALECTS], rows),
         "## Fields of each address",
-        "A field is done, refused by its name unless it is empty, or cannot change an answer: then "
-        "it is accepted, and named in the header `bitnet-ignored` of the reply and once in the "
-        "events of the server. Some depend on the model: an effort or a budget of reasoning is "
-        "done by models that reason and named for the others.",
-        _table(["address", "done", "refused", "cannot change an answer"], _addresses()),
+        "A field takes effect, is refused by its name unless it is empty, or cannot change an "
+        "answer: then it is accepted, and named in the header `bitnet-ignored` of the reply and "
+        "once in the events of the server. Some depend on the model: an effort or a budget of "
+        "reasoning takes effect with models that reason, and is named in the header for others.",
+        _table(["address", "takes effect", "refused", "cannot change an answer"], _addresses()),
         f"Everywhere a request has at most {request.MAX_MESSAGES:,} messages, {request.MAX_STOPS} "
         f"stop texts and {request.MAX_BIASES:,} biases; a schema or a regular expression at most "
         f"{checks.MAX_GRAMMAR:,} characters, {checks.MAX_PROPERTIES:,} properties, "
