@@ -42,7 +42,8 @@ class CallDelta:
 class Piece:
     """One generated token, or the end of an answer.
 
-    The sampler fills in the first three, the sequence the fourth, ``Answer.take`` the others.
+    The sampler fills in the first three, the sequence the fourth, ``Answer.take`` the others; it
+    replaces the fourth at a stop string.
 
     A finish reason is ``stop``: a stop id (not part of the answer), a stop string, or a complete
     grammar; ``length``: ``max_tokens`` reached; ``context``: it is full; ``cancelled``: by the

@@ -171,7 +171,7 @@ class PromptCache:
         try:
             copy = new_cache()
             copy.copy_prefix(cache, cache.length)
-        except MemoryError:  # the answer ends as it would without a place for its prompt
+        except MemoryError:  # the answer must not fail because its prompt is not stored
             logger.warning("a prompt is not stored: there is not enough memory to copy it")
             return
         copy.ids = cache.ids[: cache.length]

@@ -257,7 +257,7 @@ def _names(path: Path, status: os.stat_result) -> Literal["unchanged", "changed"
 
 
 def _page_bytes(table: Mapping[str, Any]) -> int:
-    """Bytes of one page of the described *table*, whose description is checked."""
+    """Bytes of one page of the described *table*; a wrong description is refused."""
     shape = table["shape"]
     if len(table["checks"]) != len(table["places"]):
         raise InvalidFormat("a page has no checksum")

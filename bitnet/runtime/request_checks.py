@@ -22,7 +22,7 @@ MAX_BIAS = 1e9
 MAX_DEPTH = 100  # of nested JSON; the grammar library reads 127 levels
 MAX_GRAMMAR = 1 << 18  # characters of a schema or a regular expression
 MAX_PROPERTIES = 4096  # of all objects of a schema; compile time grows with their square
-MAX_REFERENCES = 512  # definitions that a schema refers to; each may be a level of the next one
+MAX_REFERENCES = 512  # definitions that a schema refers to; each may refer to a deeper one
 MAX_REPEATS = 4096  # of all patterns; compile time grows with their square
 #: Names under which clients send the reasoning of a message, ours first.
 REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
@@ -98,7 +98,7 @@ def check_value(name: str, value: Any, *, nul: bool = False) -> None:
 
 
 def check_json(name: str, value: Any, *, field: str = "") -> None:
-    """Check that *value* consists of JSON's types alone; it is not nested too deep."""
+    """Check that *value*, which :func:`check_value` accepts, consists of JSON's types alone."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:

@@ -8,8 +8,8 @@ A text that repeats itself (code, summaries, tables) often continues as it did w
 occurred before. That is a draft, which the model checks in one pass.
 
 Every filter keeps a prefix of the tokens in descending order, so only as many are sorted as can be
-kept, and the vocabulary is scanned in whole float32 passes. All functions work on *values* at
-*ids*: the whole vocabulary, or a part of it that may be chosen.
+kept, and the vocabulary is scanned in whole float32 passes. Tokens are chosen among *values*, the
+adjusted logits of the whole vocabulary or of a part of it; the result is an index into them.
 """
 
 from __future__ import annotations

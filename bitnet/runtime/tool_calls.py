@@ -101,7 +101,7 @@ class GuidedReader(CallReader):
         self._head = _head_pattern(self._form)
         self._arguments: str | None = None  # of the current call so far; None: read its head next
 
-    def _read(self, _texts: list[str], deltas: list[CallDelta], *, final: bool) -> None:  # noqa: ARG002 - of the others
+    def _read(self, _texts: list[str], deltas: list[CallDelta], *, final: bool) -> None:  # noqa: ARG002 - other readers need it
         while self._held:
             if self._arguments is None:
                 begin = self._head.search(self._held)

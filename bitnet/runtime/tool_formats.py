@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 # Placeholders in the texts of a format.
 NAME = "\0"  # of the function
-ID = "\1"  # of the call, nine letters and digits
-INDEX = "\2"  # of the call among those of the conversation, from 0
+ID = "\1"  # of the call; a grammar has the model write nine letters and digits
+INDEX = "\2"  # of the call in its message, from 0; models may count on through a conversation
 KEY = "\3"  # of an argument
 TYPE = "\4"  # of an argument's value
 
@@ -308,7 +308,7 @@ FORMATS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
         notation=_elements(f"<arg_key>{KEY}</arg_key>\n<arg_value>", "</arg_value>"),
     )),
     (("<arg_key>", "</arg_key>\n"), KEY_LINES),
-    (("<arg_key>", "</arg_key>\\n"), KEY_LINES),  # in a text of the template
+    (("<arg_key>", "</arg_key>\\n"), KEY_LINES),  # an escape in a string of the template
     (("<arg_key>",), KEYS),
     (("<tool_call>[",), _list("smollm", "<tool_call>[", "]</tool_call>")),
     (("<tool_call>", "<function="), QWEN_CODER),

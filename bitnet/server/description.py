@@ -78,12 +78,12 @@ _IGNORED_HEADER = {
     }
 }
 
-#: Statuses with which an address without a body refuses a request.
+#: Statuses with which every address may refuse a request, also one without a body.
 _OF_EVERY_ADDRESS = (401, 403, 431, 500)
 
 
 def refusals_of(path: str, *statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Replies of *path*, which takes no body, with an error status: *statuses* and common ones."""
+    """Replies of *path* with an error status: *statuses* and those of every address."""
     schema = _ERRORS.get(dialect_of(path), _OPENAI_ERROR)
     content = {"application/json": {"schema": schema}}
     return {

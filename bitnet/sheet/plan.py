@@ -147,7 +147,7 @@ class ModelPlan:
         }
 
     def lines(self) -> Iterator[str]:
-        """The plan as text, one question per line."""
+        """The plan as text, one fact per line."""
         if self.header_bytes:
             read = f"{_size(self.header_bytes)} of it read"
         elif self.architecture:  # known without a header: from the folder's config.json

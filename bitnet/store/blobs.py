@@ -278,8 +278,8 @@ class Store:
     ) -> Blob:
         """Store a file made of *chunks*, if it is the *expected* one; *name* is its file name.
 
-        With *alone*, no other process stores this file meanwhile. *ready* is called before it
-        becomes visible.
+        *alone*: locks work, and no other process stores this file meanwhile. *ready* is called
+        before it becomes visible.
         """
         sha256 = expected.sha256
         size = expected.size

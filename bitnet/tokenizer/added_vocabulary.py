@@ -29,7 +29,10 @@ class AddedVocabulary:
 
     @classmethod
     def of(cls, document: dict[str, Any], file: dict[str, Any] | None) -> AddedVocabulary:
-        """The model's vocabulary in *document*, with the added tokens in *file*, unless None."""
+        """The model's vocabulary in *document*, with the added tokens in *file*, unless None.
+
+        Both are contents of a ``tokenizer.json``; *file* is None if a class rebuilt *document*.
+        """
         entries = document["model"]["vocab"]
         if isinstance(entries, dict):
             ids = dict(entries)

@@ -136,8 +136,8 @@ def compare(left: TokenizerSpec, right: TokenizerSpec, texts: Sequence[str]) -> 
 def differences(left: TokenizerSpec, right: TokenizerSpec) -> list[TokenizerDifference]:
     """Parts in which two specifications differ in meaning; empty if there are none.
 
-    If the models differ, a BPE equivalent to a SentencePiece model is compared as one. Steps of one
-    named pre-tokenizer, and options without an effect, are left out.
+    If the models differ, a BPE equivalent to a SentencePiece model is compared as one. Steps are
+    left out if both name the same pre-tokenizer, and so are options without an effect.
     """
     if left.model != right.model:
         left = as_sentencepiece(left) or left
@@ -181,7 +181,7 @@ def differences(left: TokenizerSpec, right: TokenizerSpec) -> list[TokenizerDiff
         values = (left_values[name], right_values[name])
         texts = (json.dumps(value, ensure_ascii=False, sort_keys=True) for value in values)
         both = " / ".join(text if len(text) <= 200 else f"{text[:197]}..." for text in texts)
-        # A file that does not say how two texts are joined joins none: not another result.
+        # None: the file does not say how two texts are joined, and gives no ids for a pair.
         certain = name not in _UNCERTAIN and None not in values
         parts.append(TokenizerDifference(name, both, certain=certain))
     return parts
@@ -226,7 +226,7 @@ def _vocabulary(spec: TokenizerSpec) -> dict[int, str]:
 
 
 def _merges(spec: TokenizerSpec) -> list[str]:
-    """Merges of a BPE, or those that scores imply, without those that make added or byte tokens."""
+    """Merges of a BPE; else those that scores imply, except merges into added or byte tokens."""
     tokens = _texts(spec)
     if spec.model == "bpe":
         return [f"{tokens[left]} {tokens[right]}" for left, right in spec.merges]

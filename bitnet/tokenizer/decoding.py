@@ -184,7 +184,7 @@ Chain: TypeAlias = _Bytes | _SentencePiece | _Steps
 def start_decoding(
     steps: Sequence[Sequence[Any]], spellings: Engine, texts: dict[int, str]
 ) -> Chain:
-    """A new decoding by *steps*; *texts* are those of added tokens by id, unless as spelled."""
+    """A new decoding by *steps*; *texts* are of added tokens spelled otherwise, by id."""
     chains: dict[str, type[Chain]] = {"Bytes": _Bytes, "SentencePiece": _SentencePiece}
     return chains.get(steps[0][0], _Steps)(steps, spellings, texts)
 
