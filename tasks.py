@@ -152,10 +152,10 @@ def native(c):
     # A checkout keeps its build folder, so that the next build is incremental; ordinary
     # installations must not share one.
     build_folder = f"--config-settings=build-dir=build/{sys.implementation.cache_tag}"
-    all_levels = "--config-settings=cmake.define.BITNET_COMPILE=here"
+    every_level_here = "--config-settings=cmake.define.BITNET_COMPILE=here"
     pip = f"{sys.executable} -m pip install --quiet --no-build-isolation --no-deps"
     with c.cd(str(ROOT)):
-        c.run(f"{pip} {build_folder} {all_levels} -e .")
+        c.run(f"{pip} {build_folder} {every_level_here} -e .")
 
 
 @task()

@@ -206,7 +206,8 @@ public:
     uint32_t merged(uint32_t rank) const { return merge_results_[rank]; }
 
     // Prefetch what find(), rank() and merged() will read. For find() of a text with this hash that
-    // takes three steps: the slot, the offset of the id there (which is returned), the spelling.
+    // takes three steps: the slot, the offset of the id in that slot (the id is returned), the
+    // spelling.
     void expect(uint64_t h) const {
         if (n_slots_ != 0) prefetch(&slots_[h & (n_slots_ - 1)]);
     }

@@ -223,8 +223,8 @@ private:
     Phrases phrases_;
     std::unordered_map<std::string, Ids> long_;  // of pieces that fit into neither of them
     size_t long_bytes_ = 0;
-    std::unique_ptr<uint32_t[], Free>
-        byte_ranks_;  // of pairs of bytes, plus two; 0 where not looked up
+    // Of pairs of bytes: the rank of joining them plus 2, or 0 if it was not looked up.
+    std::unique_ptr<uint32_t[], Free> byte_ranks_;
     size_t n_staged_ = 0, n_missed_ = 0, n_lanes_ = 0;
     uint32_t staged_[kStaged + 16];  // with room for all that Words::copy() writes
     Missed missed_[kMissed];

@@ -180,7 +180,8 @@ inline const char* Scanner::next_in_16_bytes(const char* p) const {
         }
         return settled(size);
     }
-    // White space up to its last line break, or all but its last character, which the text takes.
+    // White space up to its last line break, or, as text follows if it is settled, all but its last
+    // character.
     const unsigned size = lowest_bit(~spaces);
     if (size == 0 || settled(size) == nullptr) return nullptr;
     uint32_t breaks = breaks_end_ ? bytes.breaks() & ((uint32_t{1} << size) - 1) : 0;

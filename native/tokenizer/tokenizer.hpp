@@ -114,7 +114,7 @@ private:
     bool scans(const Worker& worker) const {
         return model() == ModelKind::kBpe && worker.pre.scans();
     }
-    // Whether Bpe::add takes the pieces: it cannot trace them, and a relay takes them instead.
+    // Whether Bpe::add takes the pieces: not if they are traced, and not if a relay takes them.
     bool takes_words(const Worker& worker, const Spans* spans) const {
         return model() == ModelKind::kBpe && spans == nullptr && worker.relay == nullptr;
     }
@@ -138,8 +138,8 @@ private:
 // ---- many texts, and long ones piece by piece, encoded by several threads
 
 // One thread adds texts and takes their ids in order. That thread normalizes a long text and cuts
-// it into parts that do not depend on each other. Helpers meanwhile encode them; if the
-// pre-tokenizer allows such parts, they run it, too.
+// it into pieces, or, where pre-tokenizer or model allow it, only into stretches that do not depend
+// on each other. Helpers meanwhile encode these, in parts, and cut the stretches into pieces.
 class ManyTexts : Relay {
 public:
     struct Encoded {

@@ -86,7 +86,7 @@ public:
         uint16_t at, size;  // what it becomes, in codes_
     };
     explicit Mapping(const char* table) {
-        uint32_t code = 0, before[kLongest] = {};  // before: what the entry before becomes
+        uint32_t code = 0, before[kLongest] = {};  // before: in each place, the last code so far
         for (Digits digits(table); !digits.at_end(); ++code) {
             const uint32_t gap = digits.next(), length = gap & 1 ? digits.next() : 1,
                            step = gap & 1 ? digits.next() : 1;

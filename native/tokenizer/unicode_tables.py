@@ -113,7 +113,10 @@ def combining_classes() -> dict[int, int]:
 
 
 def script_numbers() -> dict[int, int]:
-    """Numbers, from 1, of the scripts that ``UnicodeScripts`` tells apart; none if all fit."""
+    """Numbers, from 1, of the scripts that ``UnicodeScripts`` tells apart.
+
+    A code point that is not split from characters of any script has no number.
+    """
     from tokenizers import pre_tokenizers
 
     split = pre_tokenizers.UnicodeScripts().pre_tokenize_str
@@ -206,7 +209,7 @@ def encode_mapping(mapping: dict[int, list[int]]) -> str:
     """The entries of *mapping*, in order.
 
     An entry is three things: twice the gap in code points to the entry before; the number of codes
-    that it becomes; and the differences of these to the codes in the same places of the entry
+    that it becomes; and the difference of each to the last code in the same place of the entries
     before, in zigzag form. If the first number is odd, it begins a run of entries with one code
     each: the length of the run follows, and the step between its code points, and its codes.
     """
@@ -244,7 +247,7 @@ def encode_mapping(mapping: dict[int, list[int]]) -> str:
 
 
 def table(name: str, text: str) -> str:
-    """A C++ array of *text*, whose characters may end a raw literal only at the end of a line."""
+    """A C++ array of *text* in raw literals, which digits cannot end: none is a parenthesis."""
     lines = [text[at : at + _WIDTH] for at in range(0, len(text), _WIDTH)]
     return f"constexpr char k{name}[] =\n" + "\n".join(f'    R"({line})"' for line in lines) + ";\n"
 

@@ -65,8 +65,8 @@ inline void quantize_block(const float* x, int64_t cols, BlockInput* out) {
         for (int i = 0; i < 2; ++i) {
             if (!halves[i].finite) std::memset(out->q + 16 * i, 0, 16);
             // A word holds four sums of 16 bits of q + 128, which are unsigned bytes, so that no
-            // sum carries into the next. At the end the lowest one is that of the columns 4i and
-            // 4i + 1, the next that of 4i + 2 and 4i + 3, eight columns each.
+            // sum carries into the next. At the end the lowest one is that of the columns 4k and
+            // 4k + 1 of the half, the next that of 4k + 2 and 4k + 3, eight columns each.
             uint64_t words[2], sums = 0;
             std::memcpy(words, out->q + 16 * i, 16);
             for (uint64_t w : words) {
