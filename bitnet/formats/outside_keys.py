@@ -1,5 +1,6 @@
 """Keys of a GGUF file outside of its architecture's: each is read, changes nothing, or is refused.
 
+A key without a rule here is not refused: nothing reads it, and the audit of a file warns of it.
 The keys are those of llama.cpp b11434 (``src/llama-arch.cpp``, as ``tests/data/
 llama_cpp_keys.json`` lists them) and of gguf-py 0.19 (``constants.py``), with what
 :mod:`bitnet.tokenizer.from_gguf` reads.
@@ -73,7 +74,7 @@ RULES: dict[str, Rule] = {
         HARMLESS,
     ),
     **_under("split.", "no count tensors.count", read("container")),
-    # A model is not read as an adapter, nor an adapter as a model.
+    # Keys of adapters, which ``adapters.py`` reads; no file is both an adapter and a model.
     **_under(
         "adapter.",
         "type lora.alpha lora.task_name lora.prompt_prefix alora.invocation_tokens",

@@ -282,7 +282,7 @@ def _decompress(
     scheme: Mapping[str, Any],
     model: str,
 ) -> Weight:
-    """The matrix *stem* of *codes* and its *parts*, by ``_PARTS_OF_COMPRESSED``."""
+    """The matrix *stem* of its *codes* and *parts*, whose keys are ``_PARTS_OF_COMPRESSED``."""
     scale, zero_point, stated_shape, group_index = (parts[part] for part in _PARTS_OF_WEIGHT)
     assert scale is not None  # the caller found it
     shape = _shape_of(codes, stated_shape, scheme, model)

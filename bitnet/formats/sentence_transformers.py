@@ -68,7 +68,7 @@ _POOLING: dict[str, Rule] = {
     "word_embedding_dimension": HARMLESS,
     "embedding_dimension": HARMLESS,
     "include_prompt": neutral(None, True),
-    "pooling_mode": read("the same in one word"),
+    "pooling_mode": read("hidden states that are pooled, in one word"),
     **dict.fromkeys(_MODES, read("hidden states that are pooled")),
     "pooling_mode_max_tokens": _NOT,
     "pooling_mode_mean_sqrt_len_tokens": _NOT,
@@ -304,7 +304,7 @@ def _pooling(files: Inventory, name: str, ignore: IgnoredKeys) -> int:
 
 
 def _find_modes(settings: Mapping[str, Any]) -> list[Any]:
-    """Names of the poolings in the *settings* of a module, which the library puts side by side.
+    """Names of the poolings in the *settings* of a module; the library concatenates their vectors.
 
     Former settings have a key for each; where none is set, the library takes the mean.
     """

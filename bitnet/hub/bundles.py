@@ -312,7 +312,7 @@ def import_bundle(
         root=project.cache,
         add_to_store=lambda: added.extend(_unpack(bundle, project.store, report)),
     )
-    for file in files:  # recorded again, with the commits, which only the bundle knows
+    for file in files:  # provide() recorded them without commits, which only the bundle knows
         project.store.record_name(file, *file.index_name)
     if into is not None and lock_file is not None:
         replace(project, folder=into).write_lock_file(lock_file)

@@ -13,7 +13,7 @@ from bitnet.base.setting_values import parse_rate
 
 @dataclass(frozen=True)
 class FetchOptions:
-    """Options of downloads; every field is an option of every command that downloads.
+    """Options of downloads; all but *user_endpoint* are options of every command that downloads.
 
     They override settings of the environment, which has further settings without an option.
     """

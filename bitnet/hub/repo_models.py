@@ -44,13 +44,13 @@ _TERNARY = frozenset({"PTQ1_0", "PQ2_0"})
 
 @dataclass(frozen=True)
 class RepoModel:
-    """A model in a repository: one file, or all parts of a split one."""
+    """A model in a repository: a GGUF file, the parts of a split one, or a safetensors folder."""
 
     # the file, the parts' common name with ``*`` for the number, or ``*.safetensors`` for a folder
     name: str
     files: tuple[str, ...]  # paths in the repository, in order
     size: int  # bytes of all files
-    encoding: str  # quantization type in the name, empty if there is none
+    encoding: str  # quantization type in the name, or "safetensors"; empty if there is neither
 
     @property
     def is_whole(self) -> bool:

@@ -324,7 +324,7 @@ class CompiledProgram:
         return out
 
     def context(self, reach: int, positions: range) -> int | None:
-        """Number of the graph's RoPE frequencies for *positions*, or None if these need several."""
+        """Number of the set of RoPE frequencies for *positions*; None if they need several sets."""
         first, last = (max(reach, at + 1) for at in (positions[0], positions[-1]))
         regimes = tuple(rotation.regime(last) for rotation in self._rotations)
         if first != last and regimes != tuple(

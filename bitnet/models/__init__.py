@@ -1,1 +1,1 @@
-"""The decoder-only transformer, configured by the families."""
+"""The transformer, a decoder or an encoder, configured by the families."""

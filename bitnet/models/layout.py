@@ -19,7 +19,7 @@ class Layout:
     scales: dict[str, float] = field(default_factory=dict)  # factors on the values of some tensors
     vectors: set[str] = field(default_factory=set)  # tensors applied element by element
     tables: set[str] = field(default_factory=set)  # matrices of which only single rows are read
-    products: set[str] = field(default_factory=set)  # matrices in products of blocks
+    products: set[str] = field(default_factory=set)  # matrices in products of the model's blocks
 
     def include(self, other: Layout) -> None:
         """Add the tensors of *other*, which is a part of the same model."""

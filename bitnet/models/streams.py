@@ -79,7 +79,7 @@ def merge(write: Builder, streams: Streams, last: tuple[Register, ...]) -> Regis
 
 
 def _route(write: Builder, streams: Streams, x: Register, step: str) -> Register:
-    """Outputs of the router for *x*, ``(T, A)``, between -1 and 1: weights of coefficients."""
+    """Outputs of the router for *x*, ``(T, A)``, -1 to 1, which give the coefficients."""
     normed = write.norm(x, "altup_router_norm")
     write.mark(f"altup_{step}_norm", normed)
     # Gemma 3n divides the normed input by its width.
