@@ -91,7 +91,8 @@ class LlamaCppSupport:
     wide_states: bool = False
     gelu_tanh: bool = False  # it computes GELU by the hyperbolic tangent
     both_ways: bool = False  # its graph computes bidirectional attention
-    names_logits: bool = True  # in its graph, the product with the head has a name
+    # in its graph, the product with the head has a name, by which :mod:`bitnet.crossval` finds it
+    names_logits: bool = True
     projections: bool = False  # it computes projections of pooled vectors
     alibi: bool = True  # it computes ALiBi in models that have it
     # it normalizes queries and keys only in models with at least this many layers
@@ -152,8 +153,8 @@ class Family:
     # from ``config.json``: functions for those tensors of a folder whose numbers are not the
     # numbers that GGUF stores
     values: Callable[[Config], Values] = field(default=lambda _config: {})
-    # the same for tensors whose numbers GGUF has in another order, or not all of them; they keep
-    # their encoding
+    # the same for tensors whose numbers GGUF has in another order, repeated, or not all of them;
+    # they keep their encoding
     orders: Callable[[Config], Values] = field(default=lambda _config: {})
     # the same for tensors that GGUF stores as several tensors
     parts: Callable[[Config], Parts] = field(default=lambda _config: {})

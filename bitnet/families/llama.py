@@ -200,7 +200,7 @@ register(
     translate=everywhere,
     decoder=partial(dense, fused=True, ffn={"fused": True}),
 )
-#: Rules for the position embedding of Hunyuan's models.
+#: Keys of ``rope_parameters`` in Hunyuan's models, as in ``Family.rope_parameters``.
 HUNYUAN_ROPE = {
     "alpha": "of `dynamic`: the base grows once, by alpha ^ (dims / (dims - 2))",
     **dict.fromkeys(("beta_fast", "beta_slow", "mscale", "mscale_all_dim"), "of `yarn`"),

@@ -244,7 +244,7 @@ _QWEN35 = register(
     values=lambda _config: {
         "ssm_a": decay_rates,
         "ssm_conv1d.weight": partial(np.squeeze, axis=1),
-        "ssm_norm.weight": np.asarray,
+        "ssm_norm.weight": np.asarray,  # as it is: unlike the other norms, not stored minus one
     },
     biases={"attention_bias": ATTENTION},
     partial_rotation=True,

@@ -1,9 +1,9 @@
 """Audit of a readable GGUF file: findings for people, not errors; and counts of ternary weights.
 
-The reader refuses files that cannot be used safely. Those it accepts may still have problems, which
-are listed here, the worst first. ``failed``: engines will refuse or misread the file; ``warning``:
-they may; ``note``: harmless, or compensated by the reader. The subject is the kind of the finding:
-``tensor-overlap``.
+A file whose header can be read may still have problems, which are listed here, the worst first.
+Among them are faults of the layout, which the reader refuses unless *check_layout* is false.
+``failed``: engines will refuse or misread the file; ``warning``: they may; ``note``: harmless, or
+compensated by the reader. The subject is the kind of the finding: ``tensor-overlap``.
 
 Every ternary type packs several codes into a byte, so it suffices to count bytes: 256 counts, then
 the codes of each byte value.

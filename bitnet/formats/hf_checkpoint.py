@@ -352,7 +352,7 @@ def _list_announced_biases(tensors: Mapping[str, Weight], description: Descripti
 
 
 def _find_biases(tensors: Mapping[str, Weight], description: Description) -> set[str]:
-    """Names of the biases among *tensors* that belong to a matrix of one of the layers.
+    """Names of the biases among *tensors* that belong to the head or to a matrix of a layer.
 
     Those of norms follow from the family, and no key announces them.
     """
