@@ -106,6 +106,7 @@ def report(begin, ops, copy, tiles, in_rows, hidden):
         for count in (1, 41):  # greedy, and top-k of 40: Sampler.needs asks for one more
             ms = best_ms(lambda s=state, n=count: copy.find(s, [Needed(n)]))
             (best,) = copy.find(state, [Needed(count)])
+            # All rows are read with five bits a weight, few of them with the sixth as well.
             speed = (copy.size_bytes - copy.sixth_bytes) / ms / 1e6
             shares = f"{best.refined / best.vocab_size:.3%} | {len(best.ids) / best.vocab_size:.3%}"
             work = f"exact, {name}, {count} best"

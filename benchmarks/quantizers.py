@@ -31,7 +31,7 @@ def even(path):
     """Importance of ones, by name, for every matrix of the GGUF file at *path*."""
     with GGUF.open(path) as file:
         return {
-            # A matrix of experts has weights for each expert.
+            # A matrix of experts has an importance of each input for each expert.
             tensor.name: np.ones(
                 tensor.shape[-1] * (tensor.shape[0] if len(tensor.shape) > 2 else 1), "f4"
             )

@@ -433,7 +433,10 @@ def table(facts):
 
 
 def main():
-    """Measure and print; True if an answer is lost or wrong."""
+    """Measure and print; True if an answer is lost or wrong.
+
+    With --mixed the rates are not measured.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--peers", type=Path)

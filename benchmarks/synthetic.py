@@ -7,9 +7,9 @@ The speed of a ternary model does not depend on the values of its weights, so a 
 the shape. Metadata keys are those of the published files (2B-4T has no ``tokenizer.ggml.pre``); the
 vocabulary of every shape comes from any GGUF file that has LLaMA-3's. Another --architecture is for
 engines that lack the real one: the same products with the norms of that architecture. Ternary
-weights depend only on --seed, so files of different --type contain the same model. Mixtures of
-experts have the types of the published files (--type Q4_K_M, MXFP4, TQ2_0). Only one tensor is in
-memory at a time.
+weights depend only on --seed, so files of different --type contain the same model; not so with
+matrices of more than LARGEST weights, which repeat rows in some types. Mixtures of experts have the
+types of the published files (--type Q4_K_M, MXFP4, TQ2_0). Only one tensor is in memory at a time.
 """
 
 from __future__ import annotations
@@ -77,7 +77,10 @@ CHAT_TEMPLATE = (
 
 
 def content(tensor, seed):
-    """The bytes of *tensor* in pieces; they depend on its name and on *seed*."""
+    """The bytes of *tensor* in pieces.
+
+    They depend on its name and on *seed*, but repeated rows only on its width and encoding.
+    """
     rng = np.random.default_rng([seed, *tensor.name.encode()])
     if tensor.name.endswith("ssm_a"):  # negative, so that the state decays
         yield -rng.uniform(0.1, 4, tensor.shape).astype("<f4")

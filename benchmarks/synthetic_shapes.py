@@ -105,7 +105,7 @@ SHAPES = {
     "tiny": Shape(dim=256, ffn=512, heads=4, kv_heads=2, head_dim=64),
     "tiny-embedding": Shape("qwen3", 2, 256, 512, 4, 2, 128, embeds=True),
 }
-EMBEDDINGS = ("qwen3", "gemma3")  # those of embedding models: they have norms of queries and keys
+QK_NORMS = ("qwen3", "gemma3")  # architectures without a period that norm queries and keys
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def norms(shape):
             "attn_q_norm": head,
             "attn_k_norm": head,
         }
-    if shape.architecture in EMBEDDINGS:
+    if shape.architecture in QK_NORMS:
         widths |= {"attn_q_norm": head, "attn_k_norm": head}
     if shape.architecture == "gemma3":
         widths |= {"post_attention_norm": dim, "post_ffw_norm": dim}

@@ -68,7 +68,7 @@ def convert(model, kind, head, *, python, work):
 
 
 def contestants(options):
-    """Label -> (engine, interpreter, model) of all engines that are available."""
+    """Label -> (engine, interpreter, model) of the available engines, and names of the others."""
     engines, absent = available_engines(options.peer_python, options.peers)
     entries = {label: (name, sys.executable, options.model) for label, name in VARIANTS.items()}
     if "ik_llama.cpp" in engines:

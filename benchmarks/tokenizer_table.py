@@ -90,7 +90,7 @@ def load_ms(path):
 
 
 def table(data):
-    """Yield the lines of the table.
+    """Yield the lines of the table; "libraries" are those with which the portable engine encodes.
 
     A file that the compiled engine does not run has the result of the portable one in its column.
     """
@@ -99,13 +99,13 @@ def table(data):
     for path, oracle, parse_special, cases in recorded(data):
         n_right, engine = count_right(path, parse_special, cases, "auto")
         try:
-            library = str(count_right(path, parse_special, cases, "reference")[0])
+            portable = str(count_right(path, parse_special, cases, "reference")[0])
         except Unsupported:
-            library = "refused"
+            portable = "refused"
         native = str(n_right) if engine == "native" else f"{n_right} (portable)"
         name = path.relative_to(data)
         yield (
-            f"| `{name}` | {oracle} | {len(cases)} | {native} | {library} | {load_ms(path):.1f} |"
+            f"| `{name}` | {oracle} | {len(cases)} | {native} | {portable} | {load_ms(path):.1f} |"
         )
 
 

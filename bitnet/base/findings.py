@@ -88,7 +88,7 @@ def worst(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def render(findings: Iterable[Finding]) -> Iterator[str]:
-    """Findings as text, with details and hints of problems and warnings below.
+    """Findings as text, each with its details below, failures and warnings also with their hints.
 
     On a terminal, sentences are wrapped; hints are commands, and are not.
     """

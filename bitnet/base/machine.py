@@ -145,7 +145,7 @@ def _groups(root: Path) -> Iterator[_Group]:
         swap = None if swap_limit is None or swap_used is None else swap_limit - swap_used
         if swap is not None and not version_2:
             # Version 1 limits the sum of memory and swap: what is left of it includes the memory
-            # that is left. Its limit of memory is never above that of the sum.
+            # that is left. No limit of memory means none of the sum, which is never the lower one.
             swap = None if unused is None else swap - unused
         yield _Group(limit, free, swap)
 

@@ -1,7 +1,7 @@
-"""Every environment variable that the project reads, as a setting.
+"""Every environment variable that the project reads, most of them as settings.
 
 A setting is a callable: ``settings.offline()`` reads its variables and returns the present value.
-No variable is read at import.
+Variables of the system, such as COLUMNS, have functions. No variable is read at import.
 """
 
 from __future__ import annotations
