@@ -199,8 +199,9 @@ def plan_model(root: Path, files: ModelFiles) -> Removal:
     sweep_placings(store.folder)
     everything = entries(root)
 
-    # Bytes are removed with their last name. A version is not a name; only wheels, fetched for a
-    # packaged model and not extracted yet, have no other record.
+    # Bytes are removed with their last name. A record of the kind `version`, of bytes that a server
+    # once sent, is not a name. It counts only for the wheels of a packaged model, which have no
+    # other record until they are extracted.
     records = list(store.index)
     matching_records = [record for record in records if files.is_name(record)]
     other_names: dict[str, list[str]] = {}
@@ -254,6 +255,7 @@ def plan_superseded(root: Path) -> list[Removal]:
         if digest in named_digests:
             stored = []  # a name means this version again: only the mark is removed
         elif stored:
+            # A link to a stored file has the identity of that file, which is its digest.
             same = [each for each in everything if ids[each.path] == digest and not each.is_stored]
         plans.append(Removal(root, (*stored, *same), is_whole=True, marks=(mark,)))
     return plans

@@ -176,7 +176,7 @@ def _expectations_here(model, cache, *, beside_it=True):
         return expected
     for written in (beside(model), beside(model.resolve())):
         if written.exists() or written.is_symlink():
-            # Given a proof, verify demands that it covers all files; here only folders have one.
+            # With a proof, verify demands that it covers all files: only a folder is given one.
             proof = beside(model) if model.is_dir() else None
             return expected | {"against": Attestation.read(written), "proof": proof}
     return expected

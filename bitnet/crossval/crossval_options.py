@@ -32,7 +32,7 @@ class CrossvalOptions:
         "", "UTF-8 file with one prompt per line; default: seven built-in ones", metavar="FILE"
     )
     tokenizer_only: bool = option(False, "compare the tokenizers and nothing else")
-    # None: not given, so that `--check` and `--recording`, which ignore a number, can refuse it
+    # None: not given, so that `--check` can refuse both numbers, and `--recording` the first
     max_positions: int | None = option(
         None,
         f"positions to compare at most, spread over all prompts; default: {_MAX_POSITIONS}",

@@ -54,7 +54,7 @@ _OF_WEIGHTS = ("MUL_MAT", "ADD", "MUL", "FUSED_RMS_NORM", "SSM_CONV")
 _Address = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
 _Callback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 
-# Names of 2024, when functions took the model for its vocabulary.
+# Names of 2024, when functions took the model where they now take its vocabulary.
 _OLDER = {
     "llama_model_load_from_file": "llama_load_model_from_file",
     "llama_init_from_model": "llama_new_context_with_model",

@@ -250,7 +250,7 @@ def _rows_of(tensor: Any, count: int) -> Any:
     """*tensor* as a row for each of *count* positions, None if its axes do not show the positions.
 
     The axis of the heads may come before that of the positions or after it, so only one of them may
-    have the size *count*; and experts read some of the positions alone.
+    have the size *count*; and experts read only some of the positions.
     """
     shape = tuple(getattr(tensor, "shape", ()))
     if len(shape) > 2 and shape[0] == 1:
