@@ -104,9 +104,9 @@ def _entry(token: AddedToken, content: str) -> dict[str, Any]:
 def _content(spec: TokenizerSpec, token: AddedToken) -> str:
     """Text of *token* before normalization, which the library does itself."""
     spelling = spec.tokens[token.id]
-    # Converters to GGUF write U+2581 as spaces, so the spelling may not be that text.
-    is_text = not token.normalized or token.text == spelling.replace(" ", SPACE_SYMBOL)
-    return token.text if is_text else spelling
+    # A difference in spaces alone comes from converters to GGUF, which write U+2581 as spaces.
+    is_unchanged = not token.normalized or token.text == spelling.replace(" ", SPACE_SYMBOL)
+    return token.text if is_unchanged else spelling
 
 
 def _steps(steps: Iterable[Step]) -> list[dict[str, Any]]:
@@ -337,7 +337,7 @@ def _differing_ids(library: Tokenizer, spec: TokenizerSpec) -> dict[int, int]:
 
 
 def _document(spec: TokenizerSpec) -> dict[str, Any]:
-    """*spec* as a ``tokenizer.json`` in which ordinary text never becomes a token of *outside*.
+    """*spec* as a ``tokenizer.json`` in which ordinary text never becomes one of ``spec.outside``.
 
     The model then spells these tokens, and those without text, as a noncharacter and their id.
     """

@@ -92,7 +92,7 @@ def _as_chatglm(file: TokenizerFile, spec: TokenizerSpec, prefix: tuple[int, ...
     Texts are cut only at tokens behind the pieces, which are found in raw text whatever their flags
     say. Special are those that ``additional_special_tokens`` names; what follows one of the others
     is decoded alone. Control pieces and the unknown one have no text. A role such as ``eos_token``
-    adds no token: the library would give one that is not listed the id of another.
+    adds no token: transformers would give one that is not listed the id of another.
     """
     side = file.side
     extra = side.config.get(_EXTRA[1])

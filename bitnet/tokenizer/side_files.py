@@ -90,7 +90,7 @@ class SideFiles:
     templates: dict[str, str]  # chat templates by name; the usual one is called ``default``
     raw: bytes  # all content that was read, for fingerprints
     added_fault: str = ""  # the first entry for *added* that is not a token, for a message
-    from_vocabulary: bool = False  # the tokenizer is made of ``vocab.json`` and ``merges.txt``
+    from_vocabulary: bool = False  # a class builds the tokenizer from a vocabulary without steps
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -115,7 +115,10 @@ class SideFiles:
 
     @property
     def names_roles(self) -> bool:
-        """True if a file that can name special tokens exists: a role that it omits has no token."""
+        """True if a file that can name special tokens exists, or a chat template.
+
+        A role that these files omit has no token.
+        """
         return bool(self.tokenizer_config or self.special_map or self.templates)
 
     @property
@@ -135,7 +138,7 @@ class SideFiles:
         named = read_token_text(self.config.get(f"{role}_token"))
         if named is not None:
             return special.get(named, default)
-        is_null = f"{role}_token" in self.config  # null: the model has no such token
+        is_null = f"{role}_token" in self.config  # null: no usual text counts
         if default is not None or is_null:
             return default
         return next((special[text] for text in _USUAL[role].split() if text in special), None)

@@ -188,7 +188,7 @@ class _Reading:
     def _missing(self, vocabulary: AddedVocabulary) -> Iterator[Token]:
         """Tokens that transformers adds to *vocabulary*, in its order.
 
-        It adds every declared token, known ones too: it looks for them among ids, and finds none.
+        It adds every declared token, known ones too: it compares tokens with the known ids.
         """
         declared = [token for _, token in sorted(self._declared.items())]
         tokens = [*vocabulary.tokens.values(), *declared]

@@ -314,11 +314,12 @@ def _with_special(
     last: tuple[int, ...] = ()
     if around is not None:
         first, last = around
-    # A single token around a text is BOS or EOS: always in WordPiece, else if no side file says so.
-    has_roles_of_template = spec.model == "wordpiece" or not side.names_roles
-    if len(first) == 1 and has_roles_of_template:
+    # A single token before or after a text is BOS or EOS in WordPiece, and in a folder without
+    # files that could name the two.
+    has_roles_of_processor = spec.model == "wordpiece" or not side.names_roles
+    if len(first) == 1 and has_roles_of_processor:
         bos = first[0]
-    if len(last) == 1 and has_roles_of_template:
+    if len(last) == 1 and has_roles_of_processor:
         eos = last[0]
     middle, second_type = _ids_between(processor, special)
     inputs = side.config.get("model_input_names")

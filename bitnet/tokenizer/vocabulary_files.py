@@ -108,13 +108,13 @@ def spec_of_built(file: TokenizerFile, document: dict[str, Any], content: bytes)
 
 
 class _Built(TokenizerFile):
-    """A ``tokenizer.json`` that exists only in memory, with the vocabulary of the file *vocab*."""
+    """A ``tokenizer.json`` that exists only in memory, made of what :func:`spec_of_built` gets."""
 
-    def __init__(self, vocab: TokenizerFile, document: dict[str, Any], merges: bytes) -> None:
-        super().__init__(vocab.path, vocab.pre, vocab.files)
+    def __init__(self, file: TokenizerFile, document: dict[str, Any], content: bytes) -> None:
+        super().__init__(file.path, file.pre, file.files)
         self.document = document
-        self.data = json.dumps(document).encode() + merges
-        self.side = replace(vocab.side, from_vocabulary=True)
+        self.data = json.dumps(document).encode() + content
+        self.side = replace(file.side, from_vocabulary=True)
 
 
 def _check_version(vocab: TokenizerFile) -> None:

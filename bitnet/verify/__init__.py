@@ -3,8 +3,8 @@
 Each check is a method of ``_Examination``, decorated with its name; they run in the order of their
 definition. A check that an earlier failure makes impossible is skipped, with the reason.
 
-Only ``identity`` compares with an original: an attestation, a digest, or a model that this package
-knows. Without one the other checks can only say that a model looks sound.
+Only ``identity`` compares the content with an original: an attestation, a digest, or a model that
+this package knows. Without one the other checks can only say that a model looks sound.
 """
 
 from __future__ import annotations

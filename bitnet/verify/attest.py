@@ -89,7 +89,8 @@ class Attestation:
     # per backend the best token and its log-probability at each of the ids in ``ids``; not part of
     # the digest
     trace: Mapping[str, Any] = field(default_factory=dict)
-    # names under which the model is published; no other content may have them
+    # names under which the model is published, which no other content may have; not part of the
+    # digest
     files: tuple[str, ...] = ()
     # SHA-256 of each file of the folder that no reader opens; not part of the digest
     unread: Mapping[str, str] = field(default_factory=dict)

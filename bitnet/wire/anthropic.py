@@ -78,7 +78,7 @@ _MESSAGE: Schema = {
     },
     "required": ["role", "content"],
 }
-#: A tool of the client's own. Those of Anthropic have a type, and are refused.
+#: A tool of the client's own, of the type ``custom`` or none. Those of Anthropic are refused.
 _TOOL: Schema = {
     "type": "object",
     "properties": {
@@ -359,7 +359,7 @@ async def message_events(_body: Body, head: Body, pieces: Pieces) -> Events:
             usage = _usage(answer) | {"output_tokens": 0}
             yield {"type": "message_start", "message": _message(head) | empty | {"usage": usage}}
         for block, delta in _parts(piece):
-            # A block with content opens a new one, unless text or thinking is open already.
+            # Text and thinking continue an open block of their type; each call opens a new one.
             if block and (block["type"] != kind or kind == "tool_use"):
                 if kind:
                     yield {"type": "content_block_stop", "index": index}

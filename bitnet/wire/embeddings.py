@@ -53,7 +53,7 @@ def vector_precision(body: Body) -> Precision:
 def texts_of(inputs: Any, field: str, *, at_most: int) -> list[str | list[int]]:
     """The texts in *inputs*, the value of *field*; *at_most* is their greatest number.
 
-    *inputs* are a text, a list of texts, the token ids of a text, or a list of such ids.
+    *inputs* are a text, a list of texts, the token ids of one text, or a list of such lists.
     """
     if isinstance(inputs, str):
         return [inputs]

@@ -442,7 +442,7 @@ RESPONSE = Form(
         },
         "truncation": {"type": "string", "enum": ["disabled"]},
         "stream": FLAG,
-        # Nothing is stored, and the reply says so.
+        # Fields without effect: nothing is stored, and the reply says so.
         **{name: IDLE[name] for name in IDLE if name != "cache_prompt"},
         **mark_ignored(stream_options=OBJECT, context_management=OBJECTS),
         **mark_refused("previous_response_id", "conversation", hint="send the whole conversation"),
