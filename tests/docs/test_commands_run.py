@@ -1,4 +1,4 @@
-"""Every block of commands in the README and below docs/ runs, from where the README ends."""
+"""Every block of commands in the README and below docs/ runs after the README's first line."""
 
 import os
 import re

@@ -82,7 +82,7 @@ def full_hub(tmp_path_factory):
 
 
 def prepare(sandbox):
-    """Files that the guides take for granted: a model, a tokenizer beside others, a pin."""
+    """Files that the guides take for granted: a model, its tokenizer in ``original``, a pin."""
     (sandbox.folder / "models").mkdir()
     tiny_gguf(sandbox.folder / "models/model.gguf", **{"tokenizer.ggml.pre": "qwen2"})
     sandbox.bitnet("export-tokenizer", "models/model.gguf", "--into", "original")

@@ -25,7 +25,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 
 
 def read(path):
-    """Text of *path* with lines that go on joined."""
+    """Text of *path*; a line that ends in a backslash is joined with the next one."""
     return path.read_text(encoding="utf-8").replace("\\\n", " ")
 
 

@@ -185,7 +185,7 @@ def test_a_full_disk_ends_with_a_hint(bitnet, hub):
     assert hint.strip() == "free some space, or choose another disk"  # the cache has no part in it
 
 
-def test_an_interrupted_download_goes_on_and_its_rest_may_be_deleted(bitnet, hub):
+def test_the_partial_file_of_an_interrupted_download_may_be_deleted(bitnet, hub):
     hub.rules.append(Rule(where="cdn", reset_at=100_000, times=1))
     assert bitnet("tokenizer", "--retries=1").code == 14  # NetworkError
     partial = Path.home() / ".cache/bitnet/store/partial"

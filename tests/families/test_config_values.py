@@ -110,7 +110,7 @@ def test_an_ignored_key_counts_as_one_that_the_file_lacks(name, tmp_path, monkey
         try:
             return repr(open_model(name, config, tmp_path, monkeypatch, ignore_keys).config)
         except BitnetError as error:
-            return error.message.partition("config.json says")[0]  # all sizes that the file states
+            return error.message.partition("config.json says")[0]  # without the sizes listed there
 
     config = MODELS[name]["config"]
     results = []

@@ -16,7 +16,7 @@ MAX_COSINE_DISTANCE = 1e-4  # llama.cpp adds products in another order
 
 
 def write_tiny(path, causal):
-    """The path of a tiny model with mean pooling; *causal* is the value of its key, None none."""
+    """The path of a tiny model with mean pooling; *causal* is its key, None leaves it out."""
     model = tiny("llama-embed", **{"attention.causal": False})
     keys = {**model.metadata, "llama-embed.pooling_type": 1}  # mean
     keys["llama-embed.attention.causal"] = causal

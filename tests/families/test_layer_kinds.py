@@ -65,7 +65,7 @@ FOLDERS = {
         KIMI | {"layer_types": SECOND_IS_FULL, "linear_attn_config": LISTS},
         SECOND_IS_FULL,
     ),
-    # Without both lists neither counts: layers 4, 8, ... from 0 are full.
+    # One list alone does not count: layers 4, 8, ..., numbered from 0 on, are full.
     "kimi-one-list": (
         KIMI | {"num_hidden_layers": 6, "linear_attn_config": {"full_attn_layers": [2]}},
         [LINEAR, LINEAR, LINEAR, LINEAR, FULL, LINEAR],

@@ -1,4 +1,4 @@
-"""Matrices of gpt-oss's experts as folders hold them."""
+"""Matrices of experts as folders hold them: of gpt-oss, one for each expert, one for all."""
 
 from functools import partial
 

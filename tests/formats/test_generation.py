@@ -69,7 +69,7 @@ def test_ids_suppressed_at_the_beginning_may_follow():
     assert [sampler.sample(LOGITS).token for _ in range(3)] == [2, 1, 1]
 
 
-def test_a_head_that_computes_some_logits_knows_the_suppressed_ones():
+def test_a_head_that_computes_some_logits_computes_those_of_suppressed_ids_too():
     sampler = Sampler(Request(suppressed=frozenset({1}), suppressed_first=frozenset({2})))
     assert {1, 2} <= set(sampler.needs().ids.tolist())
     sampler.sample(LOGITS)

@@ -148,7 +148,7 @@ def test_a_closed_file_is_not_guarded_any_more(path):
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("handler", ["SIG_DFL", "SIG_IGN", "handle", "faulthandler"])
 def test_a_bus_error_elsewhere_goes_to_its_usual_handler(path, handler, again):
-    """A bus error in another mapping reaches the *handler* that the process has.
+    """A SIGBUS from another mapping, or one that is sent, reaches the *handler* of the process.
 
     With *again*, the handler is set after the file was opened, and the guard is set up once more by
     ``check()``.
