@@ -23,7 +23,7 @@ def normal():
 
 
 def outliers(around):
-    """Normal numbers times *around*, with one of 1,000 in each row."""
+    """Normal numbers times *around*; a single number of each row is 1,000 instead."""
     values = around * normal()
     values[np.arange(ROWS), random.integers(0, COLUMNS, ROWS)] = 1e3
     return values

@@ -59,7 +59,7 @@ def test_any_bytes_decode_as_the_format_says(name, seed):
 
 
 def test_weights_of_blocks_made_by_hand_are_decoded_in_their_places():
-    """Blocks made by hand: scale 2, and three weights that are told apart."""
+    """Blocks of scale 2, each with one byte of different weights, which are written out here."""
     ones = bytes([0b01010101])
     q2_0 = half(2) + bytes([0b11_10_01_00]) + ones * 15
     assert by_definition("Q2_0", q2_0)[:5].tolist() == [-2, 0, 2, 4, 0]

@@ -140,7 +140,7 @@ def test_a_grammar_allows_the_tokens_that_llama_cpp_allows(
 
 
 @pytest.mark.parametrize(("text", "reason"), WRONG, ids=[text[:24] for text, _ in WRONG])
-def test_a_wrong_grammar_is_refused_with_its_place(tokenizer, text, reason):
+def test_a_wrong_grammar_is_refused_with_the_reason(tokenizer, text, reason):
     with pytest.raises(UsageError, match=r"^grammar: ") as refused:
         to_lark(text, lambda _: None, tokenizer.stop_ids)
     assert reason in refused.value.message

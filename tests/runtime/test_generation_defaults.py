@@ -19,7 +19,8 @@ from bitnet.runtime.chain_options import Sampling
 from bitnet.runtime.request import EVERYTHING, RECOMMENDED, Request, SamplingOptions
 from bitnet.wire.routes import ROUTES
 
-#: A value for every field that files may recommend, another one at each of the four LEVELS.
+#: A value for every field that files may recommend. At each of the four LEVELS it is another one;
+#: only mirostat, which has two versions, has each of them at two levels.
 REQUEST = {
     "temperature": 0.1,
     "top_k": 1,
@@ -121,9 +122,9 @@ def test_filling_a_request_a_second_time_changes_nothing():
     assert once.with_settings(settings_of(**FALLBACK)) == once
 
 
-@pytest.mark.parametrize("door", [{}, {"fallback": FALLBACK}])
-def test_temperature_zero_leaves_the_files_sampling_out(door):
-    request = Request(temperature=0.0, **door).with_settings(settings_of(**FILE))
+@pytest.mark.parametrize("options", [{}, {"fallback": FALLBACK}])
+def test_temperature_zero_leaves_the_files_sampling_out(options):
+    request = Request(temperature=0.0, **options).with_settings(settings_of(**FILE))
     assert request.temperature == 0
     assert not any(origin.startswith("file") for origin in request.origins.values())
 

@@ -26,6 +26,7 @@ HEAD = "ForSequenceClassification"
 QUERY = "dogs eating food"
 DOCUMENTS = [*TEXTS, "man 2 . , é " * 12]  # the last one is longer than a pair may be
 NEVER = WORDS.index("never")  # so that no token of a text is taken for padding
+# Ids of special tokens in the configurations of models with rotary positions.
 ROTARY = {"pad_token_id": NEVER, "bos_token_id": 2, "eos_token_id": 3}
 # Prefix of the classes in transformers, and options of the configuration.
 KINDS = {
@@ -48,7 +49,7 @@ def folder_of(path, kind, labels, **more):
     name, options = KINDS[kind]
     encoder_folder(path, name, HEAD, num_labels=labels, **(options | more))
     change_json(path / "tokenizer_config.json", model_max_length=40)
-    if KINDS[kind][0] != "Bert":  # whose tokenizer has no types
+    if KINDS[kind][0] != "Bert":  # the tokenizers of the others have no types
         change_json(
             path / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask"]
         )

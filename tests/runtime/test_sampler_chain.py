@@ -80,7 +80,10 @@ def engine_chain(options, four):
 
 
 def random_case(seed):
-    """Random options, values of the samplers in FOUR, and logits, which rarely meet a limit."""
+    """Random options, values of the samplers in FOUR, and logits.
+
+    A probability is rarely so near the bound of a sampler that rounding decides on its token.
+    """
     random = np.random.default_rng(seed)
     size = int(random.integers(2, 400))
     logits = (random.normal(size=size) * random.uniform(0.2, 6)).astype(np.float32)

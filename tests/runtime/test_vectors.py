@@ -242,7 +242,7 @@ def test_a_model_with_attention_in_both_directions_runs_whole_texts(tmp_path, mo
     texts = ["abcdefghijkl", "zy", "mnopqrstuvwxyzabcdefghijklmnopq"]
     with load(path) as model:
         vectors = model.embed([ids_of(text) for text in texts])
-        # Of 4, half on each side and the position itself.
+        # Positions on one side, itself included: the window of 4 has half of them on each side.
         assert {attention.window for attention in model.config.attentions} == {3}
         expected = [forward_alone(model, text) for text in texts]
         np.testing.assert_allclose(vectors, expected, atol=2e-3)  # codes of keys, sums in any order

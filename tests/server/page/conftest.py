@@ -13,7 +13,7 @@ from bitnet.tokenizer.spec import byte_spelling
 
 
 def pytest_collection_modifyitems(items):
-    """Every test with a browser needs one."""
+    """Mark each test that uses the browser as one that needs Chromium."""
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.needs("chromium"))
