@@ -99,8 +99,9 @@ def options_of(evidence: Evidence) -> CrossvalOptions:
     try:
         return CrossvalOptions(
             against=plan.against if plan.live else "",
-            max_positions=plan.limit,
-            greedy=plan.greedy,
+            # A recording brings its own positions and continuations.
+            max_positions=plan.limit if plan.live else None,
+            greedy=plan.greedy if plan.live else None,
             tokenizer_only=plan.tokenizer_only,
             require_real=plan.require_real,
         )

@@ -32,7 +32,7 @@ class CrossvalOptions:
         "", "UTF-8 file with one prompt per line; default: seven built-in ones", metavar="FILE"
     )
     tokenizer_only: bool = option(False, "compare the tokenizers and nothing else")
-    # None: not given, so that `--check` can refuse both numbers, and `--recording` the first
+    # None: not given, so that `--check` and `--recording`, which ignore a number, can refuse it
     max_positions: int | None = option(
         None,
         f"positions to compare at most, spread over all prompts; default: {_MAX_POSITIONS}",
@@ -85,11 +85,13 @@ class CrossvalOptions:
         of_prompts = {
             "--prompts": self.prompts,
             "--max-positions": self.max_positions is not None,
+            "--greedy": self.greedy is not None,
         }
         flags = [flag for flag, value in of_prompts.items() if value]
         if self.recording and flags:
             raise UsageError(
-                "a recording brings its own prompts and positions", hint=f"leave {flags[0]} out"
+                "a recording brings its own prompts, positions and continuations",
+                hint=f"leave {flags[0]} out",
             )
         needs_weights = {"--record": self.record, "--require-real": self.require_real}
         flags = [flag for flag, value in needs_weights.items() if value]

@@ -66,7 +66,7 @@ def prompts_for(
             )
             for recorded in recording.prompts
         )
-    steps = _steps(model, options)
+    steps = _steps(model, options.steps)
     uncut = [_prompt(model, text, steps) for text in texts]
     shares = spread([len(prompt.ids) - prompt.first for prompt in uncut], options.position_limit)
     prompts = []
@@ -98,13 +98,13 @@ def spread(lengths: Sequence[int], limit: int) -> list[int]:
     return [share.get(at, 0) for at in range(len(lengths))]
 
 
-def _steps(model: LanguageModel, options: CrossvalOptions) -> int:
-    """Tokens of each continuation of *model*; 0 if its continuations are not compared.
+def _steps(model: LanguageModel, wanted: int) -> int:
+    """Tokens of each continuation of *model*, *wanted* or 0 if continuations are not compared.
 
     In a mixture of experts a rounding may change every later token, and a model that makes vectors
     of texts does not continue them.
     """
-    return options.steps if model.config.writes and not has_experts(model) else 0
+    return wanted if model.config.writes and not has_experts(model) else 0
 
 
 def has_experts(model: LanguageModel) -> bool:
@@ -196,6 +196,9 @@ def begin_evidence(
 ) -> Evidence:
     """Evidence with its plan and the facts that are known before an engine runs."""
     recording = reference.recording
+    steps = options.steps
+    if recording is not None:
+        steps = max((len(answer.greedy) for answer in recording.prompts), default=0)
     backend = "none"
     if model is not None:
         # The form of its keys and values is added, unless it is the default.
@@ -212,7 +215,7 @@ def begin_evidence(
             float64=recording is None or recording.exact is not None,
             asked=tuple(texts),
             limit=options.position_limit,
-            greedy=0 if model is None else _steps(model, options),
+            greedy=0 if model is None else _steps(model, steps),
             texts=len(question.texts),
             tokenizer_only=model is None,
             require_real=options.require_real,

@@ -38,12 +38,12 @@ def recording(bitnet, tmp_path, monkeypatch):
         words = ("--reference", "float64", "--prompts", "prompts.txt", "--greedy", 6)
         recorded = bitnet("crossval", "--model", good, *words, "--record", file)
         assert recorded.code == 0, recorded.err
-        same = bitnet("crossval", "--model", good, "--recording", file, "--greedy", 6)
+        same = bitnet("crossval", "--model", good, "--recording", file)
         assert same.code == 0, same.err
         if forget_file:  # otherwise the digest alone would tell
             values = json.loads(file.read_text()) | {"model_sha256": ""}
             file.write_text(json.dumps(values))
-        done = bitnet("crossval", "--model", bad, "--recording", file, "--greedy", 6, "--json")
+        done = bitnet("crossval", "--model", bad, "--recording", file, "--json")
         report = json.loads(done.out)
         failed = {
             finding["subject"]

@@ -37,7 +37,7 @@ def test_a_recording_sees_what_is_too_small_for_the_logits(change, bitnet, tmp_p
     golden = json.loads((tmp_path / "golden.json").read_text())
     golden["model_sha256"] = ""  # else the digest alone would tell
     (tmp_path / "golden.json").write_text(json.dumps(golden))
-    done = bitnet("crossval", "--model", "other.gguf", "--recording", "golden.json", "--greedy", 0)
+    done = bitnet("crossval", "--model", "other.gguf", "--recording", "golden.json")
     assert done.code == (15 if change else 0), done.out + done.err
 
 
