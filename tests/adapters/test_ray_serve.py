@@ -122,7 +122,7 @@ def test_requests_with_a_common_prefix_stay_on_one_replica(cluster):
     def stays(tries=iter(range(1000))):
         """True if 20 continuations of a fresh prompt go to the replica that had it first.
 
-        The requests in between give Ray time to tell the door which replica holds the prefix.
+        The requests in between give Ray time to tell the ``Door`` which replica holds the prefix.
         """
         prefix = f"{next(tries):03}" + "a" * 300
         first = worker_of(prefix)

@@ -178,7 +178,7 @@ def test_bars_and_messages_of_several_threads_never_mix(screen, monkeypatch):
         thread.start()
     for thread in threads:
         thread.join()
-    # What a terminal keeps: bars end with the sequence that clears them.
+    # Bars and messages are between the sequences that clear the bars.
     drawn = re.split(r"(?:\x1b\[\dA)?\r\x1b\[J", "".join(written))
     lines = [line for part in drawn for line in part.split("\n") if line]
     messages = [line for line in lines if line.startswith("message")]

@@ -55,7 +55,7 @@ class Bounded:
     renamed: "Count" = option(1, "a whole number", bounds=(1, None))
     optional: "Optional[int]" = option(None, "a whole number or None", bounds=(0, 9))  # noqa: UP045
     united: "Union[float, None]" = option(None, "a number or None", bounds=(0, 1))  # noqa: UP007
-    interval: "float" = option(0.5, "a number, whose type begins like that of whole ones")
+    interval: "float" = option(0.5, "a number, though the name of the field begins like int")
     unresolved: "Nowhere" = None  # noqa: F821
 
 

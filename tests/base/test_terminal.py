@@ -137,7 +137,7 @@ def test_every_command_works_in_a_locale_that_lacks_letters_of_its_files_and_tex
         timeout=300,
         check=True,
     )
-    coding = "utf-8" if locale is ASCII else "latin-1"  # of names, as they are bytes in ASCII
+    coding = "utf-8" if locale is ASCII else "latin-1"  # a name in ASCII is its UTF-8 bytes
     out = done.stdout.decode(coding)
     err = done.stderr.decode(coding)
     shown = NAME if locale is ASCII else NAME.replace("☃", "\\u2603")

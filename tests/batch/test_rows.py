@@ -270,7 +270,7 @@ def test_a_field_without_effect_is_logged_once_for_all_rows(model_path, caplog):
     ]
 
 
-#: Rows of every kind with an object at every place.
+#: Rows of every kind, with an object at every place where clients may put one.
 ROWS = [
     {"id": "a", "stop": ["a"], "logit_bias": {"1": 1}, "samplers": ["top_k"]}
     | {name: FULL[CHAT][name] for name in ("messages", "tools", "response_format")},

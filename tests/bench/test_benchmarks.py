@@ -50,7 +50,7 @@ def test_the_savings_of_the_store_are_measured(load):
 
 
 @pytest.mark.parametrize("requests", [1, 4, 30])
-def test_no_two_prompts_of_the_rates_begin_alike(load, requests):
+def test_no_two_prompts_that_measure_rates_begin_alike(load, requests):
     serve = load("serve")
     options = argparse.Namespace(turns=5, turn_requests=requests)
     turns = list(serve.turns_of(options))

@@ -26,7 +26,7 @@ pytestmark = [
 
 @pytest.fixture
 def project(tmp_path, bitnet, monkeypatch):
-    """A project that pins a model and a gated file, and the hub it gets them from."""
+    """Folder of a project that pins a model; its hub has a gated file, too."""
     folder = tmp_path / "project"
     write_project(folder)
     with HubServer() as server:

@@ -377,7 +377,7 @@ def test_a_release_has_the_version_of_its_tag(project, files, good):
 
 
 def release(project, version, only="", **environment):
-    """The blocks of the release that tag v*version* starts, or *only* one of them."""
+    """Run the blocks of the release that tag v*version* starts, or *only* one; the runner."""
     steps = [
         {"name": name, "run": text}
         for stem, name, text in blocks(project)

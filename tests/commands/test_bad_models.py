@@ -39,7 +39,8 @@ WORDS = {
 # Commands not in WORDS: doctor has a test of its own below; the others take names of models in the
 # cache or on the hub.
 OTHERWISE = {"doctor", "bundle.export", "cache.verify", "download", "download-model", "rm"}
-TAKES_A_MODEL = {"model", "path", "tokenizer"}  # options, and the words without one
+# Names of options, also of those that are given without their names.
+MODEL_OPTIONS = {"model", "path", "tokenizer"}
 TAKE_A_TOKENIZER = ("export-tokenizer", "render", "tokenize", "verify-tokenizer")
 
 CHECK = "check the path, or fetch a model: bitnet download-model smollm2-135m"
@@ -74,7 +75,7 @@ BAD = {
 
 @pytest.fixture(params=BAD)
 def bad(request, tmp_path, monkeypatch):
-    """Content of bad.gguf, the exit code, the text and the hint."""
+    """Kind of bad.gguf, a key of BAD; the exit code, the message and the hint."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts.txt").write_text("a")
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
@@ -129,6 +130,6 @@ def test_every_command_that_takes_a_model_is_in_a_table_of_this_file():
     taking = {
         name
         for name in namespace.task_names
-        if TAKES_A_MODEL & {arg.name for arg in namespace[name].options}
+        if MODEL_OPTIONS & {arg.name for arg in namespace[name].options}
     }
     assert taking == {*WORDS, *OTHERWISE}

@@ -351,7 +351,7 @@ def _named(**facts):
 
 
 def _linked(kind):
-    """A change of an entry that makes a file of models a link or device of *kind*."""
+    """A change of an entry that makes the content of a file a link or device of *kind*."""
 
     def change(entry):
         if entry.name.startswith("sha256/"):

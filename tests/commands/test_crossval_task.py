@@ -205,7 +205,7 @@ def test_wrong_options_are_one_error_with_its_exit_code(bitnet, model, words, co
 
 
 @pytest.mark.parametrize(
-    ("architecture", "against", "names"),  # "" against all engines; those that read the model
+    ("architecture", "against", "names"),  # "" for all engines; names of those that read the model
     [
         ("llama", "", ["llama.cpp", "ik_llama.cpp", "float64"]),
         ("llama", "llama.cpp", ["llama.cpp"]),

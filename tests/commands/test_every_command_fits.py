@@ -22,7 +22,6 @@ BITNET = Path(sys.executable).parent / "bitnet"
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 STYLE = re.compile(r"\x1b\[([0-9;]*)m")
 DIGEST = re.compile(r"[0-9a-f]{64}")
-PRINTED = "--prompt ab --max-tokens 2"
 
 # Words of each command, in this order: some need files that earlier ones wrote.
 COMMANDS = {
@@ -35,7 +34,7 @@ COMMANDS = {
     "show": "tiny.gguf",
     "create": "preset-{columns} --from tiny.gguf --system a",
     "run": "tiny.gguf ab --max-tokens 2",
-    "infer": f"tiny.gguf {PRINTED} --stats --dump-ids",
+    "infer": "tiny.gguf --prompt ab --max-tokens 2 --stats --dump-ids",
     "batch": "tiny.gguf --input prompts.jsonl --output answers.jsonl --max-tokens 2",
     "bench": "tiny.gguf --tests pp4 --repetitions 1 --thread-counts 1",
     "embed": "tiny.gguf --input texts.txt --output vectors.npy",

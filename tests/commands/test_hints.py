@@ -39,10 +39,11 @@ GENERAL = {"--help", "--list", "--list-format", "--config", "--options"}
 OTHER_PROGRAM = re.compile(
     r"\b(?:pip|uv|ensurepip|llama-gguf-split|model_signing) .*|:root\{.*", re.DOTALL
 )
+# Texts of several words, without pages and without invocation.py, which has options of pip.
 SENTENCES = [
     (place, OTHER_PROGRAM.sub("", text))
     for place, text in TEXTS
-    if " " in text and not re.search(r"\.html:|^base/invocation\.py:", place)  # options of pip
+    if " " in text and not re.search(r"\.html:|^base/invocation\.py:", place)
 ]
 
 
