@@ -115,8 +115,8 @@ def test_a_local_model_loads_only_what_an_answer_needs(tmp_path):
     ours = {name.partition(".")[2] for name in loaded if name.startswith("bitnet.")}
     others = {name.partition(".")[0] for name in loaded} - {"bitnet"}
     assert {name for name in others if not name.startswith("_")} <= {*STANDARD}
-    rooms = {name for name in ours if name.partition(".")[0] not in ROOMS and "." in name}
-    assert rooms <= {*PARTS}
+    in_other_rooms = {name for name in ours if name.partition(".")[0] not in ROOMS and "." in name}
+    assert in_other_rooms <= {*PARTS}
     assert not ours & {*LATER}
 
 

@@ -216,10 +216,10 @@ def test_an_address_given_as_tokenizer_is_fetched_once(bitnet, hub, tmp_path, mo
     url = f"{hub.url}/org/words/resolve/main/tokenizer.json"
     words = ("infer", "--model", bare, "--prompt", "ab", "--max-tokens", 2, "--json", "--dump-ids")
     for source in (url, "hf://org/words", "org/words"):
-        # The address of a file does not say which file of its repository is the tokenizer; the
-        # other two are names of one repository.
-        refused = bitnet(*words, "--tokenizer", source, "--offline")
-        assert refused.code == (0 if source == "org/words" else 23)
+        # The address of a file does not say which file of its repository is the tokenizer. Before
+        # a download only org/words is known: it is the repository of hf://org/words.
+        before = bitnet(*words, "--tokenizer", source, "--offline")
+        assert before.code == (0 if source == "org/words" else 23)
         done = bitnet(*words, "--tokenizer", source)
         assert json.loads(done.out)["prompt_ids"] == [VOCAB - 2, VOCAB - 1]
         hub.forget()

@@ -34,7 +34,7 @@ facts = {{"arguments": sys.argv[1:], "environment": seen, "model": models[0]["id
 open({target!r}, "w").write(json.dumps(facts))
 sys.exit(7)
 """
-posix = pytest.mark.skipif(os.name == "nt", reason="the stand-in is a script with a first line")
+posix = pytest.mark.skipif(os.name == "nt", reason="the stand-in starts by its #! line")
 
 
 def stand_in(folder, monkeypatch, agent, address):

@@ -1,4 +1,4 @@
-"""Commands on terminals of 80 and 120 columns; a pipe gets none of their decoration."""
+"""Commands on terminals of 60 to 120 columns; a pipe gets none of their decoration."""
 
 import os
 import re

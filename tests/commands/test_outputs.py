@@ -22,7 +22,7 @@ from bitnet.runtime.request import Request
 COMMANDS = Path(package.__file__).parent / "commands"
 
 # Options that name a file to write, with a command line that reaches the writer. {output} is what
-# the test tries; {model}, {texts}, {rows} and {key} are inputs.
+# the test tries; {model}, {texts} and {rows} are inputs.
 FILES = {
     ("attest", "output"): "attest {model} --no-trace --output {output}",
     ("attest", "bundle"): "attest {model} --no-trace --bundle {output}",
@@ -77,7 +77,7 @@ def test_every_option_that_names_a_path_is_known_as_input_or_output():
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A working folder with a model, a lock file that pins nothing, and inputs."""
+    """A working folder with a model and inputs, and without a lock file."""
     folder = tmp_path / "work"
     folder.mkdir()
     monkeypatch.chdir(folder)

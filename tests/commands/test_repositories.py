@@ -1,4 +1,4 @@
-"""Repositories, as users of other programs expect to handle them: by file, whole, and again.
+"""Repositories, as users of other programs expect them: by file or whole, listed, and checked.
 
 Exit codes: 15 a check failed, 19 not found.
 """
@@ -70,13 +70,13 @@ def test_a_repository_without_a_model_that_runs_is_fetched_whole(work, bitnet):
 
 
 #: Files that are not placed in a project.
-OWN = (".gitattributes", "modeling.py")  # every repository has the first
+NOT_PLACED = (".gitattributes", "modeling.py")  # every repository has the first
 
 
 def test_download_fetches_a_repository_whole_except_hidden_files_and_code_in_a_project(
     work, hub, bitnet, tmp_path
 ):
-    for name in OWN:
+    for name in NOT_PLACED:
         hub.add("org/two", name, b"*.gguf filter=lfs")
     done = bitnet("download", "org/two")
     assert done.code == 0, done.err
@@ -90,7 +90,7 @@ def test_download_fetches_a_repository_whole_except_hidden_files_and_code_in_a_p
     assert below(work / "models/org-two") == placed
     elsewhere = tmp_path / "elsewhere"
     assert bitnet("download", "org/two", "--local-dir", elsewhere).code == 0
-    assert below(elsewhere) == sorted([*OWN, *placed])
+    assert below(elsewhere) == sorted([*NOT_PLACED, *placed])
     assert bitnet("sync").code == 0  # what it could not place is not pinned
     assert bitnet("download", "org/two", "modeling.py").code != 0  # an error if it is named
 

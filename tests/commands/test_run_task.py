@@ -267,6 +267,8 @@ def test_globs_choose_files(whole, bitnet, folder, words, expected):
     ("words", "code"),
     [(("--include", "none*"), 19), (("--include", "*", "--file", "config.json"), 2)],
 )
-def test_globs_that_choose_nothing_are_refused(whole, bitnet, folder, words, code):
+def test_globs_that_choose_nothing_or_stand_beside_a_file_are_refused(
+    whole, bitnet, folder, words, code
+):
     assert bitnet("download-model", "--id", "org/whole", *words).code == code
     assert list(folder.iterdir()) == []

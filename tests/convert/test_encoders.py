@@ -30,8 +30,8 @@ from bitnet.models.load import config_from  # noqa: E402
 from bitnet.tokenizer.from_gguf import spec_from_gguf  # noqa: E402
 
 pytestmark = QUIET
-# Of a cosine from one: llama.cpp computes GELU of BERT by the hyperbolic tangent.
-MAX_ANGLE = 1e-3
+# llama.cpp computes GELU of BERT by the hyperbolic tangent.
+MAX_COSINE_DISTANCE = 1e-3
 POOLINGS = {"mean": 1, "cls": 2, "lasttoken": 3}  # llama.cpp's numbers, under the key pooling_type
 
 
@@ -86,7 +86,7 @@ def test_llama_cpp_computes_the_same_vectors_of_a_converted_encoder(pooling, enc
     texts = [text for text in TEXTS if text]  # its server refuses an empty one
     with load(file) as model:
         ours = model.embed(texts)
-    assert smallest_cosine(ours, vectors_by_llama_cpp(file, texts)) > 1 - MAX_ANGLE
+    assert smallest_cosine(ours, vectors_by_llama_cpp(file, texts)) > 1 - MAX_COSINE_DISTANCE
 
 
 @pytest.mark.skipif(

@@ -134,7 +134,7 @@ def test_a_number_that_cannot_be_a_time_limit_is_refused(bitnet, tmp_path, secon
     assert "--reference-timeout" in done.err
 
 
-def test_the_default_limit_is_the_same_for_a_command_and_a_question():
+def test_a_command_requests_no_limit_by_default_and_a_question_has_the_least():
     assert CrossvalOptions().reference_timeout is None
     assert Question(None).limit_s == ask.LIMIT_S
 

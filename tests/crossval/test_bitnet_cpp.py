@@ -162,7 +162,7 @@ def test_a_build_agrees_with_the_float64_pass_and_gives_intermediates(ternary, m
 def test_more_positions_than_its_stack_holds_are_computed_in_parts(monkeypatch):
     monkeypatch.setenv("BITNET_CPP_DIR", BUILD)
     tiny = open_checkpoint(SHIPPED["bitnet-tiny"].path)
-    ids = tuple(number % 2000 for number in range(7, 7 + 13 * 200, 13))  # 200, of 2000 and more
+    ids = tuple(number % 2000 for number in range(7, 7 + 13 * 200, 13))  # 200 ids below 2000
     trace = BitnetCpp().trace(Question(tiny, prompts=(Prompt("p", ids),)))
     verdict = verdict_on_float64(tiny, ids, trace)
     (on_reference,) = (entry for entry in verdict.findings if entry.subject == "reference")

@@ -192,7 +192,7 @@ def other_values(value):
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, (int, float)):
-        # A report below 1e-10 has the rounding of a sum: 1 % of it would not be a difference.
+        # A number below 1e-10 is the rounding of a sum: 1 % of it would not be a difference.
         return [value + 1, value * 1.01 + (abs(value) < 1e-10) * 1e-6, None]
     return [f"{value}x", ""] if isinstance(value, str) and value else ["x"]
 

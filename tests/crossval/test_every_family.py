@@ -144,7 +144,7 @@ def test_operations_of_ik_llama_cpp_pass_and_with_a_mistake_fail(case, encoding,
 
 
 @pytest.mark.parametrize("case", [*REFUSED, *OTHERWISE])
-def test_a_model_that_no_engine_computes_as_it_is_is_not_compared(case, tmp_path):
+def test_what_llama_cpp_refuses_or_computes_otherwise_is_not_compared_with_it(case, tmp_path):
     path = tmp_path / "tiny.gguf"
     checkpoint = written(path, case, {})
     read_by_ik = IkLlamaCpp().computes(checkpoint)

@@ -111,7 +111,7 @@ def compared(request, tmp_path_factory):
         with ExitStack() as stack:
             with mutated(mutant, CONFIGURATIONS, WEIGHTS):
                 model = stack.enter_context(load(path))
-            if reference.independent:  # else the float64 pass is the one with the right graph
+            if reference.independent:  # else the float64 pass is the reference: it stays right
                 stack.enter_context(mutated(mutant, CONFIGURATIONS, WEIGHTS))
             evidence, _ = cross_validate(model, checkpoint, reference, OPTIONS, texts=TEXTS)
         verdict = judge(evidence)

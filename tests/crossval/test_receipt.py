@@ -119,10 +119,10 @@ def test_a_backend_derived_from_the_compiled_one_is_none():
 
 
 @needs_native
-def test_a_model_that_does_not_multiply_is_none(monkeypatch):
+def test_fewer_products_than_layers_make_it_none(monkeypatch):
     model = load_model(tiny("llama"), ops=NativeOps(threads=1))
     receipt = Receipt(model)
-    # A few real products, for fewer than the model's layers.
+    # The product of the head alone; the model has two layers.
     model.head(np.zeros((1, model.config.dim), dtype=np.float32))
     assert receipt.compute_path == "none"
 

@@ -103,7 +103,7 @@ def _negate_one(weight):
 
 
 WEIGHTS = {
-    "two experts in turn": ("blk.2.ffn_down_exps.weight", _swap),
+    "two experts exchanged": ("blk.2.ffn_down_exps.weight", _swap),
     "an expert of the other sign": ("blk.1.ffn_up_exps.weight", _negate_one),
 }
 
