@@ -17,7 +17,7 @@ SPARE = 5
 
 
 def folder_of(path):
-    """Name of the folder of tests with the file at *path*; ``.`` for those of the house."""
+    """Name of the folder of tests with the file at *path*; ``.`` for one directly in ``tests``."""
     parts = path.relative_to(TESTS).parts
     return parts[0] if len(parts) > 1 else "."
 

@@ -26,9 +26,9 @@ def without_each_key(source: Path, folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def with_each_key_changed(source: Path, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Each key with numbers or booleans in *source*, and a copy in *folder* with other values.
+    """Each key of its architecture in *source* with numbers or booleans, and a copy with others.
 
-    Numbers become 0, or 1 if they were 0.
+    The copies are in *folder*. Numbers become 0, or 1 if they were 0.
     """
     metadata, tensors = contents_of(source)
     architecture = metadata["general.architecture"]

@@ -139,7 +139,10 @@ class _Engine:
         return steps
 
     def accept(self, case):
-        """For each prefix of some ids, the ids that a grammar allows next; None: it is refused."""
+        """For each prefix of some ids, the ids that a grammar allows next.
+
+        None if llama.cpp refuses the grammar.
+        """
         sampler = self.make("grammar", case["grammar"])
         if sampler is None:
             return None

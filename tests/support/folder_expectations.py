@@ -23,9 +23,9 @@ TOOLS = [
 def outcome(folder: Path, expected: dict[str, object] | None, *, ids_only: bool = False) -> str:
     """Result of loading *folder* and comparing it with the results of transformers.
 
-    ``equal``; ``refused: REASON``; ``difference: FIRST ONE``; or ``neither`` if *expected* is None,
-    since transformers does not read the folder. With *ids_only* decoded texts and templates are not
-    compared.
+    ``equal``; ``refused: REASON``; ``difference: FIRST ONE``; or ``neither``, without loading, if
+    *expected* is None, since transformers does not read the folder. With *ids_only* decoded texts
+    and templates are not compared.
     """
     if expected is None:
         return "neither"

@@ -354,7 +354,7 @@ FORMS = {
         *(awq, bitsandbytes, mlx, bitnet, gpt_oss, adapter),
     )
 }
-#: Forms with many tensors, of which a few show every fault.
+#: Parts of the names of the tensors that are changed: of many, a few show every fault.
 _SOME = ("layers.0.", "embed_tokens", "model.norm", "linear.", "score.")
 
 

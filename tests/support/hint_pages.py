@@ -21,7 +21,8 @@ EXTRAS = {
     "ray": 'printf \'{"prompt": "a"}\\n\' >a.jsonl; '
     "bitnet batch --model bitnet-tiny --input a.jsonl --output b.jsonl --engine ray",
 }
-# Commands that no error names, and those that no test can provoke in every door.
+# Commands that no error names, and those that no test can provoke in every door, which
+# :mod:`following` defines.
 PAGES = {
     'run smollm2-135m "Why is the sky blue?"': "an example in the help",
     "completion --help": "a line of the help",

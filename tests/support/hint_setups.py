@@ -227,7 +227,7 @@ def in_the_cache(place):
 
 
 def reported(place):
-    """A report of a comparison with a changed number."""
+    """A report of a comparison with a changed verdict."""
     place.must(f"bitnet crossval bitnet-tiny {FLOAT64} --report-dir .")
     path = next(path for path in place.work.glob("*.json") if path.name != "bitnet.lock.json")
     path.rename(place.work / "report.json")

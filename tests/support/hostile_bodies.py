@@ -128,7 +128,7 @@ def _replaced(body, place, value):
 
 
 def bodies(form, valid, seed, count):
-    """Bodies of the form *form*: one for each of its fields, then *count* with up to three fields.
+    """Bodies for the form *form*: some of RAW, one for each field, *count* with up to three fields.
 
     Args:
         form: a :class:`bitnet.wire.forms.Form`.

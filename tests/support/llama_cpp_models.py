@@ -145,7 +145,8 @@ DELTA_NET = {  # keys as wide as values, and the epsilon that llama.cpp has for 
     "rope.dimension_sections": [3, 3, 2, 0],
     "ssm.inner_size": 4 * 32,
 }
-_OF_STATES = {
+# Keys of mixtures with delta nets, by architecture.
+_DELTA_NET_MIXTURES = {
     "qwen35moe": DELTA_NET,
     "qwen3next": {key: DELTA_NET[key] for key in DELTA_NET if not key.startswith("rope.")},
 }
@@ -155,7 +156,7 @@ _NOT_THERE = ("aria_text", "flex_olmo", "flint", "phimoe")
 OF_EXPERTS = {
     f"{name}-experts": (
         name,
-        {"attention.head_count_kv": 4, "vocab_size": VOCAB} | _OF_STATES.get(name, {}),
+        {"attention.head_count_kv": 4, "vocab_size": VOCAB} | _DELTA_NET_MIXTURES.get(name, {}),
     )
     for name in MIXTURES
     if name not in _NOT_THERE
@@ -219,7 +220,7 @@ def convolution_biases(tensors):
 def written(path, architecture, keys, experts="F32", encoding="F32"):
     """The checkpoint of a tiny model in a new file at *path* that llama.cpp loads.
 
-    Matrices of blocks are in *encoding*, unless only the *experts* have one.
+    Matrices of blocks are in *encoding*; if that is F32, those of experts are in *experts*.
     """
     model = tiny(architecture, **({"vocab_size": VOCAB} | keys))
     model = in_encoding(model, encoding, rounded=True)

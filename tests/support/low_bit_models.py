@@ -50,7 +50,7 @@ def low_bit(values, levels, rng):
 
 
 def unpacked_hybrid(folder):
-    """A random Qwen 3.5 with a vision tower, as :func:`unpacked_model`."""
+    """A random Qwen 3.5 with a vision tower, as :func:`unpacked_model`, but saved as float32."""
     text = SHAPE | {
         "num_hidden_layers": 4,
         "linear_num_key_heads": 2,

@@ -26,7 +26,10 @@ def experts(
     least: int = 1,
     **more: Any,
 ) -> dict[str, Any]:
-    """At *least* that many experts and those used for a token, under these keys, and *more*."""
+    """Under *count* the number of experts, *least* or more; under *used* those used for a token.
+
+    *more* are further options.
+    """
     total = draw(st.integers(least, 9))
     return {count: total, used: draw(st.integers(1, total))} | draw(optional(**more))
 
@@ -52,7 +55,8 @@ def delta_net(draw: st.DrawFn, layers: int) -> dict[str, Any]:
     key_heads = draw(st.integers(1, 3))
     width = draw(st.sampled_from([8, 16, 24]))
     widths = {"linear_key_head_dim": width, "linear_value_head_dim": width}
-    if draw(st.integers(0, 2)) == 0:  # which llama.cpp does not load
+    # llama.cpp does not load values of another width than keys.
+    if draw(st.integers(0, 2)) == 0:
         widths["linear_value_head_dim"] = draw(st.sampled_from([8, 16, 20]))
     own = {
         "linear_num_key_heads": key_heads,

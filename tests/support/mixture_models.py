@@ -121,7 +121,10 @@ MODELS = {
 
 
 def grid():
-    """Every mixture with the options of a request: without an importance matrix, and with one."""
+    """Every mixture with further options of the conversion: without an importance matrix, and with.
+
+    Q2_K_S needs one.
+    """
     for mixture in MIXTURES:
         if mixture != "Q2_K_S":
             yield mixture, {}

@@ -98,7 +98,8 @@ def _mamba2(draw: st.DrawFn, _layers: int) -> dict[str, Any]:
 
 @st.composite
 def _olmo_hybrid(draw: st.DrawFn, layers: int) -> dict[str, Any]:
-    # Transformers needs both kinds, and 5.24 saves convolutions in three equal parts.
+    # Transformers needs both kinds. Its 5.24 saves convolutions in three equal parts, hence as many
+    # heads for values as for keys, of one width.
     others = st.sampled_from(["linear_attention", "full_attention"])
     both = ["linear_attention", "full_attention"]
     kinds = [*both, *draw(st.lists(others, min_size=layers - 2, max_size=layers - 2))]

@@ -18,7 +18,7 @@ SOUNDS = {
     "num_attention_heads": 2,
     "num_mel_bins": 8,
 }
-FORMER_SOUNDS = {
+WHISPER_SOUNDS = {
     "d_model": 32,
     "encoder_ffn_dim": 32,
     "encoder_layers": 1,
@@ -26,7 +26,7 @@ FORMER_SOUNDS = {
     "num_mel_bins": 8,
     "max_source_positions": 16,
 }
-SEGMENTS = {
+SAM_IMAGES = {
     "hidden_size": 32,
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
@@ -122,7 +122,7 @@ OUTER_MODELS = {
     ),
     "gemma4_unified": (_text("gemma4_unified_text", **GEMMA_4), {"audio_config": None}),
     "glmasr": (_LLAMA, {"audio_config": SOUNDS | {"max_position_embeddings": 16}}),
-    "got_ocr2": (_QWEN2, {"vision_config": SEGMENTS}),
+    "got_ocr2": (_QWEN2, {"vision_config": SAM_IMAGES}),
     "idefics2": (_MISTRAL, _images() | {"perceiver_config": RESAMPLER}),
     "idefics3": (_LLAMA, _images("idefics3_vision")),
     "internvl": (
@@ -140,7 +140,7 @@ OUTER_MODELS = {
     "llava_onevision": (_QWEN2, _SIGLIP),
     "minicpmv4_6": (_text("qwen3_5_text", **HYBRID), _images()),
     "mistral3": (_MISTRAL, _PIXTRAL),
-    "pp_chart2table": (_QWEN2, {"vision_config": SEGMENTS}),
+    "pp_chart2table": (_QWEN2, {"vision_config": SAM_IMAGES}),
     "qwen2_5_vl": (
         _text("qwen2_5_vl_text", rope_parameters=_MROPE),
         {"vision_config": QWEN_IMAGES | {"out_hidden_size": 64}},
@@ -149,13 +149,13 @@ OUTER_MODELS = {
         _text("qwen2_vl_text", rope_parameters=_MROPE),
         {"vision_config": {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 64}},
     ),
-    "qwen2_audio": (_QWEN2, {"audio_config": FORMER_SOUNDS}),
+    "qwen2_audio": (_QWEN2, {"audio_config": WHISPER_SOUNDS}),
     "qwen3_5": (_text("qwen3_5_text", **HYBRID), {"vision_config": QWEN_IMAGES}),
     "qwen3_5_moe": (
         _text("qwen3_5_moe_text", **HYBRID, **_EXPERTS),
         {"vision_config": QWEN_IMAGES},
     ),
-    "qwen3_asr": (_QWEN3, {"audio_config": FORMER_SOUNDS | {"output_dim": 64}}),
+    "qwen3_asr": (_QWEN3, {"audio_config": WHISPER_SOUNDS | {"output_dim": 64}}),
     "qwen3_vl": (
         _text("qwen3_vl_text", head_dim=16, rope_parameters=_MROPE),
         {"vision_config": QWEN_IMAGES | {"deepstack_visual_indexes": [0]}},

@@ -1,4 +1,4 @@
-"""Chat templates in llama.cpp's source, and the committed table of conversations they render.
+"""Chat templates in llama.cpp's source, and the committed table of what each takes and refuses.
 
 ``BITNET_LLAMA_CPP`` is the folder of that source. With it, this file writes the table again::
 

@@ -3,9 +3,7 @@
 import base64
 from pathlib import Path
 
-# Published rank files by name: the regular expression that splits text, the number of ids with the
-# special tokens, and the ids that end a text. The expressions are those of tiktoken and of the
-# models' code.
+# Regular expressions that split text, those of tiktoken and of the models' code.
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 _CL100K = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
@@ -24,6 +22,8 @@ _O200K = "|".join(
         *(r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"),
     ]
 )
+# Published rank files by name: the regular expression, the number of ids with the special tokens,
+# and the ids that end a text.
 PUBLISHED = {
     "r50k": (_GPT2, 50_257, {50_256}),
     "p50k": (_GPT2, 50_281, {50_256}),

@@ -5,9 +5,9 @@
 records the random folder with the seed 353, and the folder that transformers 4.57.1 saves from the
 one with the seed 17. ``vocabulary-17`` and ``vocabulary-17@4.57.1`` are random folders with
 ``vocab.json`` and without ``tokenizer.json``; config.json of the second names this version. A case
-``17@VERSION`` must be recorded by a Python with this version, the others by one with transformers
-5. Cases that are already recorded keep their place. With ``--print`` first, the cases that the
-installed version reads are printed, and nothing is written.
+with ``@VERSION`` must be recorded by a Python with this version, the others by one with
+transformers 5. Cases that are already recorded keep their place. With ``--print`` first, the cases
+that the installed version reads are printed, and nothing is written.
 """
 
 import json
@@ -26,7 +26,7 @@ from usual_folders import UsualFolder
 
 _FOLDERS = {"": Folder, "vocabulary": VocabularyFolder, "model": ModelFolder}
 _FOLDERS["usual"] = UsualFolder
-TEXTS = 12  # of each folder, the first ones
+TEXTS = 12  # of each folder: the first six, and the last ones
 
 
 def record(case: str) -> dict[str, object]:

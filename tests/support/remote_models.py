@@ -84,8 +84,8 @@ _GPT_NAMES = {
     "input_layernorm": "ln_1",
     "post_attention_layernorm": "ln_2",
 }
-_WHOLE = {"num_key_value_heads": 4}
-_NO_ROPE_TABLE = {"rope_parameters": None}
+_KEY_HEAD_EACH = {"num_key_value_heads": 4}
+_NO_ROPE_PARAMETERS = {"rope_parameters": None}
 REMOTE = {
     "internlm2": Remote(
         "Llama",
@@ -106,7 +106,7 @@ REMOTE = {
     ),
     "baichuan-7b": Remote(
         "Llama",
-        _WHOLE,
+        _KEY_HEAD_EACH,
         {"model_type": "baichuan", "architectures": ["BaichuanForCausalLM"]},
         {},
         one_behind_the_other,
@@ -120,13 +120,13 @@ REMOTE = {
             "architectures": ["OrionForCausalLM"],
             "rms_norm_eps": 1e-5,
             "layer_norm_eps": None,
-            **_NO_ROPE_TABLE,
+            **_NO_ROPE_PARAMETERS,
         },
     ),
-    "xverse": Remote("Llama", _WHOLE, {"model_type": "xverse"}),
+    "xverse": Remote("Llama", _KEY_HEAD_EACH, {"model_type": "xverse"}),
     "qwen": Remote(
         "Qwen2",
-        _WHOLE,
+        _KEY_HEAD_EACH,
         {
             "model_type": "qwen",
             "architectures": ["QWenLMHeadModel"],
@@ -147,7 +147,7 @@ REMOTE = {
             "use_logn_attn": True,
             "use_sliding_window": None,
             "layer_types": None,
-            **_NO_ROPE_TABLE,
+            **_NO_ROPE_PARAMETERS,
         },
         {
             **_GPT_NAMES,
@@ -177,7 +177,7 @@ REMOTE = {
             "activation_function": "gelu_pytorch_tanh",
             "use_bias": None,
             "layer_types": None,
-            **_NO_ROPE_TABLE,
+            **_NO_ROPE_PARAMETERS,
         },
         {**_GPT_NAMES, "self_attn.o_proj": "attn.c_proj"},
         one_behind_the_other,
@@ -227,7 +227,7 @@ REMOTE = {
             "head_dim": None,
             "num_key_value_heads": None,
             "vocab_size": None,
-            **_NO_ROPE_TABLE,
+            **_NO_ROPE_PARAMETERS,
         },
         {
             r"^model\.embed_tokens": "transformer.embedding.word_embeddings",

@@ -372,7 +372,7 @@ def row_widths(case: str) -> frozenset[int]:
 
 
 def faults(table: dict[str, Any]) -> Iterator[str]:
-    """Bounds without a margin, and mistakes that pass and may not."""
+    """A line for each bound, and each mistake that may not pass, whose margin is below MARGIN."""
     for title, row in table["measured"].items():
         for kind, largest in row["right"].items():
             for measure, (value, where) in largest.items():

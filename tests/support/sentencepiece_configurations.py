@@ -86,7 +86,7 @@ def _trained(rng):
 
 def _made_up(rng):
     """Specification of a model with random pieces, types and scores."""
-    kind = rng.choice([1, 2])
+    model = rng.choice(["unigram", "spm"])
     fallback = _flag(rng)
     spelled = [text.replace(" ", SPACE) for text in (*LETTERS, *WORDS, SPACE * 3, "aab", "abb")]
     pool = list(dict.fromkeys(spelled))
@@ -102,7 +102,7 @@ def _made_up(rng):
     pieces = [text for text, _ in entries]
     digits = rng.choice([0, 1, 6])
     return TokenizerSpec(
-        model="spm" if kind == 2 else "unigram",
+        model=model,
         tokens=pieces,
         scores=[round(rng.uniform(-12, 0), digits) for _ in pieces],
         token_types=[kind for _, kind in entries],
