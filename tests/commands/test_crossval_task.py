@@ -189,6 +189,7 @@ def test_a_recording_without_positions_is_a_failure(run, tmp_path):
         (("--recording", "x", "--reference", "float64"), 2, "a reference by itself"),
         (("--recording", "x", "--prompts", "p.txt"), 2, "leave --prompts out"),
         (("--recording", "x", "--max-positions", 3), 2, "leave --max-positions out"),
+        (("--recording", "x", "--greedy", 3), 2, "leave --greedy out"),
         (("--recording", "none.json"), 19, "none.json"),
         (("--reference", "transformers"), 2, "cannot be asked about tiny.gguf"),
         (("--tokenizer-only", "--record", "x"), 2, "--record needs the weights"),

@@ -1,6 +1,7 @@
 """A recording sees what a live reference sees; exit code 15 is a failed verdict."""
 
 import json
+from pathlib import Path
 
 import pytest
 from tiny_keys import VOCAB
@@ -50,9 +51,9 @@ def recorded(bitnet, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_model(tmp_path / "model.gguf", tiny("llama"))
     (tmp_path / "prompts.txt").write_text("abcde\nzyx wvu\n")
-    words = ("--model", "model.gguf", "--greedy", 2, "--json")
+    words = ("--model", "model.gguf", "--json")
     record = ("--prompts", "prompts.txt", "--against", "float64", "--record", "golden.json")
-    assert bitnet("crossval", *words, *record).code == 0
+    assert bitnet("crossval", *words, *record, "--greedy", 2).code == 0
 
     def compare(change):
         golden = json.loads((tmp_path / "golden.json").read_text())
@@ -61,6 +62,22 @@ def recorded(bitnet, tmp_path, monkeypatch):
         return bitnet("crossval", *words, "--recording", "changed.json")
 
     return compare
+
+
+def test_the_report_on_a_recording_is_computed_again(bitnet, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "model.gguf", tiny("llama"))
+    (tmp_path / "prompts.txt").write_text("abcde\nzyx wvu\n")
+    words = ("--model", "model.gguf", "--greedy", 3)
+    record = ("--prompts", "prompts.txt", "--against", "float64", "--record", "golden.json")
+    assert bitnet("crossval", *words, *record).code == 0
+    words = ("--model", "model.gguf", "--recording", "golden.json")
+    assert bitnet("crossval", *words, "--report-dir", "watched").code == 0
+    plan = json.loads(Path("watched/report.json").read_text())["plan"]
+    assert plan["greedy"] == 3
+    done = bitnet("crossval", *words, "--check", "watched/report.json", "--replay")
+    assert done.code == 0, done.err
+    assert "everything else computed again" in done.out
 
 
 def test_ids_that_the_model_does_not_have_fail_with_a_report(recorded):
