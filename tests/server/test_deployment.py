@@ -134,7 +134,7 @@ def test_the_command_of_the_systemd_unit_serves_and_has_time_to_drain(model_path
     with worker(*local_words(words, model_path, port), BITNET_API_KEY="change-me"):
         assert statuses_without_and_with_the_key(port) == (401, 200)
     drain = float(words[words.index("--drain") + 1])
-    # Seconds: systemd kills the worker if it takes longer to end than to drain, and some.
+    # Seconds after which systemd kills the worker: enough to drain, and some more.
     assert int(service["TimeoutStopSec"]) > drain + 10
     assert service["Environment"].endswith(f"/{service['CacheDirectory']}")
 

@@ -1,4 +1,4 @@
-"""Every field that a client sends is done, or refused by its name."""
+"""Every field that a client sends is done, refused by its name, or named as ignored."""
 
 import json
 import re
@@ -50,9 +50,9 @@ def test_minus_one_means_the_default_as_in_other_servers(worker):
         assert answer(worker, "/v1/completions", TEXT | body)
     without = worker.post("/v1/chat/completions", CHAT | {"max_tokens": None}).json()
     with_minus_one = worker.post("/v1/chat/completions", CHAT | {"max_tokens": -1}).json()
-    longer = worker.post("/v1/chat/completions", CHAT | {"max_completion_tokens": -1}).json()
+    by_other_name = worker.post("/v1/chat/completions", CHAT | {"max_completion_tokens": -1}).json()
     assert with_minus_one["choices"] == without["choices"]
-    assert longer["usage"]["completion_tokens"] == 8  # of max_tokens, which is 8
+    assert by_other_name["usage"]["completion_tokens"] == 8  # of max_tokens, which is 8
     for field in ("top_k", "seed", "max_tokens"):
         assert worker.post("/v1/completions", TEXT | {field: -2}).json()["error"]["param"] == field
 

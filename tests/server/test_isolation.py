@@ -98,7 +98,7 @@ def test_a_grammar_that_waits_too_long_behind_slow_ones_is_refused(worker, monke
             for _ in range(server_models.COMPILING)
         ]
         assert all(begun.acquire(timeout=PATIENCE_S) for _ in blocking)
-        # All threads that compile are busy; the next grammar waits so long for its turn.
+        # All threads that compile are busy; the next grammar waits at most TURN_S for its turn.
         monkeypatch.setattr(server_models, "TURN_S", 0.1)
         reply = worker.post("/v1/chat/completions", ANY)
         go_on.set()

@@ -1,7 +1,8 @@
 """Coding agents as people install them, each with one task: read a file, edit it, run a command.
 
-What the model writes is scripted; the agents, their requests, templates, tools and streams are
-real. Home and settings are empty, and no address but the worker's is told to them.
+What the model writes is scripted, except in the last test; the agents, their requests, templates,
+tools and streams are real. Home and settings are empty, and no address but the worker's is told to
+them, except in the test of settings that name another server.
 """
 
 import json
@@ -177,8 +178,8 @@ def test_an_agent_reads_edits_runs_and_finishes(agent, tmp_path, monkeypatch):
         assert len([prompt for prompt in prompts if "<tools>" in prompt]) >= 4
 
 
-#: Settings of a user that name another server, by their paths in the home and the working folder.
 ELSEWHERE = "http://127.0.0.1:9"
+#: Settings of a user that name another server, by their paths in the home and the working folder.
 USERS_FILES = {
     "claude": {"home/.claude/settings.json": {"env": {"ANTHROPIC_BASE_URL": ELSEWHERE}}},
     "codex": {
@@ -260,7 +261,7 @@ def test_settings_of_a_user_send_no_agent_to_another_server(agent, tmp_path, mon
 @pytest.mark.slow
 @pytest.mark.parametrize("agent", AGENTS)
 def test_an_agent_ends_with_a_real_small_model(agent, tmp_path, test_models, monkeypatch):
-    """For form alone: a model of 135 million parameters reads an agent's prompt and answers it.
+    """A model of 135 million parameters cannot solve the task, but reads the prompt and answers.
 
     The prompts of Claude Code and Qwen Code are longer than its context, which they are told; none
     of the others gets a call or an edit from it, and each ends by itself. Prompts have the date and

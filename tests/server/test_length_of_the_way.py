@@ -29,6 +29,7 @@ def passed(serving):
         path = frame.f_code.co_filename
         if not records.is_set() or event != "return" or not path.startswith((ROOT, "<string>")):
             return
+        # Methods that a dataclass generates are in "<string>": only their values are recorded.
         if path.startswith(ROOT):
             functions.add((path.removeprefix(ROOT), frame.f_code.co_qualname))
         for value in [*frame.f_locals.values(), result]:
@@ -47,8 +48,8 @@ def passed(serving):
     return functions, ours
 
 
-#: Types that a chat passes, from the guard on. Requests of a body know the client's numbers of
-#: their messages, which a preset may move.
+#: Types that a chat passes, from the guard on. BodyRequests keeps the numbers that the client's own
+#: messages have, since a preset may put others before them.
 TYPES = {
     *("Guard", "Form", "Models", "Slot", "LanguageModel", "BodyRequests"),
     *("Request", "Scheduler", "PassTimes", "PrefixCache", "Sequence", "Sampler", "Piece"),

@@ -20,7 +20,7 @@ ASK = [{"role": "user", "content": "abc"}]
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with a model, and one of another base below it."""
+    """A folder with a model, and below it one whose rotary positions have another base."""
     folder = tmp_path / "models"
     (folder / "more").mkdir(parents=True)
     keys = {"tokenizer.chat_template": TEMPLATE}
@@ -174,7 +174,7 @@ def refused(bitnet):
     return refused
 
 
-def test_two_models_of_one_name_are_refused_by_both(refused, folder, tmp_path):
+def test_two_models_of_one_name_are_refused_with_both_paths(refused, folder, tmp_path):
     again = tmp_path / "again"
     again.mkdir()
     path = tiny_gguf(again / "a.gguf")

@@ -219,7 +219,7 @@ def test_a_model_in_parts_has_the_size_and_the_digest_of_all_of_them(serve, tmp_
     (tag,) = worker.http.get("/api/tags").json()["models"]
     assert tag["size"] == sum(part.stat().st_size for part in parts)
     assert tag["digest"] == sha256("".join(lines).encode()).hexdigest()
-    parts[1].unlink()  # its facts are known
+    parts[1].unlink()  # the list of files is kept, and their sizes are read each time
     (tag,) = worker.http.get("/api/tags").json()["models"]
     assert tag["size"] == parts[0].stat().st_size
 

@@ -1,7 +1,7 @@
 """Open WebUI as people install it, in front of a worker: its list of models, and its chats.
 
-What the model writes is scripted; its requests and the streams are real. Its data folder is empty,
-and it reaches no address but loopback's.
+What the model writes is scripted, except in the last test; the requests of Open WebUI and the
+streams are real. Its data folder is empty, and it reaches no address but loopback's.
 """
 
 import json
@@ -134,7 +134,7 @@ def test_open_webui_lists_the_model_and_chats_through_both_addresses(tmp_path, m
 
 @pytest.mark.slow
 def test_open_webui_shows_what_a_real_small_model_writes(tmp_path, test_models):
-    """For form alone: a model of 135 million parameters, cut off after a few tokens."""
+    """What the text says does not count: a model of 135 million parameters, cut off early."""
     path = test_models / "SmolLM2-135M-Instruct.Q4_1.gguf"
     folder = tmp_path / "webui"
     folder.mkdir()

@@ -361,7 +361,7 @@ def test_a_flood_of_garbage_leaves_few_lines(started, narration):
     worker.process.send_signal(signal.SIGTERM)
     assert worker.end() == 0
     assert not any("Invalid HTTP request" in line for line in worker.lines)
-    # Refusals beyond the limit of a span are only counted.
+    # Refusals beyond MOST_LINES of the narration within SPAN_S are only counted.
     count = sum("not HTTP" in line for line in worker.lines)
     assert 0 < count < 60
 

@@ -1,4 +1,4 @@
-"""A preset that is served: every address begins with its messages and has its options."""
+"""A preset that is served: on every route, prompts begin with its messages and have its options."""
 
 import pytest
 

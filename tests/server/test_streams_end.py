@@ -22,7 +22,8 @@ STREAMED = {path: form for path, form in ROUTES.items() if form.events is not No
 ASKED = {"model": "tiny", "stream": True}
 MESSAGES = {"messages": [{"role": "user", "content": "ab"}]}
 UNENDING = {"logit_bias": {"1": -1000}}  # never the end token
-#: A body for each address with streams, whose answer does not end by itself where it can say so.
+#: A body for each address with streams. If the dialect has a field for it, the answer does not
+#: end by itself.
 BODIES = {
     "/v1/chat/completions": MESSAGES | UNENDING,
     "/v1/completions": {"prompt": "ab", "max_tokens": 40} | UNENDING,
@@ -86,7 +87,7 @@ def events_of(path, text):
 
 
 def ending_of(path, text):
-    """Ending of the stream *text* of *path*: ``whole``, that of an answer, or ``error``."""
+    """Ending of the stream *text* of *path*: ``error``, or ``whole``, even if it was cut short."""
     last = events_of(path, text)[-1]
     if STREAMED[path].stream == "named":
         if last["type"] == "error":

@@ -61,7 +61,7 @@ def traced(collector, model_path):
     """A context with a worker whose traces are sent, and a mapping that it fills at its end.
 
     The mapping has the spans by name, and the attributes of a resource under ``resource``. A client
-    may have its answer before a span ends, so that spans are complete only without the worker.
+    may have its answer before a span ends, so that spans are complete only once the worker ended.
     """
 
     @contextlib.contextmanager

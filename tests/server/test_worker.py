@@ -129,7 +129,7 @@ def test_a_half_closed_connection_gets_its_answer(serving, slow, monkeypatch, st
         reply.begin()
         text = reply.read().decode()
     assert reply.status == 200
-    # Two events from the end: before [DONE], and the empty text after its blank line.
+    # The last two parts are [DONE] and the empty text after its blank line.
     last = text if not streams else text.split("\n\n")[-3].removeprefix("data: ")
     assert json.loads(last)["tokens_generated"] == 40
 

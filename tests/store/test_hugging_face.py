@@ -122,7 +122,7 @@ def test_the_token_of_a_login_is_read_where_huggingface_hub_stores_it(place, tmp
     path = tmp_path / "a/b" / below[place]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("hf_of_a_login\n")
-    # The path itself, or for the settings of the package one with a variable, which it expands.
+    # The other two are the package's own: in them it expands variables.
     monkeypatch.setenv(place, str(tmp_path / "a/b") if place[0] == "X" else "$FOLDER/b")
     assert settings.access_token() == "hf_of_a_login"
 

@@ -90,7 +90,7 @@ def with_keys_added(source: Path, folder: Path) -> Iterator[tuple[str, Path]]:
     metadata, tensors = contents_of(source)
     architecture = metadata["general.architecture"]
     family = of_gguf(architecture)
-    assert family is not None, "its architectures are those of families"
+    assert family is not None, "the tiny models are of known families"
     for number, keys in enumerate(added_keys(family)):
         own_keys = {f"{architecture}.{key}": value for key, value in keys.items()}
         yield (

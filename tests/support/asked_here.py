@@ -1,4 +1,4 @@
-"""Run reference engines in the process of a test: a process for each question starts in seconds.
+"""Run reference engines in the process of a test: to start a process for each takes seconds.
 
 Other tests cover the reasons for a process of its own: crashes and time limits.
 """

@@ -16,7 +16,7 @@ OF_VECTORS = (*ENCODERS, "gemma-embedding", "llama-embed")
 def _writes_as_here(architecture: str) -> bool:
     """True if llama.cpp computes logits of models of *architecture* as this package does."""
     family = of_gguf(architecture)
-    assert family is not None, "its architectures are those of families"
+    assert family is not None, "the tiny models are of known families"
     engine = family.llama_cpp  # whose *always* names a difference that every model has
     return architecture not in OF_VECTORS and engine is not None and not engine.always
 

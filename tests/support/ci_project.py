@@ -20,7 +20,7 @@ def build_wheel(folder, settings=None, metadata=None):
 
 
 def tool(folder):
-    """A Python project without requirements, in the place of this one, which is installed here."""
+    """A Python project without requirements, which CI installs instead of bitnet, which is here."""
     folder.mkdir(parents=True)
     system = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
     (folder / "pyproject.toml").write_text(system)

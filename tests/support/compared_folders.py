@@ -20,7 +20,7 @@ WRITERS["youtu"] = ("Youtu", DENSE["youtu"][1] | {"pad_token_id": None})
 _EPSILON = {"layer_norm_eps": 1e-5}
 _SPECIAL = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
 _OF_MODERN = _SPECIAL | {"cls_token_id": 2, "sep_token_id": 3}
-# Likewise.
+# Class and options of each encoder, by case.
 ENCODERS = {
     "bert": ("Bert", _EPSILON),
     "bert-one-text": ("Bert", _EPSILON | {"type_vocab_size": 1}),

@@ -21,9 +21,9 @@ import warnings
 from pathlib import Path
 
 TABLE = Path(__file__).parents[2] / "bitnet" / "families" / "config_defaults.json"
-#: Keys that the class computes from others, or from the position embedding, when it is made.
+#: Keys that an object of the class computes from others, or has in its ``rope_parameters``.
 _OF_AN_INSTANCE = ("tie_word_embeddings", "rope_theta", "partial_rotary_factor")
-#: Keys without a meaning of their own in a class.
+#: Keys that the table leaves out: what a class declares for them says nothing about a model.
 _NOT_OF_A_CLASS = {
     *("architectures", "auto_map", "quantization_config", "rope_parameters", "rope_scaling"),
     *("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder", "pruned_heads"),

@@ -77,7 +77,8 @@ def cases(draw: st.DrawFn, kind: str) -> Case:
         options["hidden_act"] = draw(st.sampled_from(_ACTIVATIONS))
     if kind == "Youtu":  # transformers 5.24 clears that row of an embedding that is read
         options["pad_token_id"] = None
-    # transformers would have to open a changed folder again, and has no MiniCPM.
+    # A changed folder is opened again by transformers, which has no MiniCPM; one with ternary
+    # weights is not.
     can_change = quantization is None and kind != "MiniCPM"
     changes, without = draw(_spelling(options)) if can_change else ({}, ())
     length = draw(st.sampled_from([9, 20, 31]))
@@ -141,7 +142,7 @@ def rope_parameters(kind: str, context: int, pairs: int) -> st.SearchStrategy[An
             own = _rope("proportional", rope_theta=base, partial_rotary_factor=part)
             more = _rope("proportional", rope_theta=base, factor=factor)
             full = st.one_of(own, own, own, more, *kinds[:2])
-        if kind == "Olmo3":  # mostly of one base
+        if kind == "Olmo3":  # both types of layers with one base
             full = st.one_of(kinds[0], kinds[1], kinds[3])
             base = st.just(1e4)
             kinds[0] = _rope("default", rope_theta=base)

@@ -249,7 +249,7 @@ def _exchanged(first, second):
 
 
 def _page(change):
-    """Change that replaces the page in the middle by what *change* makes of it and all bytes."""
+    """Change that replaces the page in the middle by ``change(page, body)``, *body* all bytes."""
 
     def damage(tensor):
         body = tensor.rows.reshape(-1)

@@ -1,4 +1,4 @@
-"""Dense models of transformers, by their class and what differs from a tiny one."""
+"""Dense models of transformers by case: their class, and the options that differ from TINY."""
 
 from hf_models import GLM_OPTIONS, LONGROPE
 

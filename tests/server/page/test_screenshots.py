@@ -11,7 +11,7 @@ IMAGES = Path(__file__).parents[3] / "docs" / "images"
 SIZES = {"desktop": {"width": 1000, "height": 640}, "phone": {"width": 390, "height": 720}}
 LIMIT = 150_000  # bytes of a picture
 # Questions, and the most tokens of each answer, as typed into the form. The pictures show the last,
-# whose answer is right and ends within the limit.
+# whose answer is right and ends by itself.
 TALKS = {
     "Why is the sky blue?": "60",
     "What are the three primary colors?": "60",
