@@ -77,7 +77,7 @@ def test_a_page_holds_the_vectors_that_were_stored_last_at_each_position(head_di
 
 @given(SMALLER)
 def test_bytes_come_back_within_half_a_step(x):
-    """Of the rotated vector, whose length is that of *x* times the root of its blocks."""
+    """Of the rotated vector, whose length is that of *x* times the root of a block's size."""
     codes, step = kv_codes.encode_bytes(x)
     assert abs(codes).max() <= 127
     assert not step.view(np.uint32) & 0xFFFF  # a bfloat16: the upper half of a float32

@@ -223,7 +223,7 @@ def test_a_value_that_is_nan_gives_nan_however_small_its_weight(best, level):
 
 @pytest.mark.parametrize("best", [3, 40])
 def test_many_small_weights_beside_a_large_one_are_not_lost(best, level):
-    """Each weight is a fifth of a code, and 63 of them are a twentieth of the sum."""
+    """Each is 1 / 1,275 of the large one, and 63 of them are a twentieth of the sum."""
     q = np.ones((1, 1, 16), dtype=np.float32)
     k = np.zeros((64, 1, 16), dtype=np.float32)
     v = np.ones_like(k)

@@ -170,7 +170,7 @@ def test_blocks_may_have_scales_of_their_own(name, level, ops):
 
 @pytest.mark.parametrize("blocks", [3, 8])
 @pytest.mark.parametrize("name", SCALED_BLOCKS)
-def test_blocks_of_other_sizes_than_256_are_refused(name, blocks, ops):
+def test_blocks_of_other_sizes_than_256_are_refused_if_inputs_are_rounded(name, blocks, ops):
     layout = SCALED_BLOCKS[name]
     columns = blocks * layout.weights
     rng = np.random.default_rng(3)

@@ -34,7 +34,8 @@ REFUSALS = (
     "which is not a matrix in a product of model's blocks",
     "which transformers multiplies without what an adapter adds",
     "which is stored otherwise in",
-    "target_parameters: it is",  # experts, which PEFT names for modules of the same name
+    # PEFT takes a module whose name ends like that of a matrix of experts for the experts.
+    "target_parameters: it is",
     "is for a matrix of shape",  # a gate of one number per head, which is repeated here
 )
 

@@ -65,8 +65,8 @@ def test_every_architecture_is_in_a_list_of_tiny_models():
         *HYBRIDS,
         *LAYERED,
         *MIXTURES,
-        "bitnet-25",
-    }  # once the name of bitnet-b1.58
+        "bitnet-25",  # once the name of bitnet-b1.58
+    }
     # These are tested in tests/families/test_encoders.py and test_embedding_gemma.py.
     encoders = {*ENCODERS, "gemma-embedding", "llama-embed"}
     assert decoders | encoders == set(ARCHITECTURES)
@@ -288,7 +288,7 @@ def test_senseless_sizes_of_a_delta_net_are_refused(key, value):
 
 
 @pytest.mark.parametrize("value", [[3, 3, 2, 1], [11, 11, 10, 0], [8, 0, 0, 0], [], "3320", 3])
-def test_sections_that_leave_pairs_of_a_text_unrotated_are_refused(value):
+def test_sections_other_than_equal_shares_of_all_pairs_are_refused(value):
     checkpoint = tiny("qwen35")
     checkpoint.metadata["qwen35.rope.dimension_sections"] = value
     with pytest.raises(Unsupported, match=r"rope\.dimension_sections"):

@@ -223,7 +223,7 @@ void run_attention(Results& results, bitnet::KvType type, int64_t head_dim, int6
         results.add(got->items.get(), tokens * a.heads * a.head_dim, true, "attention");
 }
 
-// Layers with a state: a convolution, the delta rule and Mamba-2's scan, in two cuts.
+// Layers with a state: a convolution, the delta rule and Mamba-2's scan, in two parts.
 void run_states(Results& results, int64_t tokens, int64_t dim) {
     constexpr int64_t kHeads = 4, kGroups = 2, kKeys = 12, kWidth = 3;
     const int64_t channels = kHeads * dim, keys = kGroups * kKeys;
@@ -325,7 +325,7 @@ private:
     std::map<std::string, std::vector<std::vector<bitnet::Matrix>>> matrices_;
 };
 
-// A model of one layer with every kind of instruction, over two sequences.
+// A model of one dense layer, with other instructions of rows in it, over two sequences.
 void run_graph(Results& results, int64_t tokens) {
     constexpr int64_t kDim = 52, kHeads = 3, kHead = 20, kQ = kHeads * kHead, kFfn = 36,
                       kVocabulary = 7;
@@ -685,7 +685,7 @@ bool trap_tiles() {
     return true;
 }
 
-// A level whose tiles compute wrongly is not used: every product is that of the next one.
+// A level whose tiles compute wrongly is not used: the next slower level computes every product.
 void check_broken_tiles(const Results& expected) {
     bitnet::set_level("amx");
     amx_traps::broken = true;
@@ -872,8 +872,8 @@ int main(int argc, char** argv) {
         std::printf("%s\n", level.c_str());
     }
     for (size_t i = 1; i < levels.size(); ++i)
-        if (levels[i] != "amx")
-            check_wrong_kernels(levels[i], levels[i - 1]);  // its products are broken below
+        // Products of amx are broken below.
+        if (levels[i] != "amx") check_wrong_kernels(levels[i], levels[i - 1]);
 #if defined(BITNET_AMX)
     if (trapped) check_broken_tiles(batches);
     if (trapped && (amx_traps::products == 0 || amx_traps::configured != 0)) {

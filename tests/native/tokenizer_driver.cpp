@@ -115,7 +115,8 @@ std::string build(const Parts& parts) {
     if (parts.flags & (bitnet::kByteLevel | bitnet::kByteFallback)) {
         for (uint32_t i = 0; i < 256; ++i) bytes_ids[i] = i;
     }
-    if (parts.model == ModelKind::kSpm || parts.model == ModelKind::kUnigram) flags.back() = 8 | 16;
+    if (parts.model == ModelKind::kSpm || parts.model == ModelKind::kUnigram)
+        flags.back() = bitnet::kInModel | bitnet::kUserDefined;
     bitnet::Config settings{};
     settings.model = uint32_t(parts.model);
     settings.flags = parts.flags;

@@ -93,7 +93,10 @@ HEADS: dict[str, Callable[[int, int], NDArray[np.float32]]] = {
 
 
 def hidden_states(values: NDArray[np.float32], count: int) -> NDArray[np.float32]:
-    """States in turns of eight: random, near a row, a row, sparse, huge, tiny, peaked, zero."""
+    """States in turns of eight: random, near a row, a row, sparse, huge, tiny, peaked, random.
+
+    The eighth of each 64 is zero.
+    """
     rows, columns = values.shape
     x = normal(count, columns, seed=1)
     x[1::8] += 3 * values[np.arange(len(x[1::8])) % rows] / (np.abs(values).max() + 1e-9)

@@ -194,7 +194,7 @@ def break_premise(arrays, name):
         arrays["factors"][3] *= np.float32(1.5)
     elif name == "huge factor":
         arrays["factors"][3] = np.float32(2.0**40)
-    elif name == "factors swapped":
+    elif name == "doubled factors":
         arrays["factors"][:] = 2 * arrays["factors"]
     elif name == "codes":
         arrays["tiles"].reshape(-1, TILE_ROWS)[20::64] ^= 0xFF
@@ -213,7 +213,7 @@ def break_premise(arrays, name):
 @pytest.mark.usefixtures("small_heads_too")
 @pytest.mark.parametrize(
     "name",
-    ["order", "factors", "huge factor", "factors swapped", "codes"]
+    ["order", "factors", "huge factor", "doubled factors", "codes"]
     + ["negative unit of six bits", "lower unit of six bits"]
     + [f"step {value}" for value in ("nan", "inf", "-1", "lower")]
     + [f"residual {value}" for value in ("nan", "inf", "-1", "lower")]
