@@ -1,8 +1,9 @@
 """The targets of ``inv fuzz``: functions that read untrusted bytes, and the inputs to begin with.
 
 A new target is a row of the table, and a folder of its name in ``corpus``. Its function takes bytes
-and catches the errors that are right; what it raises is a fault. ``test_corpora.py`` replays every
-corpus.
+and catches the errors that are right; what it raises is a fault.
+``test_gguf_corpus.py`` replays the corpus of gguf, and ``test_corpora.py`` those with seeds in
+``make_tokenizer_corpora.py``.
 """
 
 from dataclasses import dataclass

@@ -140,7 +140,7 @@ class Driver:
         }
 
     def check_store(self):
-        """Every file of the store has the content that its name says, and the lock files read."""
+        """Files of the store, and those that a project's lock file pins, have their digests."""
         for blob in Store(self.cache).blobs():
             assert sha256(blob.path.read_bytes()) == blob.sha256
         for work in self.works:

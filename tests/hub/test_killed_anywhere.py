@@ -41,6 +41,7 @@ KILLED = 0.95  # least share of runs under strace that must be killed; see its u
 # Runs one scenario with a fault at the first call, the second, and so on, until a run needs fewer
 # calls. Its argument is a JSON object, see `prepared` and `run_driver`:
 #     fault          "kill" or "full disk"; traced: kill at system calls, with strace
+#     alone          true in the process that strace traces: it runs the scenario, and nothing else
 #     files          SHA-256 of each file that a complete run leaves in the project, by path
 #     size, kept     bytes on the disk that are allowed after a fault, and after the next run
 #     blobs, old     SHA-256 of the files in the store at the end; of the version before an update
@@ -262,7 +263,7 @@ def wrong_files():
         return f"names without files: {missing}"
     return ""
 
-def mended():
+def wrong_state():
     "What is wrong with the state after a run that went through."
     seen = [*work.rglob("*.partial*"), *(cache / "models").rglob("*.partial*")]
     seen += [*work.rglob("*.tmp")]
@@ -295,8 +296,8 @@ def check(where):
     if used() > facts["size"] + 30000:
         yield [where, f"{used()} bytes after the fault"]
     end = run(10**9)
-    if end != 0 or wrong_files() or not whole() or mended():
-        yield [where, f"the next run ended with {end}: {wrong_files() or mended()}"]
+    if end != 0 or wrong_files() or not whole() or wrong_state():
+        yield [where, f"the next run ended with {end}: {wrong_files() or wrong_state()}"]
     if used() > facts["kept"] + 30000:
         yield [where, f"{used()} bytes after the next run"]
     left = (cache / "store/partial").glob("*/*")
@@ -332,7 +333,7 @@ def restore():
     "The folder as it was before the first run."
     for path in (cache, work):
         shutil.rmtree(path, ignore_errors=True)
-    copy_all(facts_before, root)
+    copy_all(folder_before, root)
 
 if facts.get("alone"):
     SCENARIOS[scenario]()
@@ -340,14 +341,14 @@ if facts.get("alone"):
 
 wrong, number, ends = [], 0, {}
 if facts.get("traced"):
-    facts_before = root.parent / "before"
-    facts_before.mkdir()
+    folder_before = root.parent / "before"
+    folder_before.mkdir()
     work.mkdir()
     if "warm" in facts:
         shutil.copytree(facts["warm"], cache)
     if "before" in facts:
         prepare()
-    copy_all(root, facts_before)
+    copy_all(root, folder_before)
     log = root.parent / "strace.log"
     end = trace(log)
     if end != 0:

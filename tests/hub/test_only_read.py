@@ -173,7 +173,10 @@ def test_a_folder_without_an_index_is_not_used_if_a_part_of_its_weights_is_missi
 
 
 def locate_words(project, repo="org/words"):
-    """Path of the tokenizer of *repo* in the cache or beside it, as `--tokenizer` finds it."""
+    """Path of the tokenizer of *repo*, as `--tokenizer` finds it.
+
+    It is in the cache or, of a cache that is only read, in a temporary folder of links.
+    """
     return models.locate_tokenizer(
         parse(f"hf://{repo}"),
         project,

@@ -61,7 +61,7 @@ def test_a_file_stays_under_its_second_name_when_the_first_is_removed_and_goes_w
     one, two = (fetched(name, project, address, how) for name in (first, second))
     assert one.samefile(two), "the disk holds the bytes once"
     assert hub.sent("cdn") == next(project.store.blobs()).size or "ADDRESS" in (first, second)
-    assert len(listed(project)) == 3, "the program's own model, and the two names"
+    assert len(listed(project)) == 3, "the shipped model, and the two names"
 
     for name, left in ((first, 2), (second, 1)):  # number of names after the removal of *name*
         ref = parse(address if name == "ADDRESS" else name)

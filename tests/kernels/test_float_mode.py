@@ -82,7 +82,7 @@ def test_a_pass_gives_the_same_bits_in_any_mode_of_the_caller(bits, count, threa
     assert found == expected
 
 
-def test_threads_that_were_started_in_another_mode_compute_in_their_own(threads):
+def test_threads_that_were_started_in_another_mode_compute_in_the_mode_of_the_kernels(threads):
     model = small_model()
     threads(1)
     expected = hidden(model)
