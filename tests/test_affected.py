@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 # A file of the project, and a test file far from it that has to run when the file changes.
-MUTANTS = {
+FAR_TESTS = {
     "bitnet/families/gemma.py": "tests/models/test_gguf_keys.py",
     "bitnet/wire/anthropic.py": "tests/server/test_fields.py",
     "bitnet/store/links.py": "tests/hub/test_removal.py",
@@ -28,7 +28,7 @@ def selects(paths, test):
     return any(test == path or test.startswith(f"{path}/") for path in paths)
 
 
-@pytest.mark.parametrize(("changed", "test"), MUTANTS.items())
+@pytest.mark.parametrize(("changed", "test"), FAR_TESTS.items())
 def test_a_change_selects_a_test_that_imports_the_file_indirectly(changed, test):
     assert (ROOT / changed).exists()
     assert (ROOT / test).exists()

@@ -89,8 +89,8 @@ def test_a_module_imports_only_from_layers_below():
     assert not wrong
 
 
-def test_only_tasks_call_the_hub():
-    # The same commands as Python objects are in `provision`, out of inference's reach.
+def test_only_commands_provision_and_adapters_import_the_hub():
+    # Programs call `provision` and `adapters`, as users call commands. Inference must not connect.
     allowed = ("hub", "commands", "provision", "adapters")
     users = [
         f"{path.relative_to(ROOT)}:{line}"
@@ -109,7 +109,7 @@ def test_only_settings_reads_the_environment():
     assert not _places(reads)
 
 
-def test_only_tasks_and_the_program_print_or_exit():
+def test_only_commands_and_the_terminal_print_or_exit():
     printing = (ROOT / "base/progress.py", ROOT / "base/terminal.py")
 
     def prints(path, node):
@@ -167,7 +167,7 @@ def _used_names(path, modules):
 
 
 def test_what_tests_take_from_each_other_is_there():
-    # Tests that need torch or a peer are not imported by the first job.
+    # The first job of `.ci/run` does not import tests that need torch or a peer.
     paths_by_module = defaultdict(list)
     for path in TESTS:
         paths_by_module[path.stem].append(path)

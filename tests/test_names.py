@@ -45,7 +45,7 @@ def _functions():
 
 
 def long_lived_pronouns(function):
-    """Lines at which *function* binds a pronoun that it uses more than SHORT lines later."""
+    """Lines at which *function* binds a pronoun that it uses at least SHORT lines later."""
     names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
     for name in PRONOUNS & {node.id for node in names}:
         lines = [node.lineno for node in names if node.id == name]
@@ -56,7 +56,7 @@ def long_lived_pronouns(function):
 
 
 def long_lived_parameters(function):
-    """Pronouns that *function* takes and uses more than SHORT lines later."""
+    """Pronouns that *function* takes and uses at least SHORT lines later."""
     for parameter in ast.walk(function.args):
         if isinstance(parameter, ast.arg) and parameter.arg in PRONOUNS:
             names = (node for node in ast.walk(function) if isinstance(node, ast.Name))

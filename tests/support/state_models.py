@@ -92,7 +92,7 @@ NEMOTRON_H = {
     "n_groups": 2,
     "ssm_state_size": 16,
     "head_dim": 32,
-    "time_step_min": 1e-30,  # as the models were trained, and as transformers decodes
+    "time_step_min": 1e-30,  # no limit in effect, as in training; transformers limits prompts only
 }
 NEMOTRON_H_EXPERTS = {
     **NEMOTRON_H,

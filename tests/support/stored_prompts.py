@@ -33,7 +33,10 @@ def cache_at(path, facts=FACTS, **limits):
 
 
 def reused_of(model, ids, stored, **options):
-    """Bits of an answer to *ids* with the prompts *stored*, and the number of reused ids."""
+    """Token and log-probabilities of each piece of an answer to *ids*, and number of reused ids.
+
+    *stored* is the cache of prompts, or None.
+    """
     scheduler = Scheduler(model, prompt_cache=stored, **options)
     sequence = scheduler.prepare(ids, Request(max_tokens=5, temperature=0.0, logprobs=8))
     pieces = list(scheduler.run(sequence))

@@ -40,7 +40,7 @@ NAMES = (
 
 
 def special(names=NAMES, *, control=True):
-    """Entries of ``special_tokens``; the last name is a text that is a byte token as well."""
+    """Entries of ``special_tokens``; the last of NAMES is also the text of a token of ``vocab``."""
     return [{"rank": id, "token_str": name, "is_control": control} for id, name in enumerate(names)]
 
 

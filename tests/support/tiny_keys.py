@@ -106,7 +106,7 @@ ENCODERS = (
     *("bert", "eurobert", "gte", "jina-bert-v2", "jina-bert-v3", "modern-bert", "neo-bert"),
     *("mpnet", "nomic-bert", "nomic-bert-moe"),
 )
-#: Encoders whose tokens have embeddings of the text they belong to.
+#: Encoders that may have segment embeddings: of the first or the second text of a pair.
 TEXT_TYPES = ("bert", "gte", "jina-bert-v2", "jina-bert-v3", "nomic-bert", "nomic-bert-moe")
 #: Decoders that compute vectors of texts: their attention is not causal.
 EMBEDDERS = ("gemma-embedding", "llama-embed")

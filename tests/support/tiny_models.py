@@ -56,7 +56,7 @@ def tiny(architecture, *, seed=0, **more):
     if architecture == "jina-bert-v2":  # gate and up are one matrix if it is twice as wide
         name = "blk.0.ffn_up.weight"
         weights[name] = _f32(name, _normal(seed, name, (1024, width)) * 0.08)
-    if architecture in TEXT_TYPES:  # tokens have embeddings of a text if it has this table
+    if architecture in TEXT_TYPES:  # it has segment embeddings if it has this table
         name = "token_types.weight"
         weights[name] = _f32(name, _normal(seed, name, (2, width)) * 0.3)
     if more.get("nextn_predict_layers"):  # a model drafts if it has this tensor
@@ -253,9 +253,10 @@ def ternary_gguf(path):
 
 
 def tiny_gguf(path, *, tokenizer=True, **keys):
-    """A LLaMA as a file, with one token per letter; *keys* are metadata.
+    """A LLaMA as a file; *keys* are metadata.
 
-    With a tokenizer it has an output matrix of its own, without one that of the embedding.
+    With a tokenizer, of one token per letter, it has an output matrix of its own. Without a
+    tokenizer its embedding is also its output matrix.
     """
     checkpoint = _taught_llama() if tokenizer else tiny("llama")
     metadata = dict(checkpoint.metadata)

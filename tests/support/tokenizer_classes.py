@@ -33,8 +33,9 @@ ROLES = ("bos_token", "eos_token", "sep_token", "pad_token", "cls_token", "mask_
 OPTIONS = ("add_prefix_space", "do_lower_case", "legacy", "strip_accents", "tokenize_chinese_chars")
 VALUES = (True, False, None)
 CHARSMAP = "_spm_precompiled_charsmap"  # the table of a ``Precompiled`` normalizer of the file
-# Parameters that have no effect on ids or texts, or that no file sets.
-_WITHOUT_EFFECT = {
+# Parameters that are not unclear: this script or the loader handles them, they have no effect on
+# ids or texts, or no file sets them.
+_CLEAR = {
     *("self", "args", "kwargs", "vocab", "merges", "vocab_file", "merges_file", "errors"),
     *("use_default_system_prompt", "clean_up_tokenization_spaces", "trim_offsets", "unk_id"),
     *("model_max_length", "add_bos_token", "return_token_type_ids", CHARSMAP, *ROLES, *OPTIONS),
@@ -55,7 +56,7 @@ _OF_NO_MODEL = {
     *("PythonBackend", "SentencePieceBackend"),
 }
 # Classes whose template depends on more than the texts of special tokens.
-_OF_TRANSLATION = ("T5Tokenizer", "VideoPrismTokenizer", "MBartTokenizer", "NllbTokenizer")
+_OWN_TEMPLATE = ("T5Tokenizer", "VideoPrismTokenizer", "MBartTokenizer", "NllbTokenizer")
 _SECTIONS = ("normalizer", "pre_tokenizer", "decoder")
 
 
@@ -79,7 +80,7 @@ def describe(name: str) -> dict[str, object]:
     # The code of CodeLlama's matters only for texts with its fill token.
     if name != "CodeLlamaTokenizer" and any(method in kind.__dict__ for method in _OWN_CODE):
         return {"refused": "it encodes or decodes in Python"}
-    if name in _OF_TRANSLATION:
+    if name in _OWN_TEMPLATE:
         return {"refused": "it writes a template of its own"}
     if "__init__" not in kind.__dict__:
         return {"keeps": True}
@@ -120,7 +121,7 @@ def build(kind: type) -> dict[str, object]:
         "named": named_tokens(kind),
         "extra": [token(value) for value in plain._extra_special_tokens],
         "adds_again": added_again(kind),
-        "unclear": sorted(parameters.keys() - _WITHOUT_EFFECT),
+        "unclear": sorted(parameters.keys() - _CLEAR),
     }
 
 

@@ -179,7 +179,7 @@ def test_sentencepiece_models_give_the_text_of_their_library(trained):
                 assert _streamed(tokenizer, ids, True) == library.decode(ids)
 
 
-def test_code_of_a_sentencepiece_model_comes_back_as_it_was(trained):
+def test_program_code_comes_back_unchanged_from_a_sentencepiece_model(trained):
     code = "def f():\n    if x:\n        return 1"
     for path in trained:
         if path.parent.name.startswith("0"):  # extra white space is kept

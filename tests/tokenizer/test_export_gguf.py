@@ -17,7 +17,7 @@ MERGES = [("▁", "a"), ("a", "b"), ("▁a", "b"), ("▁", "ab")]
 
 @pytest.fixture(autouse=True)
 def fewer_texts(request, monkeypatch):
-    """Copies are compared on fewer texts; the slow tests, of real tokenizers, draw all of them."""
+    """Copies are compared on fewer texts; a test marked as slow would draw all of them."""
     if not request.node.get_closest_marker("slow"):
         monkeypatch.setattr("bitnet.tokenizer.export._DRAWN", 500)
 

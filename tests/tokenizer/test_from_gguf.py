@@ -148,7 +148,7 @@ def test_known_merges_with_other_tokens_keep_the_stated_pre_tokenizer_with_a_war
     assert ("--pre llama-bpe" in caplog.text) == warned
 
 
-def test_a_second_pre_tokenizer_of_a_known_vocabulary_is_kept(test_data):
+def test_another_pre_tokenizer_that_a_known_vocabulary_may_have_is_kept(test_data):
     assert spec_from_metadata(metadata_of(test_data, "qwen2", pre="qwen35")).pre == "qwen35"
 
 
