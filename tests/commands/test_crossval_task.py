@@ -38,8 +38,10 @@ def model(tmp_path, monkeypatch):
 @pytest.fixture
 def run(bitnet, model, tmp_path):
     def started(*words):
-        prompts = () if "--recording" in words else ("--prompts", tmp_path / "prompts.txt")
-        return bitnet("crossval", "--model", model, *prompts, "--greedy", 4, *words)
+        asked = ("--prompts", tmp_path / "prompts.txt", "--greedy", 4)
+        if "--recording" in words:  # which brings both
+            asked = ()
+        return bitnet("crossval", "--model", model, *asked, *words)
 
     return started
 

@@ -21,7 +21,7 @@ from bitnet.server.slot import Slot
 from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.chat import ChatTemplate
 from bitnet.tokenizer.from_files import spec_from_file
-from bitnet.tokenizer.library import open_engine
+from bitnet.tokenizer.library import library_engine
 from bitnet.wire.routes import COMPUTED, ROUTES
 
 TEXTS = (
@@ -139,5 +139,5 @@ def _chosen(spec, text):
 
 
 def _portable(spec, text):
-    """Ids of *text* by compiled tables if they are exact for *spec*, else by a library."""
-    return open_engine(spec)[0].encode(text)
+    """Ids of *text* by a library."""
+    return library_engine(spec).encode(text)

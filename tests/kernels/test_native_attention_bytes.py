@@ -228,8 +228,12 @@ def test_many_small_weights_beside_a_large_one_are_not_lost(best, level):
     k = np.zeros((64, 1, 16), dtype=np.float32)
     v = np.ones_like(k)
     k[best, 0, 0] = np.log(1275.0)
-    v[best] = 0.0
-    np.testing.assert_allclose(attend(q, k, v, 63, scale=1.0), 63 / (63 + 1275.0), rtol=0.15)
+    # A code is a weight times the step of its value: this value has the step of the others.
+    v[best, 0] = np.tile([1.0, -1.0], 8)
+    small, large = 63 / (63 + 1275.0), 1275 / (63 + 1275.0)
+    expected = (small + large * v[best])[None]
+    error = attend(q, k, v, 63, scale=1.0) - expected
+    assert np.abs(error).max() < 0.15 * small
 
 
 def test_a_large_weight_of_a_small_value_does_not_coarsen_the_other_weights(level):

@@ -136,6 +136,7 @@ def test_without_the_compiled_module_a_type_is_refused_by_name(name, monkeypatch
         encode(name, np.ones((1, 256), "f4"))
 
 
+@pytest.mark.skipif(native.module() is None, reason="the native module is not installed")
 @pytest.mark.parametrize("name", LEGACY)
 def test_older_types_have_the_same_bytes_without_the_compiled_module(name, monkeypatch):
     values = NUMBERS["normal"].astype("f4")

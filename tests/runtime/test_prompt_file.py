@@ -60,7 +60,9 @@ def offsets_in(path):
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen35"])
-@pytest.mark.parametrize("place", ["start", "version", "header", "first page", "last byte"])
+@pytest.mark.parametrize(
+    "place", ["start", "version", "header", "first page", "middle", "last byte"]
+)
 def test_a_damaged_file_is_not_used_and_is_reported(architecture, place, tmp_path, caplog):
     model = model_of(architecture)
     ids = prompt(200)

@@ -31,7 +31,9 @@ def passed(serving):
             return
         # Methods that a dataclass generates are in "<string>": only their values are recorded.
         if path.startswith(ROOT):
-            functions.add((path.removeprefix(ROOT), frame.f_code.co_qualname))
+            # Python 3.10 has no qualified name.
+            name = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)
+            functions.add((path.removeprefix(ROOT), name))
         for value in [*frame.f_locals.values(), result]:
             types.update(map(type, value if isinstance(value, list | tuple) else [value]))
 

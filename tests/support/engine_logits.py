@@ -57,7 +57,7 @@ def _one_by_one(models, ids, folder):
         except subprocess.TimeoutExpired:
             failure = "does not end"
         results += [REFUSED if answer is None else answer[0] for answer in _answers(folder)]
-        if failure:
+        if failure and len(results) < len(models):  # else it failed behind its last answer
             results.append(failure)
     return results
 

@@ -16,10 +16,9 @@ MERGES = [("▁", "a"), ("a", "b"), ("▁a", "b"), ("▁", "ab")]
 
 
 @pytest.fixture(autouse=True)
-def fewer_texts(request, monkeypatch):
-    """Copies are compared on fewer texts; a test marked as slow would draw all of them."""
-    if not request.node.get_closest_marker("slow"):
-        monkeypatch.setattr("bitnet.tokenizer.export._DRAWN", 500)
+def fewer_texts(monkeypatch):
+    """Copies are compared on fewer texts than by the command."""
+    monkeypatch.setattr("bitnet.tokenizer.export._DRAWN", 500)
 
 
 def from_json(merges=MERGES, steps=(PREPEND, REPLACE), **more):
