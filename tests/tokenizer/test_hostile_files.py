@@ -48,7 +48,7 @@ BAD_MAPS = {
 # Maps whose fault only a text shows.
 LATE_MAPS = {
     "an entry that ends inside a character": charsmap({"é".encode()[:1]: b"e"}),
-    "an entry without an end": charsmap({b"a" * 200: b"b"}),
+    "an entry for more than 128 bytes": charsmap({b"a" * 200: b"b"}),
 }
 
 
@@ -59,7 +59,7 @@ def test_a_character_map_that_is_damaged_is_refused(model, name, engine):
         Tokenizer.from_spec(pieces(model, charsmap=BAD_MAPS[name]))
 
 
-@pytest.mark.skipif(native.module() is None, reason="sentencepiece stops where the text does")
+@pytest.mark.skipif(native.module() is None, reason="sentencepiece reports no such fault")
 @pytest.mark.parametrize("name", LATE_MAPS)
 def test_a_fault_of_a_map_that_only_a_text_shows_is_refused_with_that_text(name):
     tokenizer = Tokenizer.from_spec(pieces(charsmap=LATE_MAPS[name]))
@@ -267,7 +267,7 @@ HOSTILE_PARTS = {
         "its scores are missing",
     ),
     "scores that are not numbers": (
-        {"scores": struct.pack("<f", math.nan) * 274},  # tokens
+        {"scores": struct.pack("<f", math.nan) * 274},  # one for each token
         "a score is not a number",
     ),
     "few scores": ({"scores": bytes(8)}, "its tables have wrong sizes"),
@@ -442,10 +442,10 @@ def test_ranks_whose_merges_take_long_to_find_are_refused(texts, tmp_path):
     texts = [bytes([n]) for n in range(256) if bytes([n]) not in texts] + texts
     lines = [base64.b64encode(text) + b" %d\n" % rank for rank, text in enumerate(texts)]
     path.write_bytes(b"".join(lines))
-    tokenizer = spec_from_file(path, pre="gpt-2")
+    spec = spec_from_file(path, pre="gpt-2")
     for engine in (Tokenizer.from_spec, open_engine):
         with pytest.raises(Unsupported, match="squared characters, at most"):
-            engine(tokenizer)
+            engine(spec)
 
 
 LONG = "a" * 20_000  # a copy of each of its beginnings has 200 million characters

@@ -35,7 +35,7 @@ STOPPED = {
     "powers": "{{ 99999 ** 99999 }}",
     "recursion": "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
     **{
-        f"a nested tuple as a key: {use}": "{% set n = namespace(x=()) %}{% for i in range(40) %}"
+        f"a nested tuple in {use}": "{% set n = namespace(x=()) %}{% for i in range(40) %}"
         "{% set n.x = (n.x, n.x) %}{% endfor %}" + use
         for use in (
             "{{ {}[n.x] }}",
@@ -49,7 +49,7 @@ STOPPED = {
     "{{ a.translate({97: a}) | length }}",
     "a thousand million slices": "{{ 'abc' | slice(10 ** 9) | list | length }}",
     "a join": "{% set a = ['a' * 1000000] * 3000 %}{{ (a | join) ~ ''.join(a) }}",
-    "a regular width": "{{ '%*d' % (10 ** 9, 1) }}",
+    "a width among the values": "{{ '%*d' % (10 ** 9, 1) }}",
 }
 USER = [{"role": "user", "content": "Hello"}]
 

@@ -70,21 +70,27 @@ def _has_numbers(text):
 
 
 def _has_bytes_of_numbers(text):
-    """Its digits are apart, also in the spelling of bytes, six of which numbers spell."""
+    """The model's own tokenizer cuts numbers from what is beside them.
+
+    It does so after bytes are spelled as characters, six of which are numbers.
+    """
     odd = set(text.encode()) & set(b"\xb2\xb3\xb9\xbc\xbd\xbe")
     return bool(odd) or any(a == " " and b.isnumeric() for a, b in itertools.pairwise(text))
 
 
-def _has_numbers_behind_spaces(text):
-    """Text before a number goes with it, and the range from U+F900 begins at U+8C48."""
-    private = any(unicodedata.category(char) in ("Cn", "Co") for char in text)
-    return private or re.search(r"\s\s\S", text) is not None
+def _has_spaces_or_private_use(text):
+    """Text before a number is not cut from it there, which changes how its spaces are cut.
+
+    The range from U+F900 begins there at U+8C48, its NFC form, and includes private characters.
+    """
+    has_private = any(unicodedata.category(char) in ("Cn", "Co") for char in text)
+    return has_private or re.search(r"\s\s\S", text) is not None
 
 
 def _has_any_of_these(text):
     """The model's own expression also leaves numbers before letters alone."""
     before_letters = re.search(r"\d[^\W\d]", text) is not None
-    return before_letters or _has_marks_or_mixed_case(text) or _has_numbers_behind_spaces(text)
+    return before_letters or _has_marks_or_mixed_case(text) or _has_spaces_or_private_use(text)
 
 
 # Pre-tokenizers whose results differ, and the function that finds the texts.
@@ -95,7 +101,7 @@ DIFFERENT = {
     "deepseek-coder": _has_other_spaces,
     "deepseek-llm": _has_numbers,
     "falcon": _has_bytes_of_numbers,
-    "afmoe": _has_numbers_behind_spaces,
+    "afmoe": _has_spaces_or_private_use,
 }
 # llama.cpp does not normalize, and ends at an assertion for "whitespace".
 TEXTS = [unicodedata.normalize("NFC", text) for text in probe_texts()[:250]]

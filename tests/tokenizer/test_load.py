@@ -280,6 +280,7 @@ def test_every_file_that_a_reader_looks_for_counts_in_the_key(
     keys = [key()]
     for each in names:
         keys.append(key(**{each: "{}"}))
+        # Of a tokenizer.json beside the file, only the presence counts.
         if each == name or each != "tokenizer.json":
             keys.append(key(**{each: "{ }"}))
     assert "" not in keys

@@ -1,4 +1,4 @@
-"""The repository that the keys of a model name."""
+"""The repository that the metadata of a model names."""
 
 import pytest
 

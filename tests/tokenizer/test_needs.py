@@ -80,9 +80,9 @@ def test_a_damaged_file_beside_the_model_is_the_reason(tmp_path):
     assert "tokenizer.json" in need_of(path).reason
 
 
-def test_an_incomplete_embedded_tokenizer_is_the_reason(tmp_path):
-    broken = vocabulary(PIECES, model="rwkv")
-    path = write_gguf(tmp_path / "m.gguf", {**llama_metadata(), **broken})
+def test_an_embedded_tokenizer_that_is_not_supported_is_the_reason(tmp_path):
+    unsupported = vocabulary(PIECES, model="rwkv")
+    path = write_gguf(tmp_path / "m.gguf", {**llama_metadata(), **unsupported})
     assert "rwkv" in need_of(path).reason
 
 

@@ -203,7 +203,7 @@ GGUF_ODD = (*ODD, [math.nan] * 4, [math.inf] * 4, [1.5] * 4, [10**400] * 4, ["x"
 
 @pytest.mark.parametrize("model", ["llama", "gpt2", "bert", "t5", "gemma4"])
 def test_odd_values_of_gguf_keys_are_refused_or_without_effect(model):
-    """As lists; :mod:`bitnet.formats.gguf` refuses arrays of mixed types."""
+    """Arrays are lists, also of mixed types, which :mod:`bitnet.formats.gguf` would refuse."""
     keys = {
         "tokenizer.ggml.model": model,
         "tokenizer.ggml.tokens": MODEL.tokens,

@@ -96,7 +96,7 @@ def another(value):
 
 
 def leaves(value, path=()):
-    """Paths of the values in *value* that hold no others, and of its lists."""
+    """Paths of the values in *value* that hold no others, and of its lists and large objects."""
     if isinstance(value, dict) and value and len(value) < 20:
         for key, entry in value.items():
             yield from leaves(entry, (*path, key))
@@ -226,7 +226,7 @@ def give_bytes_twice(folder):
 
 DAMAGES |= {
     "two ids swapped": edit("tokenizer.json", swap(10, 40)),
-    "two merges swapped": edit(
+    "a merge added before the others": edit(
         "tokenizer.json", lambda value: value["model"]["merges"].insert(0, "h e")
     ),
     "merges reversed": edit("tokenizer.json", lambda value: value["model"]["merges"].reverse()),
@@ -266,7 +266,7 @@ DAMAGES |= {
     "an index of other files": lambda folder: (folder / INDEX).write_text(
         json.dumps({"weight_map": {"model.norm.weight": "other.safetensors"}})
     ),
-    "a template without a line": lambda folder: (folder / "chat_template.jinja").write_text("{{"),
+    "a template that is cut off": lambda folder: (folder / "chat_template.jinja").write_text("{{"),
 }
 
 

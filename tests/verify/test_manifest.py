@@ -357,7 +357,7 @@ LINKS = (link_more, link_pooling, link_to_itself, link_to_nothing)
 
 @pytest.mark.parametrize("link", LINKS, ids=lambda link: link.__name__)
 @pytest.mark.parametrize("proof", ["attestation", "statement"])
-def test_a_linked_folder_is_covered_like_a_real_one(bitnet, model, tmp_path, link, proof):
+def test_what_a_link_adds_to_a_folder_fails(bitnet, model, tmp_path, link, proof):
     (model / "1_Pooling").mkdir()
     (model / "1_Pooling/config.json").write_text("{}")
     path = tmp_path / "proof.json"

@@ -123,7 +123,7 @@ def test_the_tokens_of_a_known_model_are_recognised_but_for_one(test_models, tmp
     ]
 
 
-def test_a_folder_of_numbers_is_sampled_whole_row_by_whole_row():
+def test_a_row_much_larger_than_the_median_one_is_named():
     checkpoint = tiny("llama")
     weight = checkpoint.weights["blk.0.ffn_up.weight"]
     values = weight.data.view("<f4").reshape(weight.shape).copy()

@@ -88,7 +88,7 @@ def test_a_template_is_applied_and_not_answered(worker):
     assert '"weather"' in with_tool
 
 
-def test_openais_routes_have_no_prefix_either(worker):
+def test_openais_routes_are_also_served_without_their_prefix(worker):
     for path, body in (
         ("/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}),
         ("/completions", {"prompt": "a", "max_tokens": 2}),
