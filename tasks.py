@@ -295,7 +295,7 @@ def bench_peers(
     build=option([], "ENGINE=BUILD, as the table is to name it, several times"),
     args=option("", "more for benchmarks/runtime.py, such as '--turns 2'"),
 ):
-    """Measure this machine beside other engines, for the table of all and the README's picture."""
+    """Measure this machine beside other engines, for the table of machines and the picture."""
     results = ROOT / "build" / "peers.json"
     results.parent.mkdir(exist_ok=True)
     peer_values = {"--peers": peers, "--peer-python": peer_python}

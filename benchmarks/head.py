@@ -4,8 +4,8 @@
 
 Hidden states are random ("unsure": no logit is much larger than the others) or close to a row
 ("sure": a cosine of 0.2, as in trained models). Best of several runs, with the head in a mapped
-file; "GB/s" counts the bytes that are read for every token: those of the head, or of the copy
-without its sixth bits.
+file; "GB/s" counts the bytes that are read for every token: those of the head, or the first five
+bits a weight of the copy in which the exact head searches.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
         [--json FILE] [--table FILE]
 
 FOLDER has engines built for this machine: llama.cpp, by peers.py, and ik_llama.cpp. PYTHON is the
-interpreter of an environment with the packages ``xllamacpp`` and ``ik-llama-cpp-python``, which are
-used if FOLDER lacks these engines, ``openvino-genai`` and ``mistralrs``. A peer that is not
-installed is reported as absent; one that fails to load a model is left out for that model. Every
+interpreter of an environment with the packages ``openvino-genai`` and ``mistralrs``, and for the
+engines that FOLDER lacks ``xllamacpp`` and ``ik-llama-cpp-python``. A peer that is not installed
+is reported as absent; one that fails to load a model is left out for that model. Every
 engine runs in a process of its own; they take turns test by test, so that a temporary slowdown of
 the machine affects all. The first turn does not count. With --kv-types f16,q8 each engine runs once
 with each of them; without, ours and llama.cpp use f16, OpenVINO its own default (8 bits) and
@@ -353,7 +353,9 @@ def main():
     parser.add_argument("--tries", type=at_least(1), default=4, help="most attempts at a test")
     parser.add_argument("--context", type=int, help="positions of the models, if not their own")
     parser.add_argument("--states", type=Path, help="folder for llama.cpp's states of prompts")
-    parser.add_argument("--minutes", type=float, default=600, help="longest time for a model")
+    parser.add_argument(
+        "--minutes", type=float, default=600, help="longest time for a model and number of threads"
+    )
     parser.add_argument("--wait-for", type=Path, help="begin to measure when this file exists")
     parser.add_argument("--only", default="", help="engines to run, separated by commas")
     options = parser.parse_args()
@@ -381,9 +383,9 @@ def main():
     level = options.level or native.module().kernel_level()
     lines = [f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}; ours: {level}"]
     lines += [f"read {n}: {rate / 1e9:.1f} GB/s" for n, rate in machine["read_bytes_per_s"].items()]
-    lines += [f"absent: {name} (package {ENGINES[name]})" for name in absent]
+    lines += [f"absent: {name} (no module {ENGINES[name]})" for name in absent]
     lines += ["", table(results, options.tests), ""]
-    lines += [f"`inv infer`, start to first token, {n}: {s:.2f} s" for n, s in starts.items()]
+    lines += [f"`bitnet infer`, start to first token, {n}: {s:.2f} s" for n, s in starts.items()]
     text = "\n".join(lines)
     print(text)
     if options.table:

@@ -13,8 +13,9 @@ requests: streamed completions, decoded greedily. A server that is not measured 
 - Load: CLIENTS clients with REQUESTS requests each to our server. Every text is compared with the
   one that the model generates alone, and the memory of the server is sampled.
 - Rates: 1 and 8 concurrent clients; the servers take turns, and the first turn does not count.
-- Mixed, with --mixed TOKENS: eight concurrent clients, every fourth prompt of about TOKENS tokens.
-  Seconds to the first token by kind of prompt, and the longest time between two parts of a stream.
+- Mixed, with --mixed TOKENS in place of rates: eight concurrent clients, every fourth prompt of
+  about TOKENS tokens. Seconds to the first token by kind of prompt, and the longest time between
+  two parts of a stream.
 """
 
 from __future__ import annotations

@@ -47,7 +47,6 @@ import json, sys, time
 from bitnet.formats.gguf import GGUF
 from bitnet.tokenizer.from_gguf import spec_from_gguf
 from bitnet.tokenizer import Tokenizer
-Tokenizer
 def megabytes(field):
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024

@@ -310,8 +310,8 @@ def main() -> None:
             parser.add_argument(option, type=type(value), default=value, metavar=str(value))
     parser.add_argument("--every", type=int, default=200, help="steps between checkpoints")
     parser.add_argument("--stop", type=int, default=0, help="pause at this step")
-    parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--float32", action="store_true", help="slower, not bfloat16 products")
+    parser.add_argument("--threads", type=int, default=0, help="of PyTorch; 0: its default")
+    parser.add_argument("--float32", action="store_true", help="slower: no bfloat16 products")
     options = vars(parser.parse_args())
     for name, least in (("every", 1), ("stop", 0), ("threads", 0)):
         if options[name] < least:

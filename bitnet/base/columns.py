@@ -23,8 +23,9 @@ def columns_of(stream: TextIO) -> int:
 
 def terminal_width(stream: TextIO | None) -> int:
     """Columns of the terminal that *stream* writes to; 0: not a terminal, or unknown."""
+    if stream is None:
+        return 0
     with suppress(OSError, ValueError, AttributeError):
-        assert stream is not None
         return os.get_terminal_size(stream.fileno()).columns
     return 0
 

@@ -208,7 +208,8 @@ strict_tokenizers = Setting(
 allow_mock = _flag("BITNET_ALLOW_MOCK", help="1: same as --allow-mock")
 deterministic = _flag(
     "BITNET_DETERMINISTIC",
-    help="1: seed 42 unless another one is given; 0: random seeds; logits have the same bits",
+    help="1: seed 42 unless another one is given, and greedy unless a temperature is given; "
+    "0: random seeds. Logits have the same bits either way",
 )
 seed = Setting(
     "BITNET_SEED",

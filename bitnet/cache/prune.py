@@ -85,7 +85,7 @@ class Removal:
         # A project's file may also be a reflink or a copy, which is not a link.
         of_users = sum(_inode_of(path) == entry.inode for path in entry.users)
         other_links = entry.links - of_users - max(planned, 1)
-        return [*entry.users, *([f"{other_links} links"] if other_links > 0 else [])]
+        return [*entry.users, *([quantity(other_links, "link")] if other_links > 0 else [])]
 
     def facts(self) -> dict[str, Any]:
         """The plan as JSON values."""

@@ -22,6 +22,7 @@ from bitnet.base.files import exists, open_file, read_bytes, real_path
 from bitnet.base.findings import Finding
 from bitnet.base.invocation import direct_url
 from bitnet.base.outputs import OutputFile, OutputKind
+from bitnet.base.tables import quantity
 
 DEFAULT = ("parity-smoke", "tokenizer-cache", "verify-models", "crossval", "cache-warm")
 EVERY = (*DEFAULT, "wheels", "release", "gitlab", "pre-commit", "docker")
@@ -155,7 +156,7 @@ def write_files(project: Path, planned: list[Planned], *, force: bool = False) -
     """
     changed = [str(file.path) for file in planned if file.state == "changed"]
     if changed and not force:
-        reason = f"{len(changed)} files are there with other content: {', '.join(changed)}"
+        reason = f"{quantity(len(changed), 'file')} with other content: {', '.join(changed)}"
         hint = "look at the differences, then: bitnet ci-init --force"
         raise UsageError(f"nothing was written: {reason}", hint=hint)
     files = [file for file in planned if file.state != "unchanged"]

@@ -103,9 +103,9 @@ def cache_verify(
 ):
     """Verify the files in the cache.
 
-    Tokenizers must be valid JSON, models complete GGUF files, and both what was fetched where that
-    is recorded; stored prompts must fit their checksums. Ends with exit code 13 when one is
-    damaged.
+    Tokenizers must be valid JSON, and models complete GGUF files. Where the digest of what was
+    fetched is recorded, the file must have it; stored prompts must fit their checksums. Ends with
+    exit code 13 when one is damaged.
 
     With a repository it reads its files and asks the hub for the digest of each, at the commit that
     was fetched; a file whose digest the hub does not name is NOT CHECKED, and fails.

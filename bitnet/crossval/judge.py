@@ -17,6 +17,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Literal
 
 from bitnet.base.findings import Finding, status_of
+from bitnet.base.tables import quantity
 from bitnet.crossval.evidence import mean
 from bitnet.crossval.operations import describe
 
@@ -418,7 +419,8 @@ def _logits(evidence: Evidence) -> Finding:
     most = kl_between(ours, theirs, ours_kl, theirs_kl)
     near, text = _check_divergences([row.kl for row in rows], most)
     if left_out := len(evidence.rows) - len(rows):
-        text += f"; without the {left_out} furthest positions, since a rounding may choose experts"
+        positions = quantity(left_out, "position")
+        text += f"; without the furthest {positions}, since a rounding may choose experts"
     return Finding.from_check("logits", near, text)
 
 

@@ -69,7 +69,9 @@ READ: dict[str, Rule] = {
     **reads("rope_parameters rope_theta quantization_config is_causal"),
     "vocab_size": read("must be the rows of the embedding"),
     "rope_scaling": read("former name of `rope_parameters`"),
-    "architectures": read("must be a model that generates text"),
+    "architectures": read(
+        "must be a model that generates text, computes embeddings or scores labels"
+    ),
     "auto_map": read("custom code is not run: it must name this family's class"),
 }
 _NOTHING = neutral(None, False, 0)

@@ -268,7 +268,7 @@ KINDS: dict[str, Kind] = {
     ),
     "ffn_multipliers": _list_of("numbers above 0", _POSITIVE.accepts),
     "num_kv_heads": Kind(
-        "an integer of at least 0, one of each layer, or null",
+        "an integer of at least 0, a list of one for each layer, or null",
         lambda value: _COUNT.accepts(value) or (isinstance(value, list) and _INTEGERS.fits(value)),
         may_be_null=True,
     ),

@@ -55,7 +55,8 @@ def _afmoe(keys: Keys) -> ModelConfig:
 
 def _afmoe_keys(config: Config) -> dict[str, Any]:
     if not config["mup_enabled"]:
-        raise refusal("mup_enabled", False, "in GGUF, embeddings are multiplied")
+        why = "in GGUF, embeddings are always multiplied by the root of their width"
+        raise refusal("mup_enabled", False, why)
     keys = alternating(_PERIOD, "global_attn_every_n_layers")(config)
     layers = range(config["num_hidden_layers"])
     pattern = [(layer + 1) % _PERIOD != 0 for layer in layers]

@@ -170,7 +170,7 @@ register(
         **WINDOW_CONFIG,
         **reads("final_logit_softcapping hidden_size_per_layer_input num_kv_shared_layers"),
         **reads("rope_local_base_freq"),
-        "activation_sparsity_pattern": read("shares of networks that are zero, of each layer"),
+        "activation_sparsity_pattern": read("for each layer, the share of zeros in its network"),
         "altup_active_idx": read("number of the stream that blocks read"),
         "altup_coef_clip": HARMLESS,  # in training alone
         "altup_correct_scale": neutral(True),

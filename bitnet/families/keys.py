@@ -469,7 +469,7 @@ COMMON: dict[str, Rule] = {
     "attention.value_length": read("must be the width of a head"),
     "attention.layer_norm_epsilon": HARMLESS,
     "attention.scale": read(
-        "on scores; beside Gemma and Granite only one over the root of the width"
+        "on scores; except in Gemma and Granite one over the root of a head's width"
     ),
     "attention.causal": Rule("causal or bidirectional attention", (True, False), is_read=True),
     "rope.scaling.yarn_beta_fast": neutral(32.0),

@@ -210,7 +210,7 @@ register(
     architecture="hunyuan-dense",
     model_types=("hunyuan_v1_dense",),
     config_keys={
-        "attention_head_dim": read("former name of `head_dim`, which counts"),
+        "attention_head_dim": read("former name of `head_dim`; only `head_dim` counts"),
         "use_qk_norm": neutral(None, True),
         "cla_share_factor": neutral(None, 1, 2, note="for layers that share keys: none does"),
     },

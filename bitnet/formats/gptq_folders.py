@@ -326,8 +326,8 @@ def _groups_of_inputs(
     # without desc_act; gptqmodel always follows it.
     if not is_plain and (not form.any_group or not group_of_input.any()):
         raise Unsupported(
-            f"{form.model}: {g_idx.name} gives inputs other groups than their neighbours', and "
-            f"{BELOW}desc_act says otherwise: its libraries read this differently",
+            f"{form.model}: {g_idx.name} does not put neighbouring inputs into groups of "
+            f"{size:,}, and libraries differ in whether they follow it: {BELOW}desc_act",
             hint=HINT,
         )
     return group_of_input

@@ -241,7 +241,8 @@ def _size_of(settings: Mapping[str, Any], key: str, config: Path) -> int:
         raise damage_error(config, f"it has no {key}")
     size = settings[key]
     if type(size) is not int or not 0 < size <= MAX_WIDTH:
-        raise damage_error(config, f"{key} is {size!r:.80}, expected an integer above 0")
+        expected = f"an integer from 1 to {MAX_WIDTH:,}"
+        raise damage_error(config, f"{key} is {size!r:.80}, expected {expected}")
     return size
 
 

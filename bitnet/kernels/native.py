@@ -96,8 +96,8 @@ class NativeOps(Ops):
         module = native.module()
         if module is None:
             raise Unsupported(
-                "the compiled module is not installed or switched off",
-                hint="unset BITNET_BACKEND, install a C++ compiler and reinstall bitnet-xtask",
+                "the compiled module is not installed, or is switched off",
+                hint="unset BITNET_BACKEND; or install a C++ compiler and reinstall bitnet-xtask",
             )
         _self_test(module)
         chosen = threads or thread_count()

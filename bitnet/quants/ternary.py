@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bitnet.base.errors import InvalidFormat
+from bitnet.base.tables import quantity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -182,8 +183,8 @@ def pack_iq2_bn(ternary: Ternary) -> NDArray[np.uint8]:
     rows, columns = ternary.codes.shape
     if columns % _BLOCK or ternary.scales.shape[1] != 1:
         raise InvalidFormat(
-            f"IQ2_BN holds rows of blocks of {_BLOCK} weights with one scale, not of {columns:,} "
-            f"with {ternary.scales.shape[1]:,}",
+            f"IQ2_BN has rows of blocks of {_BLOCK} weights, with one scale a row; this matrix has "
+            f"{columns:,} columns and {quantity(ternary.scales.shape[1], 'scale')} a row",
             hint="choose another encoding, such as TQ2_0",
         )
     codes = _pack_fields(ternary.codes.reshape(rows, -1, 4, _BLOCK // 4), _UP).reshape(rows, -1)

@@ -84,8 +84,8 @@ class ChainOptions:
     )  # fmt: skip
     dry_multiplier: float = option(
         0.0,
-        "lower the logit of a token that would prolong a repetition by this, times the next "
-        "option's power of its length (DRY)",
+        "lower the logit of a token that would prolong a repetition by this, times --dry-base to "
+        "a power that grows with its length (DRY)",
         bounds=(0.0, 1e6),
     )
     dry_base: float = option(

@@ -25,8 +25,8 @@ class VectorOptions:
 
     input: str = option(
         "-",
-        "file with a text on each line; .jsonl: with a JSON text, or an object with text in it; - "
-        "for stdin",
+        "file with a text on each line; .jsonl: with a JSON text, or an object with the key text; "
+        "- for stdin",
         metavar="FILE",
     )
     output: str = option(
@@ -60,8 +60,8 @@ class ScoreOptions:
 
     input: str = option(
         "-",
-        "file with a text on each line; .jsonl: with a JSON text, or an object with text in it; - "
-        "for stdin",
+        "file with a text on each line; .jsonl: with a JSON text, or an object with the key text; "
+        "- for stdin",
         metavar="FILE",
     )
     truncate: bool = option(
@@ -124,8 +124,8 @@ class ModelOptions:
     lora: list[str] = option(
         [],
         "low-rank adapter (LoRA) to run the model with: a GGUF file, a folder of PEFT, or a task "
-        "of jina-embeddings-v3, FOLDER/TASK, with a factor on it; with a name, serve runs the "
-        "requests with it that name it as their model; may be repeated",
+        "of jina-embeddings-v3, FOLDER/TASK; SCALE is a factor on what it adds; with NAME, serve "
+        "runs the requests with it that name it as their model; may be repeated",
         metavar="[NAME=]PATH[:SCALE]",
     )
     kv_type: KVType = option(

@@ -145,7 +145,7 @@ def prompt_text(prompts: Prompts, name: str | None, model: str) -> str:
         names = ", ".join(sorted(prompts.texts)) or "none"
         raise UsageError(
             f"{model} has no prompt called {name!r}; it has: {names}",
-            hint="write what should stand before the texts into them",
+            hint="or write the prompt at the beginning of each text",
             field="prompt_name",
         )
     return prompts.texts.get(name, "")

@@ -160,7 +160,7 @@ def prepare(
         name = model.tokenizer.spelling(uncounted).decode("utf-8", "replace")
         raise Unsupported(
             f"a text has {name!r}, the token of padding of {model.path.name}: it would shift the "
-            "positions behind it, which is not computed",
+            "positions behind it, which is not supported",
             hint="remove it from the text",
         )
     return ids, request

@@ -11,6 +11,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import BitnetError
+from bitnet.base.tables import quantity
 from bitnet.tokenizer.chat import chat_template
 from bitnet.tokenizer.discover import MAX_PADDING, ModelFacts, different_ids, model_facts, search
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf
@@ -334,7 +335,9 @@ def compatibility(
     is_rebuilt = own is not None and not findings
     beyond = facts.tokens_beyond(tokenizer)
     if beyond:
-        findings.append(f"{beyond:,} added tokens have no row: a prompt with one is refused")
+        findings.append(
+            f"{quantity(beyond, 'added token')} without a row: a prompt with such a one is refused"
+        )
     different = different_ids(own, tokenizer) if own is not None else []
     if spare is None and not beyond:
         size = facts.token_count or facts.vocab_size

@@ -15,6 +15,7 @@ from bitnet.base import settings
 from bitnet.base.errors import BitnetError, InvalidFormat, TokenizerNotFound, VocabMismatch
 from bitnet.base.invocation import shell_quote
 from bitnet.base.options import check_type
+from bitnet.base.tables import quantity
 from bitnet.formats import mapped_file
 from bitnet.formats.checkpoint import Checkpoint, Inventory, resolve_unnamed
 from bitnet.formats.containers import container_of, open_gguf
@@ -282,7 +283,7 @@ def disagreement(chosen: Tokenizer, candidate: Tokenizer) -> str:
         return f"{candidate.vocab_size:,} tokens, not {chosen.vocab_size:,}"
     different = different_ids(chosen, candidate)
     if different:
-        return f"{len(different):,} ids have other texts, the first is {different[0]:,}"
+        return f"{quantity(len(different), 'id')} with another text, the first is {different[0]:,}"
     for what, mine, theirs in (
         ("special tokens", chosen.special_ids, candidate.special_ids),
         ("tokens that end an answer", chosen.stop_ids, candidate.stop_ids),

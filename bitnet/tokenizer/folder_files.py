@@ -49,7 +49,7 @@ _UNREAD_NAMES = {
     "processor_config.json": "pictures or sound: only the text model runs here",
     "video_preprocessor_config.json": "pictures or sound: only the text model runs here",
     "adapter_config.json": "an adapter counts with --lora",
-    "params.json": "Mistral's own form of config.json, which counts",
+    "params.json": "Mistral's own form of config.json; config.json counts",
     "trainer_state.json": "a record of the training",
     "training_args.bin": "a record of the training",
     "optimizer.pt": "a state of the training",

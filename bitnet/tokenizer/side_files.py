@@ -83,7 +83,7 @@ class SideFiles:
 
     tokenizer_config: dict[str, Any]  # ``tokenizer_config.json``
     special_map: dict[str, Any]  # ``special_tokens_map.json``, if transformers would read it
-    added_file: dict[str, Any]  # ``added_tokens.json``
+    added_file: dict[str, Any]  # ``added_tokens.json``; empty if the configuration replaces it
     added: tuple[AddedToken, ...]  # of ``added_tokens_decoder``, else ``added_tokens.json``, by id
     model_config: dict[str, Any]  # ``config.json``
     declared_stops: tuple[int, ...]  # EOS ids in ``generation_config.json`` and ``config.json``
@@ -226,7 +226,8 @@ def _read_side_files(files: Inventory) -> SideFiles:
 
     config = load("tokenizer_config.json")
     has_decoder = "added_tokens_decoder" in config
-    added, added_fault = _read_added(config, load("added_tokens.json"))
+    added_file = {} if has_decoder else load("added_tokens.json")
+    added, added_fault = _read_added(config, added_file)
     stops: list[int] = []
     for name in ("generation_config.json", "config.json"):
         outer = load(name)
@@ -247,7 +248,7 @@ def _read_side_files(files: Inventory) -> SideFiles:
     return SideFiles(
         tokenizer_config=config,
         special_map={} if has_decoder else load("special_tokens_map.json"),
-        added_file=load("added_tokens.json"),
+        added_file=added_file,
         added=added,
         added_fault=added_fault,
         model_config=load("config.json"),

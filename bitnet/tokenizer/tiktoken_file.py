@@ -120,7 +120,7 @@ def _unknown_ranks(path: Path, count: int) -> TokenizerNotFound:
     same_size = [row for row in _read_published().values() if row["n_ranks"] == count]
     if same_size:
         names = " and ".join(row["name"] for row in same_size)
-        reason = f"as many as {names}, whose ranks are others"
+        reason = f"as many as {names}, but other ranks"
     else:
         published = ", ".join(
             f"{row['name']} {row['n_ranks']:,}" for row in _read_published().values()

@@ -93,7 +93,7 @@ def verdict(model: str | os.PathLike[str], findings: Iterable[Finding]) -> str:
     parts += [f"unusual: {unusual}"] if unusual else []
     if not parts and identity:
         return f"{model} is fine: {identity}"
-    parts.append(f"the rest {identity}" if identity else f"looks sound, {UNPINNED}")
+    parts.append(f"otherwise {identity}" if identity else f"looks sound, {UNPINNED}")
     return f"{model} {'; '.join(parts)}"
 
 

@@ -283,7 +283,8 @@ class Grid:
         text = ", ".join(named[:_NAMED]) + ending
         if len(rows) == 1 or len(columns) == 1:
             return f"{'item' if len(named) == 1 else f'{len(named):,} items'}: {text}"
-        return f"items in {len(rows):,} rows and {len(columns):,} columns of {side:,}: among {text}"
+        table = f"{len(rows):,} rows and {len(columns):,} columns, of {side:,} each"
+        return f"items in {table}: among {text}"
 
 
 def _unequal(before: tuple[str, ...], now: tuple[str, ...]) -> list[int]:

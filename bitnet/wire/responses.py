@@ -93,7 +93,7 @@ def response_requests(body: Body, default: Default = None, _: Served = None) -> 
             tools.append(_tool(tool, where))
     wants_logprobs = LOGPROBS in (body["include"] or ())
     if body["top_logprobs"] and not wants_logprobs:
-        message = f"top_logprobs is for include: [{LOGPROBS!r}]"
+        message = f"top_logprobs needs include: [{LOGPROBS!r}]"
         raise UsageError(message, field="top_logprobs")
     fields = {
         "messages": system + [turn for _, turn in _messages(body["input"])],

@@ -258,7 +258,7 @@ void TokenizerFile::check_texts() const {
     };
     const bool good = exact_ != nullptr ? std::all_of(exact_, exact_ + n_scores_, is_score)
                                         : std::all_of(scores_, scores_ + n_scores_, is_score);
-    if (!good) wrong("a score is not a number");
+    if (!good) wrong("a score is NaN or too large");
     if (!unicode::is_utf8(section(Section::kPrefix)) ||
         !unicode::is_utf8(section(Section::kSuffix)) ||
         !unicode::is_utf8(section(Section::kMeta))) {

@@ -51,7 +51,8 @@ void apply(Normalized& text, const Changes& changes, size_t removed) {
     while (kept < text.origin.size() && text.origin[kept].begin == text.origin[kept].end) ++kept;
     if (kept > 0) {
         if (kept == text.origin.size())
-            throw std::invalid_argument("a normalizer of text without an origin");
+            throw std::invalid_argument(
+                "a normalizer of a text that another one inserted is not supported");
         out.assign(text.text, 0, kept);
         origin.assign(kept, Span{0, 0});
         p += kept;

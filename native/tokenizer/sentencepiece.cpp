@@ -101,7 +101,7 @@ CharsMap::CharsMap(std::string_view blob) {
     if (blob.size() < sizeof size) wrong("too short");
     std::memcpy(&size, blob.data(), sizeof size);
     blob.remove_prefix(sizeof size);
-    if (size >= blob.size() || size % 4 != 0 || size == 0) wrong("a trie of another size");
+    if (size >= blob.size() || size % 4 != 0 || size == 0) wrong("the size of its trie is wrong");
     units_.resize(size / 4);
     std::memcpy(units_.data(), blob.data(), size);
     strings_ = blob.substr(size);

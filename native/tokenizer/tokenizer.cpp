@@ -67,7 +67,8 @@ TokenizerEngine::TokenizerEngine(const char* data, size_t size)
             if (!(file_.flags(id) & kUserDefined)) continue;
             if (!unicode::is_utf8(file_.token(id)) ||
                 file_.token(id).size() > limits::kAddedTokenBytes)
-                throw std::invalid_argument("compiled tokenizer: a user-defined piece");
+                throw std::invalid_argument(
+                    "compiled tokenizer: a user-defined piece is not UTF-8, or is too long");
             user.push_back({id, 0, std::string(file_.token(id))});
         }
         untouched_ = AddedMatcher(std::move(user));
@@ -75,7 +76,9 @@ TokenizerEngine::TokenizerEngine(const char* data, size_t size)
     const auto spells = [](const TokenizerStep& step) { return step.kind == StepKind::kSpell; };
     if (Normalizer(normalizer_, charsmap_).inserts() &&
         std::any_of(pre_.begin(), pre_.end(), spells))
-        throw std::invalid_argument("bytes spelled behind a normalizer that replaces nothing");
+        throw std::invalid_argument(
+            "a pre-tokenizer that spells bytes, behind a normalizer whose expression matches the "
+            "empty text, is not supported");
     // A worker compiles the patterns: one that cannot be run throws here, not in encode().
     idle_.push_back(std::make_unique<Worker>(*this));
 }

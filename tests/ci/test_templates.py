@@ -206,7 +206,7 @@ def test_a_changed_file_stops_everything_unless_forced(tmp_path):
     mine.parent.mkdir(parents=True)
     mine.write_text("mine\n")
     planned = plan(tmp_path)
-    with pytest.raises(UsageError, match="1 files are there with other content"):
+    with pytest.raises(UsageError, match="nothing was written: 1 file with other content"):
         write_files(tmp_path, planned)
     assert [path.name for path in tmp_path.rglob("*.yml")] == ["crossval.yml"]
     write_files(tmp_path, planned, force=True)

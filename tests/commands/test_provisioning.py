@@ -251,7 +251,7 @@ def test_a_check_of_pins_that_name_no_file_of_the_project_is_not_a_success(
     records.write_lock(Path("bitnet.lock.json"), [pin])
     done = bitnet("sync", "--check")
     assert done.code == 15
-    assert "NOT CHECKED: bitnet.lock.json pins no file in this project" in done.err
+    assert "NOT CHECKED: 1 of 1 pins have no file in this project" in done.err
     assert "org/tiny/tiny.gguf: it is pinned for the cache" in done.out
 
 

@@ -73,7 +73,7 @@ def test_explain_names_a_second_tokenizer_that_differs(model, bitnet):
     (model.parent / "tokenizer.json").write_text(other)
     done = bitnet("explain-tokenizer", model)
     assert done.code == 0
-    assert "ANOTHER TOKENIZER than the one chosen: 1 ids have other texts" in done.out
+    assert "ANOTHER TOKENIZER than the one chosen: 1 id with another text" in done.out
     assert "is another tokenizer than" in done.err
 
 

@@ -122,7 +122,7 @@ def test_the_nearest_half_of_a_mixture_of_experts_is_judged():
     experts = replace(evidence().model, has_experts=True)
     verdict = judge(evidence(ROW, ROW, far, model=experts))
     assert verdict.status == "passed"
-    assert "without the 1 furthest positions" in str(verdict.findings)
+    assert "without the furthest 1 position" in str(verdict.findings)
     # Without experts every position counts; with experts, two of three far ones are too many.
     for rows, model in ([ROW, ROW, far], evidence().model), ([ROW, far, far], experts):
         assert judge(evidence(*rows, model=model)).status == "failed"

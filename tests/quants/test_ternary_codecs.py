@@ -166,7 +166,7 @@ def test_iq2_bn_is_written_as_ik_llama_cpp_writes_it():
 @pytest.mark.parametrize(("columns", "groups"), [(96, 1), (128, 2)])
 def test_iq2_bn_holds_whole_blocks_and_one_scale_a_row(columns, groups):
     ternary = Ternary(np.zeros((2, columns), np.int8), np.ones((2, groups), np.float32))
-    with pytest.raises(InvalidFormat, match="IQ2_BN holds rows"):
+    with pytest.raises(InvalidFormat, match="IQ2_BN has rows"):
         pack_iq2_bn(ternary)
 
 

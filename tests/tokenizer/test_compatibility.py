@@ -92,7 +92,7 @@ def test_an_added_token_without_a_row_does_not_hide_another_vocabulary(tmp_path,
     report = compatibility(model, load_tokenizer(folder(words)))
     assert verdict in report.verdict
     assert report.compatible == (words == "abc")
-    assert report.findings[0] == "1 added tokens have no row: a prompt with one is refused"
+    assert report.findings[0] == "1 added token without a row: a prompt with such a one is refused"
 
 
 def test_ids_are_compared_beside_an_added_token_without_a_row(tmp_path):

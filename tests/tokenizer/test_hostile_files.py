@@ -268,7 +268,7 @@ HOSTILE_PARTS = {
     ),
     "scores that are not numbers": (
         {"scores": struct.pack("<f", math.nan) * 274},  # one for each token
-        "a score is not a number",
+        "a score is NaN or too large",
     ),
     "few scores": ({"scores": bytes(8)}, "its tables have wrong sizes"),
     "a character map": ({"charsmap": charsmap({b"a": b"\xc3"})}, "character map: .* not UTF-8"),

@@ -143,13 +143,14 @@ def test_entries_of_added_tokens_decoder_that_are_not_tokens_are_refused(kind, d
         spec_from_folder(tmp_path, pre=PRE.get(kind))
 
 
+@pytest.mark.parametrize("content", ['{"<old>": 257}', "[]"])
 @pytest.mark.parametrize("kind", ["vocab.json", "qwen.tiktoken"])
-def test_added_tokens_json_does_not_count_beside_added_tokens_decoder(kind, tmp_path):
+def test_added_tokens_json_does_not_count_beside_added_tokens_decoder(kind, content, tmp_path):
     """As in transformers."""
     KINDS[kind](tmp_path, kind)
     config = {"added_tokens_decoder": {"256": TOKEN}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    (tmp_path / "added_tokens.json").write_text('{"<old>": 257}')
+    (tmp_path / "added_tokens.json").write_text(content)
     spec = spec_from_folder(tmp_path, pre="gpt-2")
     assert [token.text for token in spec.added] == ["<x>"]
 

@@ -193,7 +193,7 @@ def test_two_swapped_tokens_are_named(places):
         (WORDS[:-9], "291 items instead of 300, different from item 288 on"),
         ([*WORDS, "x"], "301 items instead of 300, different from item 288 on"),
         ([*WORDS[:100], *WORDS[101:]], "299 items instead of 300, different from item 90 on"),
-        (WORDS[::-1], "items in 17 rows and 18 columns of 18: among 0 'w299', 1 'w298', "),
+        (WORDS[::-1], "items in 17 rows and 18 columns, of 18 each: among 0 'w299', 1 'w298', "),
         ([], "0 items instead of 300, different from item 0 on"),
     ],
 )
