@@ -25,6 +25,8 @@ _OF_ROPE = {"rope_theta", "partial_rotary_factor"}
 # Types whose configuration class in transformers 5.24 scales positions if config.json has no RoPE
 # table, whatever `rope_theta` says; 4.57 does not scale them if the table is null.
 SCALED_BY_DEFAULT = frozenset({"apertus", "apertus1p5_text", "cwm", "gpt_oss", "ministral3"})
+# Types whose class in transformers 5.24 takes the value under its own name for a key that has two.
+OWN_NAME_COUNTS = frozenset({"bailing_hybrid", "kimi_linear", "mellum", "qwen3_vl_moe_text"})
 # Keys whose values follow from the tensors of a folder, if config.json leaves them out.
 _OF_TENSORS = {"vocab_size"}
 _TABLE = Path(__file__).with_suffix(".json")
@@ -35,11 +37,24 @@ def read_table() -> Mapping[str, Any]:
     """The table of defaults.
 
     ``agreed``, ``differing`` and ``names`` have an entry for each model type: ``agreed`` has the
-    defaults by key, ``differing`` the defaults by key and then by version, ``names`` pairs of names
-    of one key. ``versions`` lists the versions of transformers.
+    defaults by key, ``differing`` the defaults by key and then by version, ``names`` pairs of the
+    usual name of a key and the one of the class. ``versions`` lists the versions of transformers.
     """
     table: Mapping[str, Any] = json.loads(_TABLE.read_text(encoding="utf-8"))
     return table
+
+
+def with_usual_names(config: Config, model_type: str) -> dict[str, Any]:
+    """*config* with one value for each key that it states under two names.
+
+    The usual name has precedence over the one of the class of *model_type* (``n_embd``), as most
+    classes of transformers set the former's value last; see :data:`OWN_NAME_COUNTS`.
+    """
+    names = read_table()["names"].get(model_type, ())
+    if model_type in OWN_NAME_COUNTS:
+        names = [(own, usual) for usual, own in names]
+    both = {less: config[more] for more, less in names if more in config and less in config}
+    return {**config, **both}
 
 
 def with_defaults(config: Config, model_type: str) -> dict[str, Any]:

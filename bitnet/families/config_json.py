@@ -20,7 +20,7 @@ from bitnet.families.config_classes import (
     first_architecture,
     writes_text,
 )
-from bitnet.families.config_defaults import list_defaults, with_defaults
+from bitnet.families.config_defaults import list_defaults, with_defaults, with_usual_names
 from bitnet.families.config_values import ReadConfig, check_values, list_sizes
 from bitnet.families.experts import expert_count
 from bitnet.families.family import (
@@ -198,6 +198,7 @@ def _describe(config: Config, quantization: Config, ignored: Config) -> Descript
     left_out = {key for key in family.nullable if config.get(key) is None}
     config = {key: value for key, value in config.items() if key not in left_out}
     rules = {**READ, **family.config_rules}
+    config = with_usual_names(config, str(kind))
     check_values(config, {name for name, rule in rules.items() if rule.is_read})
     stated = config
     config = {**family.defaults, **config}

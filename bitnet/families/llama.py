@@ -327,10 +327,10 @@ register_variant(
     model_types=("ernie4_5_moe",),
     config_keys={
         **reads("moe_intermediate_size moe_k moe_layer_end_index moe_layer_start_index"),
-        **reads("moe_num_experts moe_num_shared_experts num_experts num_local_experts"),
+        **reads("moe_num_experts moe_num_shared_experts num_experts num_experts_per_tok"),
+        **reads("num_local_experts"),
         "moe_layer_interval": neutral(1),
         "moe_norm_min": neutral(None, 1e-12),
-        "num_experts_per_tok": HARMLESS,  # `moe_k` counts
         "use_bias": neutral(None, False),
     },
     gguf_keys={

@@ -1,0 +1,67 @@
+"""A key that config.json states under two names has the value that transformers' class takes."""
+
+import json
+
+import pytest
+
+from bitnet.base.errors import BitnetError
+from bitnet.families.config_defaults import read_table
+from bitnet.families.config_json import describe
+
+REASON = "transformers is not installed: pip install 'bitnet-xtask[parity]'"
+CONFIG_MAPPING = pytest.importorskip("transformers", reason=REASON).CONFIG_MAPPING
+StrictDataclassError = pytest.importorskip("huggingface_hub.errors").StrictDataclassError
+
+
+def pairs_of_names():
+    """Model types, each with the usual name and the class's own name of a key."""
+    for model_type, pairs in read_table()["names"].items():
+        if model_type in CONFIG_MAPPING:
+            names = CONFIG_MAPPING[model_type].attribute_map
+            yield from ((model_type, *pair) for pair in pairs if names.get(pair[0]) == pair[1])
+
+
+def another(value):
+    """A value that a configuration may have in place of *value*; None if there is none."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1 if value < 4 else value - 1
+    return value / 2 if isinstance(value, float) else None
+
+
+def computed(config):
+    """What is computed by *config*; an empty text if it is refused."""
+    try:
+        description = describe(config, model="m")
+    except BitnetError:
+        return ""
+    return repr((description.metadata, description.freq_factors, description.tied))
+
+
+@pytest.fixture(scope="module")
+def expected_and_computed():
+    """What should be computed and what is, by pair of names and the values at both."""
+    outcomes = {}
+    for model_type, usual, own in pairs_of_names():
+        kind = CONFIG_MAPPING[model_type]
+        config = json.loads(json.dumps(kind().to_dict())) | {"architectures": None}
+        values = [config.pop(name) for name in (own, usual) if name in config]
+        other = another(values[0])
+        if other is None:
+            continue
+        for at_own, at_usual in ((values[0], other), (other, values[0])):
+            both = config | {own: at_own, usual: at_usual}
+            try:
+                counts = getattr(kind.from_dict(dict(both)), own)
+            except (ValueError, TypeError, StrictDataclassError):  # it refuses one of the values
+                continue
+            expected = computed(config | {own: counts, usual: counts})
+            outcomes[model_type, usual, own, at_own, at_usual] = expected, computed(both)
+    return outcomes
+
+
+def test_of_two_names_the_one_that_transformers_takes_counts(expected_and_computed):
+    accepted = {case: pair for case, pair in expected_and_computed.items() if pair[0]}
+    assert len(accepted) > 100
+    assert {case for case, (expected, actual) in accepted.items() if actual != expected} == set()
