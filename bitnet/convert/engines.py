@@ -94,6 +94,10 @@ def _of_model(checkpoint: Checkpoint, config: ModelConfig) -> _Texts:
         yield _LLAMA_CPP, "leaves out the projections behind the pooling of its vectors"
     if config.classifier is not None:
         yield from _classifier(config, config.classifier, encodes=family.encodes)
+    groups = checkpoint.value("expert_group_count", 0)
+    if groups and groups >= checkpoint.value("expert_count", 0):
+        deviation = f"crashes at {config.architecture} models with as many groups as experts"
+        yield _LLAMA_CPP, f"{deviation}, here {groups}"
     yield from _attentions(config, family.llama_cpp)
     for mixer in {type(mixer): mixer for mixer in config.mixers()}.values():
         yield from _mixer(mixer, config, family.llama_cpp)
