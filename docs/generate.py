@@ -107,7 +107,7 @@ def exit_codes() -> str:
 What is not a model at all (a page, random bytes, an empty file) ends with 13 wherever a model is
 taken, `verify` included; nothing at the path, or a folder without a model, ends with 19. A damaged
 model gets its verdict from `verify`, 15, and is refused with 13 elsewhere. For `health`, a file
-that is no model and a damaged model are both a model that failed, 15."""
+that is not a model and a damaged model are both a model that failed, 15."""
     return f"# Exit codes\n\n{NOTICE}\n\n{intro}\n\n{table}\n\n{models}\n"
 
 

@@ -40,10 +40,10 @@ from bitnet.families.keys import (
     Config,
     Keys,
     contradiction,
+    find_stated,
     neutral,
     reads,
     refusal,
-    stated,
     value_refusal,
     wrong_config,
 )
@@ -165,7 +165,7 @@ def _hybrid(keys: Keys) -> ModelConfig:
 def _hybrid_keys(config: Config) -> dict[str, Any]:
     """GGUF keys of scales and of Mamba-2; layers without key heads have Mamba-2."""
     layers = config["num_hidden_layers"]
-    kinds = stated(config, "layers_block_type", "layer_types")
+    kinds = find_stated(config, "layers_block_type", "layer_types")
     if kinds is None:
         kinds = ["mamba"] * layers
     has_attention = layer_kinds(config, kinds, _HAS_ATTENTION) or []

@@ -290,7 +290,7 @@ def wrong_config(problem: str) -> InvalidFormat:
     return InvalidFormat(f"{_CONFIG}: {problem}", hint=COMPARE)
 
 
-def stated(config: Config, *names: str) -> Any:
+def find_stated(config: Config, *names: str) -> Any:
     """The value of the first of *names* that *config* states; None if all are missing or null.
 
     An empty list is a value: the classes of transformers refuse one where layers are expected.

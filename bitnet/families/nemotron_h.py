@@ -15,7 +15,7 @@ from bitnet.families.experts import (
     group_routing,
 )
 from bitnet.families.family import LlamaCppSupport, register
-from bitnet.families.keys import Config, Keys, Rule, neutral, read, reads, refusal, stated
+from bitnet.families.keys import Config, Keys, Rule, find_stated, neutral, read, reads, refusal
 from bitnet.families.mamba2 import MAMBA2_KEYS, NO_LIMIT, mamba2, mamba2_values
 
 #: Kinds of layers by their letter in ``hybrid_override_pattern``.
@@ -66,7 +66,7 @@ def _mixture(keys: Keys, width: int) -> Experts:
 
 def _nemotron_keys(config: Config) -> dict[str, Any]:
     """GGUF keys; the kind of a layer follows from its key heads and its network's width."""
-    kinds = stated(config, "layers_block_type", "layer_types")
+    kinds = find_stated(config, "layers_block_type", "layer_types")
     if kinds is None:
         pattern = config.get("hybrid_override_pattern")
         if pattern is None:

@@ -99,7 +99,7 @@ def _guess_type(text: str) -> str:
     if _PADDED.match(text):
         return "string"
     if _INTEGER.fullmatch(text):
-        # a longer one is no int64 either, and is refused as such
+        # a longer one does not fit int64 either, and is refused as such
         return "int64" if len(text) > _LONGEST_INTEGER else _kind(int(text))
     return "float32" if _FLOAT.fullmatch(text) else "string"
 

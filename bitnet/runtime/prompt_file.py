@@ -142,7 +142,7 @@ class PromptFile:
                 start = file.read(_START.size)
                 magic, version, header_bytes, count, check, _ = _START.unpack(start)
                 if (magic, version) != (MAGIC, VERSION):
-                    raise InvalidFormat(f"it is no stored prompt of version {VERSION}")
+                    raise InvalidFormat(f"it is not a stored prompt of version {VERSION}")
                 if header_bytes + 4 * count > _LARGEST_HEADER:
                     raise InvalidFormat("its head is too large")
                 text = file.read(header_bytes)

@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from bitnet.commands import load
-from bitnet.commands.elsewhere import COMMANDS, OPTIONS
+from bitnet.commands.elsewhere import COMMANDS, OPTIONS_OF_OTHERS
 
 
 def hint(done):
@@ -82,4 +82,4 @@ def test_every_option_of_another_program_leads_to_one_of_ours():
     flags = {
         flag for name in commands.task_names for o in commands[name].options for flag in o.flags
     }
-    assert set(OPTIONS.values()) <= flags
+    assert set(OPTIONS_OF_OTHERS.values()) <= flags

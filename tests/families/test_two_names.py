@@ -31,7 +31,7 @@ def another(value):
 
 
 def computed(config):
-    """What is computed by *config*; an empty text if it is refused."""
+    """Keys and numbers that are computed with, by *config*; an empty text if it is refused."""
     try:
         description = describe(config, model="m")
     except BitnetError:
@@ -41,7 +41,7 @@ def computed(config):
 
 @pytest.fixture(scope="module")
 def expected_and_computed():
-    """What should be computed and what is, by pair of names and the values at both."""
+    """Pairs of :func:`computed`, as expected and actual, by names and the values at both."""
     outcomes = {}
     for model_type, usual, own in pairs_of_names():
         kind = CONFIG_MAPPING[model_type]

@@ -33,7 +33,7 @@ def test_each_model_is_listed_once_and_those_of_a_folder_before_its_subfolders(f
     assert paths == ["b.gguf", "big-00001-of-00002.gguf", "a/c.gguf", "index", "shards"]
 
 
-def test_the_modules_of_a_model_are_no_models(tmp_path):
+def test_the_modules_of_a_model_are_not_listed_as_models(tmp_path):
     for name in ("", "2_Dense/", "variant/"):
         (tmp_path / "m" / name).mkdir(parents=True, exist_ok=True)
         for file in ("config.json", "model.safetensors"):

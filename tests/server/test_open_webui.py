@@ -134,7 +134,7 @@ def test_open_webui_lists_the_model_and_chats_through_both_addresses(tmp_path, m
 
 @pytest.mark.slow
 def test_open_webui_shows_what_a_real_small_model_writes(tmp_path, test_models):
-    """What the text says does not count: a model of 135 million parameters, cut off early."""
+    """Only the form of the text counts: a model of 135 million parameters, cut off early."""
     path = test_models / "SmolLM2-135M-Instruct.Q4_1.gguf"
     folder = tmp_path / "webui"
     folder.mkdir()

@@ -61,9 +61,7 @@ def test_unknown_ranks_as_many_as_those_of_a_known_file_are_refused_with_its_nam
 ):
     # StableLM 2's file has as many ranks as cl100k's, but cuts digits one by one.
     path = write_ranks(tmp_path / "tokenizer.model", count)
-    with pytest.raises(
-        TokenizerNotFound, match=f"as many as {name}, but other ranks"
-    ) as refused:
+    with pytest.raises(TokenizerNotFound, match=f"as many as {name}, but other ranks") as refused:
         spec_from_file(path)
     assert "--pre NAME" in refused.value.hint
     assert spec_from_file(path, pre="gpt-2").vocab_size == count

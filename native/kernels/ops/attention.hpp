@@ -296,7 +296,7 @@ struct Block {
                      const PartialAttention& part) {
         QueryRow row[M * N];
         find_visible_keys(r, M * N, base, row);
-        // The first and the last key of a later row are no earlier.
+        // The first and the last key of a later row are not earlier.
         const int first = row[0].first, last = row[M * N - 1].last;
         if (first >= last) return;
         alignas(64) float scores[M * N][kKeyBlock];
