@@ -30,8 +30,8 @@ from bitnet.families.gpt import (
     layer_norms,
     refuse_bidirectional_alibi,
 )
-from bitnet.families.keys import HARMLESS, Config, Keys, neutral, reads, refusal, wrong_config
-from bitnet.families.rope import rope_parameters
+from bitnet.families.keys import HARMLESS, Config, Keys, neutral, reads, wrong_config
+from bitnet.families.rope import refuse_unread
 
 #: Names of tensors in OPT and BioGPT.
 FAIRSEQ_TENSORS = {
@@ -61,11 +61,8 @@ def _gptneox(keys: Keys) -> ModelConfig:
 
 
 def _gptneox_keys(config: Config) -> dict[str, Any]:
-    in_table = rope_parameters(config)
-    for usual, own in (("rope_theta", "rotary_emb_base"), ("partial_rotary_factor", "rotary_pct")):
-        if usual not in in_table and config[usual] != config[own]:
-            why = f"transformers reads {own} in its place, which is {config[own]:g}"
-            raise refusal(usual, config[usual], why)
+    refuse_unread(config, "rope_theta", "rotary_emb_base")
+    refuse_unread(config, "partial_rotary_factor", "rotary_pct")
     return {
         "attention.head_count_kv": config["num_attention_heads"],
         "use_parallel_residual": config["use_parallel_residual"],

@@ -25,6 +25,9 @@ _OF_ROPE = {"rope_theta", "partial_rotary_factor"}
 # Types whose configuration class in transformers 5.24 scales positions if config.json has no RoPE
 # table, whatever `rope_theta` says; 4.57 does not scale them if the table is null.
 SCALED_BY_DEFAULT = frozenset({"apertus", "apertus1p5_text", "cwm", "gpt_oss", "ministral3"})
+# Types with a RoPE for each kind of layers, whose class in transformers 5.24 does not read the key
+# `rope_theta` beside their tables for both kinds, and the value of that key that changes nothing.
+THETA_IN_TABLES = {"laguna": None, "lfm3": None, "mellum": None, "olmo3": 500_000}
 # Types whose class in transformers 5.24 takes the value under its own name for a key that has two.
 OWN_NAME_COUNTS = frozenset({"bailing_hybrid", "kimi_linear", "mellum", "qwen3_vl_moe_text"})
 # Keys whose values follow from the tensors of a folder, if config.json leaves them out.

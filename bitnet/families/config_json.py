@@ -20,7 +20,12 @@ from bitnet.families.config_classes import (
     first_architecture,
     writes_text,
 )
-from bitnet.families.config_defaults import list_defaults, with_defaults, with_usual_names
+from bitnet.families.config_defaults import (
+    THETA_IN_TABLES,
+    list_defaults,
+    with_defaults,
+    with_usual_names,
+)
 from bitnet.families.config_values import ReadConfig, check_values, list_sizes
 from bitnet.families.experts import expert_count
 from bitnet.families.family import (
@@ -444,6 +449,12 @@ def _split_by_attention(config: Config, family: Family) -> tuple[Config, dict[st
         and not (name == "partial_rotary_factor" and family.partial_rotation)
     }
     check(unread, {}, below=f"{key}.")
+    stated = config.get("rope_theta")
+    are_whole = "rope_theta" in full and "rope_theta" in local
+    is_usual = stated in (None, THETA_IN_TABLES.get(config.get("model_type", ""), stated))
+    if not (are_whole or is_usual):
+        why = "in models of this class, not all layers read it: `rope_parameters` is read"
+        raise refusal("rope_theta", stated, why)
     candidates = (
         local.get("rope_theta"),
         config.get("rope_local_base_freq"),

@@ -24,6 +24,7 @@ from bitnet.families.family import ATTENTION, LlamaCppSupport, register
 from bitnet.families.fused_rows import order_by_head
 from bitnet.families.heads import INNER, SCORES
 from bitnet.families.keys import Config, Keys, Rule, neutral, reads, refusal
+from bitnet.families.rope import refuse_unread
 
 if TYPE_CHECKING:
     from bitnet.families.family import Parts
@@ -81,6 +82,7 @@ def _classifier_pooling(config: Config, computed: str) -> dict[str, Any]:
 
 
 def _modern_bert_keys(config: Config) -> dict[str, Any]:
+    refuse_unread(config, "rope_theta", "global_rope_theta")
     window = config["local_attention"]
     pattern = window_pattern(config, window)
     if pattern is None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from bitnet.base.errors import InvalidFormat, Unsupported
-from bitnet.families.keys import Config, Keys, RopeStyle, contradiction, show
+from bitnet.families.keys import Config, Keys, RopeStyle, contradiction, refusal, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -206,6 +206,16 @@ def rope_table(config: Config) -> str:
     """
     names = ("rope_scaling", "rope_parameters", "rope_theta")
     return next((name for name in names if config.get(name)), "rope_parameters")
+
+
+def refuse_unread(config: Config, usual: str, own: str) -> None:
+    """Refuse the key *usual* of *config* if the class reads *own* alone, which has another value.
+
+    Values in a RoPE table have precedence over both.
+    """
+    if usual not in rope_parameters(config) and config[usual] != config[own]:
+        why = f"transformers reads {own} in its place, which is {config[own]:g}"
+        raise refusal(usual, config[usual], why)
 
 
 def rope_parameters(config: Config) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A key that config.json states under two names has the value that transformers' class takes."""
+"""Keys that transformers' class takes under another name, or not at all, beside those it reads."""
 
 import json
 
@@ -7,6 +7,7 @@ import pytest
 from bitnet.base.errors import BitnetError
 from bitnet.families.config_defaults import read_table
 from bitnet.families.config_json import describe
+from bitnet.families.family import families
 
 REASON = "transformers is not installed: pip install 'bitnet-xtask[parity]'"
 CONFIG_MAPPING = pytest.importorskip("transformers", reason=REASON).CONFIG_MAPPING
@@ -65,3 +66,34 @@ def test_of_two_names_the_one_that_transformers_takes_counts(expected_and_comput
     accepted = {case: pair for case, pair in expected_and_computed.items() if pair[0]}
     assert len(accepted) > 100
     assert {case for case, (expected, actual) in accepted.items() if actual != expected} == set()
+
+
+def bases(parameters):
+    """Bases of the RoPE of layers without and with a window, in transformers' *parameters*."""
+    full = parameters.get("full_attention", parameters)
+    return full.get("rope_theta"), parameters.get("sliding_attention", full).get("rope_theta")
+
+
+def test_a_rope_theta_without_tables_counts_where_the_class_reads_it():
+    compared = 0
+    for family in families():
+        for model_type in {*family.model_types} & {*CONFIG_MAPPING}:
+            kind = CONFIG_MAPPING[model_type]
+            if "text_config" in (getattr(kind, "sub_configs", None) or {}):
+                continue
+            config = json.loads(json.dumps(kind().to_dict())) | {"architectures": None}
+            for name in ("rope_parameters", "rope_scaling"):
+                config.pop(name, None)
+            config["rope_theta"] = 500.0
+            parameters = getattr(kind.from_dict(dict(config)), "rope_parameters", None)
+            try:
+                values = describe(config, model="m").metadata
+            except BitnetError:
+                continue
+            name = values["general.architecture"]
+            base = values.get(f"{name}.rope.freq_base")
+            if parameters and base is not None:
+                compared += 1
+                window_base = values.get(f"{name}.rope.freq_base_swa", base)
+                assert (base, window_base) == bases(parameters), model_type
+    assert compared > 30
