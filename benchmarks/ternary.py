@@ -36,7 +36,8 @@ CONVERSIONS = (
     ("ik_llama.cpp IQ2_BN_R4, f16 head", "iq2_bn_r4", "f16"),
     ("ik_llama.cpp IQ2_BN_R4, IQ4_NL head (lossy)", "iq2_bn_r4", "iq4_nl"),
 )
-# Labels of ours: with the best instruction set of the machine, and with AVX2.
+# Labels of ours: with the best instruction set of the machine, and with AVX2. "whole head": without
+# the search of the exact head.
 OURS = "bitnet I2_S, f16 head"
 OURS_AVX2 = "bitnet I2_S, f16 head, AVX2"
 VARIANTS = {

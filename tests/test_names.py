@@ -76,7 +76,8 @@ def states_a_fact(function):
     """True for a property that returns a bool, which is read without a call: ``finding.failed``."""
     decorators = {ast.unparse(each).rpartition(".")[2] for each in function.decorator_list}
     is_property = decorators & {"property", "cached_property"}
-    return bool(is_property) and ast.unparse(function.returns or function.args) == "bool"
+    has_type = function.returns is not None
+    return bool(is_property) and has_type and ast.unparse(function.returns) == "bool"
 
 
 def test_no_two_public_classes_have_one_name():

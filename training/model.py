@@ -196,7 +196,7 @@ class TinyBitNet(nn.Module):
 
         Args:
             ids: tokens, the begin token first.
-            drop: share of each block's result that training drops.
+            drop: share of the embedding and of each branch's result that training drops.
             dtype: of matrix products; bfloat16 is faster, float32 is what the runtime computes.
         """
         shape = self.shape

@@ -10,7 +10,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
 #: Our command for one of another program.
 COMMANDS = {
@@ -69,10 +69,28 @@ def translate(words: Sequence[str], commands: Collection[str]) -> str:
 
     *commands* are the names of our commands.
     """
-    options = [OPTIONS_OF_OTHERS.get(word, word) for word in words]
+    options = [*_translate_options(words)]
     command = COMMANDS.get(words[0], "")
     if command in commands:
         return shlex.join([command, *options[1:]])
     if words[0] in OPTIONS_OF_OTHERS:
         return shlex.join(["infer", *options])
     return ""
+
+
+def _translate_options(words: Sequence[str]) -> Iterator[str]:
+    """Yield *words*, options of other programs by our names; our ``--json`` takes no value."""
+    is_format = False  # the word before is an option whose value names JSON
+    for word in words:
+        if is_format and word == "json":
+            is_format = False
+            continue
+        name, equals, value = word.partition("=")
+        ours = OPTIONS_OF_OTHERS.get(name)
+        is_format = ours == "--json" and not equals
+        if ours is None:
+            yield word
+        elif ours == "--json" or not equals:
+            yield ours
+        else:
+            yield f"{ours}={value}"

@@ -65,7 +65,8 @@ def _of_file(jobs: Sequence[Job]) -> _Texts:
         before = changed[0].weight.quant.name
         after = changed[0].target.name
         rounds = "rounds" if changed[0].target.is_ternary else "no longer rounds"
-        deviation = f"{rounds} what {len(changed)} matrices multiply to int8 per token: "
+        matrices = "1 matrix" if len(changed) == 1 else f"{len(changed)} matrices"
+        deviation = f"{rounds} the inputs of {matrices} to int8 per token: "
         yield _EVERY, f"{deviation}{before} -> {after} keeps the weights, and not the results"
     widths = [job.weight.shape[-1] for job in jobs if job.target.name == "IQ2_BN"]
     if min(widths, default=SHORTEST_ROW) < SHORTEST_ROW:
@@ -85,7 +86,7 @@ def _of_model(checkpoint: Checkpoint, config: ModelConfig) -> _Texts:
     if family.llama_cpp.always:
         yield _LLAMA_CPP, f"{family.llama_cpp.always} {checkpoint.architecture} models"
     if not (config.looks_back or family.encodes or family.llama_cpp.both_ways):
-        yield _LLAMA_CPP, "lets no position see those behind it, unless it is told to"
+        yield _LLAMA_CPP, "lets no position see later ones, unless it is told to"
     has_exact_gelu = any(getattr(mixer, "activation", "") == "gelu" for mixer in config.mixers())
     if family.llama_cpp.gelu_tanh and has_exact_gelu:
         deviation = f"computes GELU of {checkpoint.architecture} models by the hyperbolic tangent"
@@ -284,7 +285,12 @@ def _tensors(checkpoint: Checkpoint, config: ModelConfig, engine: LlamaCppSuppor
         if not any(name.endswith(end) for name in names):
             yield _LLAMA_CPP, f"does not load {kind} models without {end}"
     kinds = {_kind(cache) for cache in config.caches}
-    for missing in sorted(engine.needs - kinds):
+    states_window = bool(checkpoint.value("attention.sliding_window", 0))
+    if states_window and not engine.window_layers and WINDOWS[0] not in engine.ignores:
+        needed = engine.needs | {"window"}
+    else:
+        needed = engine.needs
+    for missing in sorted(needed - kinds):
         yield _LLAMA_CPP, f"crashes at {kind} models without layers of the kind {missing}"
     if not engine.tied and "output.weight" not in names:
         yield _LLAMA_CPP, f"does not load {kind} models whose head is the embedding"

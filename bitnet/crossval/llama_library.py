@@ -203,7 +203,7 @@ class Llama:
 
         The function returns logits at each of the ids, or with ``all_positions=False`` at the last:
         ``(T, vocabulary)``. *watch* is called with the :class:`Node` and the values of every
-        float32 tensor of the graph.
+        float32 tensor of the graph, but for views with gaps.
         """
         params, callback = self._context_params(size, watch)
         handle = self._c.llama_init_from_model(self._model, params)

@@ -214,7 +214,7 @@ def _number(value: float | None, form: str = ".1e") -> str:
 
 
 def _plain(text: str) -> str:
-    """*text* without the characters that Markdown or a terminal would interpret."""
+    """*text* with a space for each control, and for what begins code, a link, a tag or a cell."""
     return "".join(c if c.isprintable() and c not in "`<>|[]" else " " for c in text)
 
 

@@ -208,9 +208,7 @@ def _gemma3_keys(config: Config) -> dict[str, Any]:
 
 
 _EMBEDDING = "gemma-embedding"
-_GEMMA3_SUPPORT = LlamaCppSupport(
-    ignores=("attention.scale",), wide_scale_layers=62, needs=frozenset({"window"})
-)
+_GEMMA3_SUPPORT = LlamaCppSupport(ignores=("attention.scale",), wide_scale_layers=62)
 _GEMMA3 = register(
     title="Gemma 3",
     architecture="gemma3",

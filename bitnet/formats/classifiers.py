@@ -63,8 +63,8 @@ def classifier_keys(
     labels = _labels(config, count, model)
     relevance = _relevance(files, config, count, ignore)
     if tuple(labels) == YES_NO:
-        # Our choice, whatever activation the files name: the share of yes. The library gives both
-        # scores.
+        # Our choice, whatever activation the files name: the sigmoid of yes minus no.
+        # sentence-transformers gives both scores.
         relevance = "sigmoid"
     keys: dict[str, Any] = {
         "classifier.output_labels": labels,
@@ -140,7 +140,7 @@ def _find_activation(files: Inventory, config: Config, ignore: IgnoredKeys) -> t
     """The key that names the function of scores, and its value: the path of a torch class.
 
     The value is None if no file names one. The library's own file comes before ``config.json``,
-    where a null in its table also counts.
+    where a null in its table ends the search: no function is named.
     """
     key = "activation_fn"
     path = _own_settings(files, ignore).get(key)

@@ -80,7 +80,7 @@ RULES: dict[str, Rule] = {
         "type lora.alpha lora.task_name lora.prompt_prefix alora.invocation_tokens",
         read("adapter"),
     ),
-    # numbers of Apertus, an architecture that is refused
+    # numbers of Apertus, whose names do not begin with the architecture
     **_under("xielu.", "alpha_n alpha_p beta eps", read("activation of Apertus")),
     **_under("tokenizer.", "chat_template chat_templates", read("conversations")),
     "tokenizer.huggingface.json": HARMLESS,  # the keys above count, as in llama.cpp

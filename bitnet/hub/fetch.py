@@ -101,7 +101,7 @@ def _find_here(order: FileOrder, project: Project, claims: Claims) -> Obtained |
 
     own = _find_own(order, project, record)
     if own is not None:
-        return order.answer(store.blob_at(own), verified=False, is_certain=False)
+        return order.answer(store.blob_at(own), verified=False, is_as_ordered=False)
     if project.force:
         return None
 

@@ -77,7 +77,7 @@ class FileOrder:
         commit: str | None = None,
         etag: str = "",
         verified: bool = True,
-        is_certain: bool = True,
+        is_as_ordered: bool = True,
         fetched: bool = False,
     ) -> Obtained:
         """The answer to this order: *blob*, with its record for the lock file.
@@ -101,7 +101,7 @@ class FileOrder:
             source.licence,
             verified=verified,
         )
-        return Obtained(self, blob, pin, is_certain, fetched, source.licence_url)
+        return Obtained(self, blob, pin, is_as_ordered, fetched, source.licence_url)
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Obtained:
     order: FileOrder
     blob: Blob  # the bytes, where they are
     pin: Pin  # what they are, as it is recorded
-    is_certain: bool = True  # it is the file that was ordered; False: it may be a user's own
+    is_as_ordered: bool = True  # it is the file that was ordered; False: it may be a user's own
     fetched: bool = False  # its bytes were transferred just now
     licence_url: str = ""  # where the terms are
 

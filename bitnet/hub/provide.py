@@ -175,7 +175,7 @@ def _obtain_all(
 def _place(files: list[Obtained], project: Project, root: Path, claims: Claims) -> list[Obtained]:
     """Put *files* and what belongs to them into their places; return the files as placed."""
     store = project.store
-    items = [(file.blob, file.order.target) for file in files if file.is_certain]
+    items = [(file.blob, file.order.target) for file in files if file.is_as_ordered]
     placed = [(blob, target) for blob, target in items if target is not None]
     try:
         store.place_together(placed, root, force=project.force)
@@ -224,7 +224,7 @@ def _record_name(file: Obtained, store: Store) -> None:
     order = file.order
     pin = file.pin
     source = order.source
-    if not file.is_certain or not store.path_of(pin.sha256).is_file():
+    if not file.is_as_ordered or not store.path_of(pin.sha256).is_file():
         return
     name = source.index_name
     commit = pin.commit or source.commit
@@ -279,13 +279,14 @@ def _pin(files: list[Obtained], project: Project) -> list[Obtained]:
         pin = replace(file.pin, commit=commit, place=project.place_of(order.target))
         url = file.licence_url
         # The hub is not asked about a file that the lock file pinned already.
-        is_settled = not file.is_certain or (file.cached and order.pinned is not None)
+        is_settled = not file.is_as_ordered or (file.cached and order.pinned is not None)
         is_asked = order.kind == "model" and not (order.source.url or project.is_offline)
         if is_asked and not (pin.licence or is_settled):
             licence, url = licence_of(pin.repo, pin.revision)
             pin = replace(pin, licence=licence)
         pinned.append(replace(file, pin=pin, licence_url=url))
-    project.pin(*(each.pin for each in pinned if each.is_certain and _may_be_pinned(each, project)))
+    pins = [file.pin for file in pinned if file.is_as_ordered and _may_be_pinned(file, project)]
+    project.pin(*pins)
     return pinned
 
 
@@ -293,8 +294,8 @@ def _may_be_pinned(file: Obtained, project: Project) -> bool:
     """False for a file outside of the project that ``sync`` could not put into it."""
     order = file.order
     is_inside = order.kind != "model" or project.place_of(order.target) is not None
-    # If its usual path is not in the project, there is nothing to refuse: "usual" is a valid path.
-    return is_inside or not place_problem(project.place_of(order.default) or "usual")
+    usual_place = project.place_of(order.default)
+    return is_inside or usual_place is None or not place_problem(usual_place)
 
 
 def _licence(project: Project, repo: str, revision: str) -> tuple[str, str]:

@@ -24,7 +24,7 @@ _BESIDE = {*tree.AREAS, TAG, "README.md", ".gitignore", ".DS_Store", "Thumbs.db"
 
 
 def make_cache(root: Path) -> None:
-    """Create the cache folder *root* and its ``store``; a new or empty one is marked as ours.
+    """Create the cache folder *root* and its ``store``; mark it as ours if new, empty or default.
 
     Any other folder may be a project's, and the mark would exclude it from backups.
     """

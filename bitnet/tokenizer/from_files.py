@@ -1,4 +1,4 @@
-"""Tokenizers in files of their own, whose format is recognised by content."""
+"""Tokenizers in files of their own, in the format of a usual name, or else of the content."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _UNDECIDED = (("tokenizer.model", "tekken.json"), ("tokenizer.model", "vocab.jso
 def spec_from_file(
     path: str | os.PathLike[str], *, pre: str | None = None, files: Inventory | None = None
 ) -> TokenizerSpec:
-    """The tokenizer in the file *path*, whose format is recognised by its content.
+    """The tokenizer in the file *path*, in the format of its name if usual, else of its content.
 
     *pre* names the pre-tokenizer of tiktoken ranks, ``tekken.json`` and ``vocab.json``; other
     formats have their own and do not use it. *files* is the inventory of its folder, if the caller

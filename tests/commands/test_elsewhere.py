@@ -22,6 +22,8 @@ def hint(done):
         ("-m a.gguf -p 'a b'", "infer --model a.gguf --prompt 'a b'"),
         ("ps", "models"),
         ("ls", "models"),
+        ("ls --format json", "models --json"),
+        ("ls --format=json", "models --json"),
         ("quantize a.gguf", "convert a.gguf"),
         ("server a.gguf", "serve a.gguf"),
         ("smollm2-135m", "run smollm2-135m"),

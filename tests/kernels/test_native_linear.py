@@ -40,7 +40,7 @@ SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_XS": (0,), "IQ4_N
 
 
 def columns(name):
-    """Widths of rows: a short one, one of whole groups of eight blocks, and one with a rest."""
+    """Widths of rows with different rests; for blocks of 32, the second is eight of them."""
     if name in FLOATS:
         return (1, 37, 256)
     if name in LEGACY + TABLES:

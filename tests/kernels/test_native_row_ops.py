@@ -93,7 +93,7 @@ def test_a_blend_is_the_weighted_sum_of_its_operands(level):
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-4])
-def test_a_resized_row_has_the_length_of_the_other_unless_it_is_shorter_than_eps(size, level):
+def test_a_resized_row_has_the_norm_of_the_other_unless_it_is_shorter_than_eps(size, level):
     x = random(3, 33) * np.float32(size)
     like = random(3, 33, seed=2)
     (out,) = compute(NativeOps(), Resize, {"x": x, "like": like}, {"out": 33}, eps=1e-5)
@@ -101,8 +101,8 @@ def test_a_resized_row_has_the_length_of_the_other_unless_it_is_shorter_than_eps
     own = np.maximum(np.mean(exact**2, axis=1, keepdims=True), 1e-5)
     target = np.mean(like.astype(np.float64) ** 2, axis=1, keepdims=True)
     assert nmse(out, exact * np.sqrt(target / own)) < NMSE
-    has_its_length = np.allclose(np.linalg.norm(out, axis=1), np.linalg.norm(like, axis=1))
-    assert has_its_length == (size == 1.0)
+    has_its_norm = np.allclose(np.linalg.norm(out, axis=1), np.linalg.norm(like, axis=1))
+    assert has_its_norm == (size == 1.0)
 
 
 @pytest.mark.parametrize("deviations", [1.6448, 0.0, -0.5])
@@ -137,7 +137,7 @@ def test_xielu_is_near_that_of_the_reference(level):
     assert nmse(found, expected) < NMSE
 
 
-def test_an_activation_alone_is_a_gate_of_ones(level):
+def test_an_activation_alone_is_a_gate_on_ones(level):
     x = random(3, 33)
     alone = compute(NativeOps(), Gate, {"gate": x}, {"out": 33}, up=None, activation="gelu")[0]
     np.testing.assert_array_equal(alone, gated(NativeOps(), x, np.ones_like(x), "gelu"))

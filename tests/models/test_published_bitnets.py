@@ -98,7 +98,9 @@ def test_a_conversion_to_i2_s_warns_that_inputs_will_be_rounded(tmp_path):
     file = tmp_path / "model.gguf"
     conversion = convert(folder, file, ConvertOptions("I2_S", no_tokenizer=True))
     # Seven matrices in each of two layers.
-    assert any("rounds what 14 matrices" in warning.text for warning in conversion.warnings)
+    assert any(
+        "rounds the inputs of 14 matrices" in warning.text for warning in conversion.warnings
+    )
 
 
 def test_a_key_says_that_a_model_of_another_architecture_is_a_bitnet(tmp_path):

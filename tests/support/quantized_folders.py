@@ -14,7 +14,7 @@ from bitnet.formats.stored_numbers import KEY
 from bitnet.quants import registry
 
 PARITY = "pip install 'bitnet-xtask[parity]'"
-#: The layer whose matrix is stored in codes.
+#: A layer whose matrix is stored in codes.
 NAME = "model.layers.0.mlp.up_proj"
 
 

@@ -61,7 +61,7 @@ def scripted_gguf(folder, monkeypatch):
 
 
 def script(monkeypatch, tokenizer, steps, without_tools="ok"):
-    """Replace every answer of the model with *tokenizer* by one of *steps*; the last one repeats.
+    """Make every answer one of *steps*, in ids of *tokenizer*; the last one repeats.
 
     *without_tools* is the answer to a conversation that offers no tools. Returns the list to which
     each prompt is appended.

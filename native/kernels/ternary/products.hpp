@@ -195,7 +195,8 @@ struct TernaryProduct {
         for (int n = 0; n < N; ++n)
             for (int v = 0; v < kVecs; ++v) out[n][v] = Vec::zero();
         for (int64_t from = c0, to; from < c1; from = to) {
-            // A line adds kDigits / kSums pairs of products to each sum, up to kLargest times.
+            // A line adds kDigits / kSums pairs of products to each sum, each of them up to
+            // kLargest times as large as one of the first digit.
             to = part_end(from, c1, Vec::kDepth / (kDigits / kSums * Digits::kLargest) * kStep);
             Vec::Sum<> sum[N][kVecs][kSums];
             BITNET_UNROLL(8)
