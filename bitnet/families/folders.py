@@ -43,7 +43,16 @@ from bitnet.families.gpt import (
     layer_norms,
     transpose_products,
 )
-from bitnet.families.keys import HARMLESS, Config, Keys, find_stated, neutral, reads, wrong_config
+from bitnet.families.keys import (
+    HARMLESS,
+    Config,
+    Keys,
+    find_stated,
+    neutral,
+    reads,
+    refusal,
+    wrong_config,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -273,6 +282,8 @@ def _openai_gpt(keys: Keys) -> ModelConfig:
 
 
 def _openai_gpt_keys(config: Config) -> dict[str, Any]:
+    if config.get("is_causal") is False:
+        raise refusal("is_causal", False, "transformers has no bidirectional attention in GPT-1")
     return equal_heads(config) | {
         "attention.layer_norm_epsilon": config["layer_norm_epsilon"],
         "feed_forward_length": 4 * config["hidden_size"],

@@ -241,7 +241,10 @@ register(
     },
     biases={"": (*SPLIT_PRODUCTS, "output")},
     llama_cpp=LlamaCppSupport(
-        tensors=("output.weight", ".bias"), required=("output.weight", "output.bias"), tied=False
+        tensors=("output.weight", ".bias"),
+        required=("output.weight", "output.bias"),
+        tied=False,
+        whole_width=True,
     ),
     decoder=_phi2,
 )
