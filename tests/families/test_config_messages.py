@@ -209,7 +209,7 @@ def test_a_refusal_names_the_key_that_the_file_has(name, changes, expected):
             "linear_attn_config: full_attn_layers and kda_layers do not list each layer once",
         ),
         (
-            {"model_type": "mixtral", "num_experts": 3, "num_local_experts": 5},
+            {"model_type": "qwen2_moe", "num_experts": 3, "num_local_experts": 5},
             "several numbers of experts: num_experts 3, num_local_experts 5",
         ),
         (

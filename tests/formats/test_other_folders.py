@@ -71,7 +71,7 @@ def test_both_forms_of_mistral_in_one_folder_are_told_apart(tmp_path):
     uses = {use.name: use for use in list_files(open_checkpoint(folder))}
     assert uses["model.safetensors"].is_read
     assert uses["consolidated.safetensors"].reason == "another file has the weights"
-    assert uses["params.json"].reason == "Mistral's own form of config.json, which counts"
+    assert uses["params.json"].reason == "Mistral's own form of config.json; config.json counts"
 
 
 @pytest.mark.parametrize(
