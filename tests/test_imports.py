@@ -122,13 +122,23 @@ def test_only_commands_and_the_terminal_print_or_exit():
     assert not _places(prints)
 
 
+def _taken_from_the_package(path):
+    """Modules of the package from which *path* imports by name, each with the name."""
+    for node in _nodes(path):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "bitnet":
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def _has(module, name):
+    """True if the *module* has the *name*, or is a package with a module of that name."""
+    imported = importlib.import_module(module)
+    return hasattr(imported, name) or importlib.util.find_spec(f"{module}.{name}") is not None
+
+
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
 def test_what_a_program_beside_the_package_imports_is_there(path):
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "bitnet":
-            module = importlib.import_module(node.module)
-            for name in (alias.name for alias in node.names):
-                assert hasattr(module, name) or importlib.import_module(f"{node.module}.{name}")
+    for module, name in _taken_from_the_package(path):
+        assert _has(module, name), f"{module}.{name}"
 
 
 def _bound_names(path):
@@ -186,16 +196,12 @@ def test_what_tests_take_from_each_other_is_there():
 
 def test_what_tests_import_of_the_package_is_there():
     needs_a_package = {"bitnet.adapters.ray_serve"}
-    names_by_module = defaultdict(set)
-    for path in TESTS:
-        for node in _nodes(path):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bitnet."):
-                names_by_module[node.module].update(alias.name for alias in node.names)
-    assert len(names_by_module) > 200
-    for module in sorted(set(names_by_module) - needs_a_package):
-        for name in sorted(names_by_module[module]):
-            has_name = hasattr(importlib.import_module(module), name)
-            assert has_name or importlib.util.find_spec(f"{module}.{name}"), f"{module}.{name}"
+    taken = {pair for path in TESTS for pair in _taken_from_the_package(path)}
+    modules = {module for module, _ in taken}
+    assert len(modules) > 200
+    for module, name in sorted(taken):
+        if module not in needs_a_package:
+            assert _has(module, name), f"{module}.{name}"
 
 
 def test_no_file_is_longer_than_500_lines():

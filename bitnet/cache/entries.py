@@ -270,7 +270,8 @@ def verify(
     digest = (expected or {}).get(str(path))
     whole = "SHA-256" if digest else "file"
     check = {".json": "JSON", ".gguf": "GGUF"}.get(path.suffix, whole)
-    if entry.kind == "prompt" and prompt_problem is not None:
+    check_prompt = prompt_problem if entry.kind == "prompt" else None
+    if check_prompt is not None:
         check = "checksums"
     try:
         if not path.stat().st_size:
@@ -282,8 +283,8 @@ def verify(
             problem = _json_problem(path)
         elif check == "GGUF":
             problem = _gguf_problem(path, read_gguf)
-        elif check == "checksums" and prompt_problem is not None:
-            problem = prompt_problem(path)
+        elif check_prompt is not None:
+            problem = check_prompt(path)
     except OSError as error:
         return EntryCheck(entry, check, from_os_error(error, path).message)
     except InvalidFormat as error:  # not a regular file

@@ -54,8 +54,8 @@ def verify(
 
     Prints a verdict for each check: file, identity, metadata, tensors, weights, family,
     tokenizer, files, vocabulary, template, stop ids, one forward pass. If a check fails, the
-    exit code is 15. For a file that is not a model it is 13 or 19, as in every
-    command. A model without an attestation or a known digest is UNPINNED at best.
+    exit code is 15. For a file that is not a model it is 13 or 19, as in every command. A model
+    without an attestation or a known digest is UNPINNED at best.
     """
     from bitnet.verify import Digest
 

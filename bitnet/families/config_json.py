@@ -450,7 +450,7 @@ def _split_by_attention(config: Config, family: Family) -> tuple[Config, dict[st
     }
     check(unread, {}, below=f"{key}.")
     stated = config.get("rope_theta")
-    are_whole = "rope_theta" in full and "rope_theta" in local
+    are_whole = None not in (full.get("rope_theta"), local.get("rope_theta"))
     is_usual = stated in (None, THETA_IN_TABLES.get(config.get("model_type", ""), stated))
     if not (are_whole or is_usual):
         why = "in models of this class, not all layers read it: `rope_parameters` is read"

@@ -125,7 +125,8 @@ class Family:
     classes: tuple[str, ...] = ()
     # keys of ``config.json`` whose values set it apart from another family of its ``model_type``
     told_by: Mapping[str, Any] = field(default_factory=dict)
-    # keys of ``config.json`` by their other names; if a file has both, the other name counts
+    # keys of ``config.json`` by their other names; if a file has both, the other name counts, but
+    # where :func:`~bitnet.families.config_defaults.with_usual_names` has made both equal
     aliases: Mapping[str, str] = field(default_factory=dict)
     # ``quantization_config`` that is assumed for folders without one
     quantization: Mapping[str, Any] = field(default_factory=dict)

@@ -43,16 +43,7 @@ from bitnet.families.gpt import (
     layer_norms,
     transpose_products,
 )
-from bitnet.families.keys import (
-    HARMLESS,
-    Config,
-    Keys,
-    find_stated,
-    neutral,
-    reads,
-    refusal,
-    wrong_config,
-)
+from bitnet.families.keys import HARMLESS, Config, Keys, neutral, reads, refusal, wrong_config
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -61,9 +52,9 @@ if TYPE_CHECKING:
 def _windows_of(kinds: list[str], config: Config) -> dict[str, Any]:
     """GGUF keys of windows, by ``layer_types`` or, without it, by *kinds* of layers."""
     window = config["sliding_window"] or 0
-    stated_kinds = find_stated(config, "layer_types")
-    kinds = kinds if stated_kinds is None else stated_kinds
-    is_local = window_pattern({**config, "layer_types": kinds}, window)
+    if config.get("layer_types") is None:
+        config = {**config, "layer_types": kinds}
+    is_local = window_pattern(config, window)
     return {"attention.sliding_window": window, "attention.sliding_window_pattern": is_local}
 
 
@@ -322,7 +313,7 @@ def _gpt_neo(keys: Keys) -> ModelConfig:
 
 def _gpt_neo_keys(config: Config) -> dict[str, Any]:
     # by default 12 times the two kinds, as in transformers' class
-    kinds = find_stated(config, "attention_types")
+    kinds = config.get("attention_types")
     if kinds is None:
         kinds = [[["global", "local"], 12]]
     by_layer = [kind for names, count in kinds for _ in range(count) for kind in names]

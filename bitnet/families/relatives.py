@@ -40,16 +40,7 @@ from bitnet.families.gpt import (
     LAYER_NORM_EPS,
     layer_norms,
 )
-from bitnet.families.keys import (
-    HARMLESS,
-    Config,
-    Keys,
-    contradiction,
-    find_stated,
-    neutral,
-    reads,
-    refusal,
-)
+from bitnet.families.keys import HARMLESS, Config, Keys, contradiction, neutral, reads, refusal
 from bitnet.families.llama import HUNYUAN_ROPE
 from bitnet.families.rope import rope_parameters
 
@@ -262,7 +253,7 @@ def _mellum_keys(config: Config) -> dict[str, Any]:
     if leading_dense_layers(config, 0):
         kinds = config["mlp_layer_types"]
         raise refusal("mlp_layer_types", kinds, "in GGUF, every layer has experts")
-    kinds = find_stated(config, "layer_types")
+    kinds = config.get("layer_types")
     if kinds is None:
         kinds = ["full_attention"] * config["num_hidden_layers"]
     # the layer_types are complete, so the period has no effect

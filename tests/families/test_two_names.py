@@ -15,6 +15,11 @@ CONFIG_MAPPING = pytest.importorskip("transformers", reason=REASON).CONFIG_MAPPI
 from huggingface_hub.errors import StrictDataclassError  # noqa: E402 - a part of transformers
 
 
+def default_config(kind):
+    """The ``config.json`` of a model with the defaults of the class *kind*."""
+    return json.loads(json.dumps(kind().to_dict())) | {"architectures": None}
+
+
 def pairs_of_names():
     """Model types, each with the usual name and the class's own name of a key."""
     for model_type, pairs in read_table()["names"].items():
@@ -47,7 +52,7 @@ def expected_and_computed():
     outcomes = {}
     for model_type, usual, own in pairs_of_names():
         kind = CONFIG_MAPPING[model_type]
-        config = json.loads(json.dumps(kind().to_dict())) | {"architectures": None}
+        config = default_config(kind)
         values = [config.pop(name) for name in (own, usual) if name in config]
         other = another(values[0])
         if other is None:
@@ -82,7 +87,7 @@ def test_a_rope_theta_without_tables_counts_where_the_class_reads_it():
             kind = CONFIG_MAPPING[model_type]
             if "text_config" in (getattr(kind, "sub_configs", None) or {}):
                 continue
-            config = json.loads(json.dumps(kind().to_dict())) | {"architectures": None}
+            config = default_config(kind)
             for name in ("rope_parameters", "rope_scaling"):
                 config.pop(name, None)
             config["rope_theta"] = 500.0

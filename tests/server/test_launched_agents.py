@@ -154,24 +154,34 @@ def never_end(model):
     model.generation = replace(model.generation, suppressed=ends)
 
 
-@pytest.mark.parametrize("agent", AGENTS)
-def test_an_agent_reads_edits_runs_and_finishes(agent, tmp_path, monkeypatch):
-    program = program_of(agent)
-    work = folders_for(tmp_path)
-    note = work / "note.txt"
+def finish_task(agent, program, place, monkeypatch, *, key=""):
+    """Have the *program* finish the task in folders below *place*: its output, and all prompts.
+
+    The model's answers are scripted, and its server requires the *key*, unless that is empty.
+    """
+    note = place / "work" / "note.txt"
     note.write_text(BEFORE)
-    path = scripted_gguf(tmp_path, monkeypatch)
-    with listening(path, name="tiny", max_output_tokens=4000, max_batch=4) as worker:
+    path = scripted_gguf(place, monkeypatch)
+    options = {"name": "tiny", "max_output_tokens": 4000, "max_batch": 4}
+    with listening(path, app_options={"api_key": key} if key else {}, **options) as worker:
         prompts = script(
             monkeypatch,
             worker.slot.model.tokenizer,
             steps_of(agent, str(note)),
             without_tools=REPLACEMENT if agent == "aider" else "A title",
         )
-        done, output = run_agent(agent, program, worker.address, tmp_path)
+        done, output = run_agent(agent, program, worker.address, place, key=key or "none")
     assert done.returncode == 0, output
     assert note.read_text() == AFTER, output
     assert prompts
+    return output, prompts
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_an_agent_reads_edits_runs_and_finishes(agent, tmp_path, monkeypatch):
+    program = program_of(agent)
+    work = folders_for(tmp_path)
+    output, prompts = finish_task(agent, program, tmp_path, monkeypatch)
     if agent != "aider":  # which runs no commands without being asked by a person
         assert (work / "copy.txt").read_text() == AFTER, output
         assert DONE in output
@@ -234,28 +244,12 @@ USERS_FILES = {
 @pytest.mark.parametrize("agent", AGENTS)
 def test_settings_of_a_user_send_no_agent_to_another_server(agent, tmp_path, monkeypatch):
     program = program_of(agent)
-    work = folders_for(tmp_path)
-    note = work / "note.txt"
-    note.write_text(BEFORE)
+    folders_for(tmp_path)
     for name, content in USERS_FILES[agent].items():
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content if isinstance(content, str) else json.dumps(content))
-    path = scripted_gguf(tmp_path, monkeypatch)
-    app_options = {"api_key": "ours"}
-    with listening(
-        path, name="tiny", max_output_tokens=4000, max_batch=4, app_options=app_options
-    ) as worker:
-        prompts = script(
-            monkeypatch,
-            worker.slot.model.tokenizer,
-            steps_of(agent, str(note)),
-            without_tools=REPLACEMENT if agent == "aider" else "A title",
-        )
-        done, output = run_agent(agent, program, worker.address, tmp_path, key="ours")
-    assert done.returncode == 0, output
-    assert note.read_text() == AFTER, output
-    assert prompts
+    finish_task(agent, program, tmp_path, monkeypatch, key="ours")
 
 
 @pytest.mark.slow

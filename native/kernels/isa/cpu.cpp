@@ -109,8 +109,8 @@ CpuFeatures detect_features(const CpuQueries& ask) {
     // AVX-512 F, DQ, BW, VL and VNNI.
     features.avx512_vnni = features.avx2 && zmm && bit(extended.b, 16) && bit(extended.b, 17) &&
                            bit(extended.b, 30) && bit(extended.b, 31) && bit(extended.c, 11);
-#if defined(BITNET_AVX_VNNI_PLAIN)  // a build for comparisons: plain C++ in place of these
-                                    // instructions
+    // A build for comparisons has plain C++ in place of these instructions.
+#if defined(BITNET_AVX_VNNI_PLAIN)
     features.avx_vnni = features.avx2;
 #elif defined(BITNET_AVX_VNNI_EVEX)
     features.avx_vnni = features.avx512_vnni;
