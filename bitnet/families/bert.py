@@ -30,7 +30,7 @@ _REACH = 128  # from this distance on, all keys of a side have one bias
 _UNCOUNTED = {"uncounted_token_id": read("a text with it is refused: it would shift positions")}
 #: Beginnings of the names of tensors of heads for other tasks.
 HEADS = ("cls.", "lm_head.", "pooler.", "qa_outputs.", "vocab_")
-#: Layers of classifiers of the first hidden state of a text, in BERT, and below in RoBERTa.
+#: Layers of classifiers of the first hidden state of a text: in BERT, then in RoBERTa.
 POOLED_CLASSIFIER: HeadLayers = (
     ("pooler.dense", INNER, "tanh"),
     ("classifier", SCORES, "identity"),
@@ -113,7 +113,7 @@ BERT = register(
     classifier=POOLED_CLASSIFIER,
     biases={"": _PRODUCTS},
     rotates=False,
-    llama_cpp=LlamaCppSupport(tensors=(".bias",), gelu_tanh=True),
+    llama_cpp=LlamaCppSupport(tensors=(".bias",), whole_width=True, gelu_tanh=True),
     translate=both_ways,
     decoder=_bert,
 )

@@ -213,7 +213,9 @@ register(
     # The tensors decide: files of 2023 have the key as true in models whose blocks have two norms.
     gguf_keys=LAYER_NORM_EPS | {"use_parallel_residual": HARMLESS},
     biases={"use_qkv_bias": QKV},
-    llama_cpp=LlamaCppSupport(tensors=("output.weight", "norm.bias", *BIASES), **OWN_HEAD),
+    llama_cpp=LlamaCppSupport(
+        tensors=("output.weight", "norm.bias", *BIASES), whole_width=True, **OWN_HEAD
+    ),
     decoder=_stablelm,
 )
 
@@ -233,7 +235,7 @@ register(
     norms_from_zero=True,
     gguf_keys=LAYER_NORM_EPS,
     biases={"attention_bias": ATTENTION, "mlp_bias": ("ffn_up", "ffn_down")},
-    llama_cpp=replace(WITH_BIASES, whole_width=True, **OWN_HEAD),
+    llama_cpp=replace(WITH_BIASES, **OWN_HEAD),
     translate=_nemotron_keys,
     decoder=partial(layer_norms, ffn={"gated": False, "activation": "relu_squared"}),
 )

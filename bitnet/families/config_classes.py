@@ -61,13 +61,9 @@ def check_classes(config: Config, family: Family) -> None:
     classes = {str(entry).rpartition(".")[2].lower() for entry in entries}
     # Names of transformers' own classes for the family, in lower case.
     own = {
-        f"{kind.replace('_', '')}{end}"
+        f"{kind.replace('_', '').replace('-', '')}{end}".lower()
         for kind in family.model_types
-        for end in ("config", "forcausallm", "lmheadmodel", "model", "forconditionalgeneration")
-    }
-    own |= {
-        f"{kind.replace('_', '').replace('-', '')}{CLASSIFIES}".lower()
-        for kind in family.model_types
+        for end in ("Config", *_WRITES_TEXT, _HEADLESS, CLASSIFIES)
     }
     own |= {name.lower() for name in family.classes}
     if not classes <= own:

@@ -25,11 +25,22 @@ _OF_ROPE = {"rope_theta", "partial_rotary_factor"}
 # Types whose configuration class in transformers 5.24 scales positions if config.json has no RoPE
 # table, whatever `rope_theta` says; 4.57 does not scale them if the table is null.
 SCALED_BY_DEFAULT = frozenset({"apertus", "apertus1p5_text", "cwm", "gpt_oss", "ministral3"})
-# Types with a RoPE for each kind of layers, whose class in transformers 5.24 does not read the key
-# `rope_theta` beside their tables for both kinds, and the value of that key that changes nothing.
-THETA_IN_TABLES = {"laguna": None, "lfm3": None, "mellum": None, "olmo3": 500_000}
-# Types whose class in transformers 5.24 takes the value under its own name for a key that has two.
+# Types with a RoPE table for each kind of layer, whose class in transformers 5.24 does not use the
+# key `rope_theta` beside these tables for every layer. If a table lacks its own `rope_theta`, the
+# key may only have the value given here, which changes nothing; None: it must be missing or null.
+THETA_IN_TABLES = {
+    **dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")),
+    "laguna": None,
+    "lfm3": None,
+    "mellum": None,
+    "olmo3": 500_000,
+}
+# Types whose class in transformers 5.24 takes the value under the class's own name, not the usual
+# one, for a key that has two names.
 OWN_NAME_COUNTS = frozenset({"bailing_hybrid", "kimi_linear", "mellum", "qwen3_vl_moe_text"})
+# Pairs of names that an older version of transformers took for one key. The class in 5.24 does not
+# read the first of them, so they are not paired.
+_FORMER_PAIRS = {"modernbert": ("rope_theta", "global_rope_theta")}
 # Keys whose values follow from the tensors of a folder, if config.json leaves them out.
 _OF_TENSORS = {"vocab_size"}
 _TABLE = Path(__file__).with_suffix(".json")
@@ -53,11 +64,15 @@ def with_usual_names(config: Config, model_type: str) -> dict[str, Any]:
     The usual name has precedence over the one of the class of *model_type* (``n_embd``), as most
     classes of transformers set the former's value last; see :data:`OWN_NAME_COUNTS`.
     """
-    names = read_table()["names"].get(model_type, ())
+    names = list_names(model_type)
     if model_type in OWN_NAME_COUNTS:
         names = [(own, usual) for usual, own in names]
-    both = {less: config[more] for more, less in names if more in config and less in config}
-    return {**config, **both}
+    replaced = {
+        overridden: config[name]
+        for name, overridden in names
+        if name in config and overridden in config
+    }
+    return {**config, **replaced}
 
 
 def with_defaults(config: Config, model_type: str) -> dict[str, Any]:
@@ -68,7 +83,7 @@ def with_defaults(config: Config, model_type: str) -> dict[str, Any]:
             or the RoPE table if the class of *model_type* scales positions without one.
     """
     table = read_table()
-    stated = _list_stated(config, table["names"].get(model_type, ()))
+    stated = _list_stated(config, list_names(model_type))
     for key, values in table["differing"].get(model_type, {}).items():
         if key not in stated | _OF_TENSORS:
             listed = ", ".join(
@@ -99,6 +114,12 @@ def list_defaults(model_type: str) -> Mapping[str, Any]:
     """Defaults of *model_type*, by key, on which the versions of transformers agree."""
     defaults: Mapping[str, Any] = read_table()["agreed"].get(model_type, {})
     return defaults
+
+
+def list_names(model_type: str) -> list[tuple[str, str]]:
+    """Pairs of the usual name of a key and that of the class of *model_type*, for one value."""
+    pairs = [(usual, own) for usual, own in read_table()["names"].get(model_type, ())]
+    return [pair for pair in pairs if pair != _FORMER_PAIRS.get(model_type)]
 
 
 def _may_be_null(key: str) -> bool:

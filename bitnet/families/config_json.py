@@ -47,6 +47,7 @@ from bitnet.families.keys import (
     read,
     reads,
     refusal,
+    show,
     split_ignored,
 )
 from bitnet.families.outer_models import text_keys
@@ -92,7 +93,7 @@ CHANGES: dict[str, Rule] = {
             "rope_interleaved", "scale_embedding", "attn_temperature_tuning", "use_cla",
             "attention_sink", "use_attention_sinks", "attn_output_gate", "gated_attention",
             "multi_query", "new_decoder_architecture", "apply_residual_connection_post_layernorm",
-            "use_rms_norm", "use_double_wide_mlp", "attention_k_eq_v",
+            "use_rms_norm", "use_double_wide_mlp", "attention_k_eq_v", "per_layer_config",
         ),
         _NOTHING,
     ),
@@ -133,6 +134,7 @@ MXFP4: dict[str, Rule] = {
 _BELOW = "quantization_config."
 # A file without one of these is refused, unless transformers' class has a default for it.
 _REQUIRED = ("hidden_size", "num_attention_heads", "max_position_embeddings")
+_OF_ROPE = {"rope_theta", "rope_local_base_freq", "partial_rotary_factor"}
 _EVERYWHERE = {"rope_type", "type", "rope_theta"}  # parameters of every kind of scaling
 _EPS_OF_NORMS = 1e-6  # transformers' default if quantization_config does not give one
 # GGUF's keys of floats, which a ``config.json`` may have as integers.
@@ -209,6 +211,7 @@ def _describe(config: Config, quantization: Config, ignored: Config) -> Descript
     config = {**family.defaults, **config}
     config |= {name: config[alias] for alias, name in family.aliases.items() if alias in config}
     config = with_defaults(config, str(kind))
+    _check_names(config, stated, family)
     for alias, name in family.aliases.items():
         if name not in config and alias in config:
             config[name] = config[alias]  # the default of the class has the other name
@@ -225,7 +228,7 @@ def _describe(config: Config, quantization: Config, ignored: Config) -> Descript
 
 
 def _describe_for(
-    config: Config, stated: Config, family: Family, quantization: Config, ignored: Config
+    config: ReadConfig, stated: Config, family: Family, quantization: Config, ignored: Config
 ) -> Description:
     """Description for *family* of *config*: the keys *stated* in the file, and defaults."""
     class_name = first_architecture(config)
@@ -259,6 +262,18 @@ def _describe_for(
         config=dict(config),
         sizes=list_sizes(stated),
     )
+
+
+def _check_names(config: Config, stated: Config, family: Family) -> None:
+    """Refuse a *stated* key in whose place the class reads another name, by default.
+
+    Families compare keys of RoPE themselves, as tables have precedence over both names.
+    """
+    for alias, name in family.aliases.items():
+        is_read = alias in stated or name not in stated or name in _OF_ROPE
+        if not is_read and alias in config and config[alias] != config[name]:
+            why = f"transformers reads {alias} in its place, which is {show(config[alias])}"
+            raise refusal(name, config[name], why)
 
 
 def _own_names(stated: Config, family: Family) -> dict[str, str]:
@@ -298,7 +313,7 @@ def _translate(config: Config, family: Family) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if not key.startswith("expert_")}
 
 
-def _check(config: Config, family: Family) -> None:
+def _check(config: ReadConfig, family: Family) -> None:
     """Refuse a *config* with a missing key, or with a value that *family* does not compute."""
     rope = rope_parameters(config)
     if family.layered_rope:
@@ -314,7 +329,7 @@ def _check(config: Config, family: Family) -> None:
         allowed = rules.get(key) or neutral(None, family.activation)
         if not allowed.allows(config.get(key)):
             why = f"{family.title} is computed with {family.activation!r}"
-            raise refusal(key, config[key], why)
+            raise refusal(config.own_name(key), config[key], why)
     check_classes(config, family)
     for key, value in config.items():
         if key in READ:
@@ -322,12 +337,13 @@ def _check(config: Config, family: Family) -> None:
         rule = rules.get(key)
         if key in _PLAIN_LAYERS and rule is None:
             if value is not None and not set(value) <= _PLAIN_LAYERS[key]:
-                raise refusal(key, value)
+                raise refusal(config.own_name(key), value)
         # an empty value counts as null
         elif rule is not None and not rule.allows(None if value in ([], {}, "") else value):
             # Without the key, transformers' default would count, which may be refused as well.
             is_ignorable = key not in defaults or rule.allows(defaults[key])
-            raise refusal(key, value, rule=rule, is_ignorable=is_ignorable)
+            own_name = config.own_name(key)
+            raise refusal(own_name, value, rule=rule, is_ignorable=is_ignorable)
 
 
 def _check_complete(keys: Config) -> None:
@@ -451,8 +467,9 @@ def _split_by_attention(config: Config, family: Family) -> tuple[Config, dict[st
     check(unread, {}, below=f"{key}.")
     stated = config.get("rope_theta")
     are_whole = None not in (full.get("rope_theta"), local.get("rope_theta"))
-    is_usual = stated in (None, THETA_IN_TABLES.get(config.get("model_type", ""), stated))
-    if not (are_whole or is_usual):
+    # For a type outside of THETA_IN_TABLES, every value is allowed.
+    is_allowed = stated in (None, THETA_IN_TABLES.get(config.get("model_type", ""), stated))
+    if not (are_whole or is_allowed):
         why = "in models of this class, not all layers read it: `rope_parameters` is read"
         raise refusal("rope_theta", stated, why)
     candidates = (

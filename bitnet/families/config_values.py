@@ -97,8 +97,8 @@ def _or_null(kind: Kind) -> Kind:
 def _are_shapes(value: Any) -> bool:
     """True for Gemma 4's ``per_layer_config``: tables of sizes, by the number of the layer."""
     return isinstance(value, dict) and all(
-        isinstance(shape, dict) and all(map(_SIZE.accepts, shape.values()))
-        for shape in value.values()
+        number.isdecimal() and isinstance(shape, dict) and all(map(_SIZE.accepts, shape.values()))
+        for number, shape in value.items()
     )
 
 
@@ -130,6 +130,7 @@ _FLAG = Kind("true or false", lambda value: isinstance(value, bool), may_be_null
 _FACTOR = Kind("a number that a float32 can store", _is_float32)
 _NUMBERS = _list_of("numbers that a float32 can store", _is_float32, MAX_WIDTH)
 _INTEGERS = _list_of("integers", lambda value: isinstance(value, int) and abs(value) <= MAX_WIDTH)
+_LIMITS = _list_of("numbers or nulls", lambda value: value is None or _is_float32(value))
 _TEXTS = _list_of("texts", _is_text)
 _TABLE = Kind("an object", lambda value: isinstance(value, dict), may_be_null=True)
 _SHARE = Kind("a number above 0, at most 1", lambda value: is_finite(value) and 0 < value <= 1)
@@ -233,7 +234,7 @@ KINDS: dict[str, Kind] = {
         "use_post_norm scale_qk_dot_by_d share_input_output_layers",
     ),
     **_of(_TEXTS, "architectures layers_block_type lora_adaptations mlp_layer_types"),
-    "layer_types": Kind(  # an empty list is not as none: transformers refuses it
+    "layer_types": Kind(  # an empty list does not count as null: transformers refuses it
         f"a list of 1 to {MAX_LAYERS:,} texts",
         lambda value: _TEXTS.fits(value) and len(value) > 0,
         may_be_null=True,
@@ -242,6 +243,7 @@ KINDS: dict[str, Kind] = {
         _NUMBERS,
         "activation_sparsity_pattern layer_rope_theta mlp_multipliers ssm_multipliers",
     ),
+    **_of(_LIMITS, "expert_swiglu_limit_list share_expert_swiglu_limit_list"),
     **_of(_INTEGERS, "full_attn_idxs no_rope_layers num_attention_heads_per_layer num_query_heads"),
     **_of(_TABLE, "attn_config linear_attn_config rope_parameters rope_scaling"),
     **_of(
@@ -261,7 +263,7 @@ KINDS: dict[str, Kind] = {
         Kind('an integer or "auto"', lambda value: value == "auto" or _SIZE.accepts(value)),
         "mamba_d_head mamba_dt_rank time_step_rank",
     ),
-    "per_layer_config": Kind("sizes of the heads of layers", _are_shapes, may_be_null=True),
+    "per_layer_config": Kind("sizes of heads by numbers of layers", _are_shapes, may_be_null=True),
     "position_embedding_type": Kind("a text", _is_text, may_be_null=True),
     "quantization_config": Kind(
         "an object or a text", lambda value: isinstance(value, dict | str), may_be_null=True
@@ -345,11 +347,15 @@ class ReadConfig(dict[str, Any]):
             return default
         return self[key]
 
+    def own_name(self, key: str) -> str:
+        """Name of *key* in the file; *key* itself if the file does not have it."""
+        return self._own_names.get(key, key)
+
     def wrong_value(self, error: Exception) -> InvalidFormat:
         """Error for the value that ended a computation with *error*.
 
-        It is blamed on the last value read that is null, one that is not so by default if there
-        is any, or else on the last value read.
+        It names the last value read that is null and is not null by default. If there is none,
+        it names the last that is null, or else the last value read.
         """
         if not self._read:
             return InvalidFormat(f"config.json: {error}", hint=COMPARE)

@@ -13,7 +13,6 @@ from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.families.blocks import Attention, Block, Branch, Experts, FeedForward, Mixer, State
 from bitnet.families.blocks import ModelConfig as ModelConfig  # for the families
 from bitnet.families.keys import (
-    COMPARE,
     Config,
     Keys,
     contradiction,
@@ -380,14 +379,8 @@ def alternating(default_period: int, key: str = "") -> Callable[[Config], dict[s
 
 def _window(config: Config) -> int:
     """``sliding_window`` of a ``config.json``, 0 if it is null."""
-    window = config["sliding_window"]
-    if window is None:
-        return 0
-    if not isinstance(window, int) or isinstance(window, bool) or window < 1:
-        raise InvalidFormat(
-            f"config.json: sliding_window is {window!r}, expected at least 1", hint=COMPARE
-        )
-    return window
+    window: int | None = config["sliding_window"]
+    return window or 0
 
 
 def window_pattern(config: Config, window: int) -> list[bool] | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.families.bert import both_ways, encoder
 from bitnet.families.blocks import FeedForward
+from bitnet.families.config_classes import CLASSIFIES, first_architecture
 from bitnet.families.dense import (
     BEFORE,
     ModelConfig,
@@ -24,12 +25,11 @@ from bitnet.families.family import ATTENTION, LlamaCppSupport, register
 from bitnet.families.fused_rows import order_by_head
 from bitnet.families.heads import INNER, SCORES
 from bitnet.families.keys import Config, Keys, Rule, neutral, reads, refusal
-from bitnet.families.rope import refuse_unread
+from bitnet.families.rope import refuse_unread, rope_parameters
 
 if TYPE_CHECKING:
     from bitnet.families.family import Parts
 
-_CLASSIFIES = "ForSequenceClassification"
 _PERIOD = 3  # by default, the first of this many layers of ModernBERT has full attention
 _NEOBERT_MULTIPLE = 8  # the width of NeoBERT's network is rounded up to a multiple of this
 #: ``pooling_type`` of GGUF, by ``classifier_pooling`` of ``config.json``.
@@ -61,7 +61,7 @@ def _modern_bert(keys: Keys) -> ModelConfig:
         blocks.append(usual_block(mixer, network, norms=norms))
     return replace(
         encoder(keys, model_sizes, blocks, norm_biases=False, final_norm="output_norm"),
-        text_rows=0,
+        text_rows=0,  # no token types
         pooling="mean",  # before a classifier, if no key says which
     )
 
@@ -71,8 +71,7 @@ def _classifier_pooling(config: Config, computed: str) -> dict[str, Any]:
 
     *computed* are the values of ``classifier_pooling`` that are computed, separated by spaces.
     """
-    class_names = config.get("architectures") or [""]
-    if not str(class_names[0]).endswith(_CLASSIFIES):
+    if not first_architecture(config).endswith(CLASSIFIES):
         return {}
     pooling = config["classifier_pooling"]
     if pooling not in computed.split():
@@ -82,7 +81,13 @@ def _classifier_pooling(config: Config, computed: str) -> dict[str, Any]:
 
 
 def _modern_bert_keys(config: Config) -> dict[str, Any]:
-    refuse_unread(config, "rope_theta", "global_rope_theta")
+    tables = rope_parameters(config)
+    for kind, usual, own in (
+        ("full_attention", "rope_theta", "global_rope_theta"),
+        ("sliding_attention", "rope_local_base_freq", "local_rope_theta"),
+    ):
+        if (tables.get(kind) or {}).get("rope_theta") is None:
+            refuse_unread(config, usual, own)
     window = config["local_attention"]
     pattern = window_pattern(config, window)
     if pattern is None:
@@ -133,7 +138,9 @@ register(
     classifier=(("head.dense", INNER, "gelu"), ("classifier", SCORES, "identity")),
     classifier_norm="head.norm",
     layered_rope=True,
-    llama_cpp=LlamaCppSupport(tensors=("cls.output.bias",), ignores=(), gelu_tanh=True),
+    llama_cpp=LlamaCppSupport(
+        tensors=("cls.output.bias",), ignores=(), whole_width=True, gelu_tanh=True
+    ),
     translate=_modern_bert_keys,
     decoder=_modern_bert,
 )
@@ -214,7 +221,7 @@ register(
     gguf_rope_style="interleaved",
     orders=order_by_head,
     parts=_encoder_norm,
-    llama_cpp=LlamaCppSupport(),
+    llama_cpp=LlamaCppSupport(whole_width=True),
     translate=_neobert_keys,
     decoder=_neobert,
 )

@@ -234,10 +234,7 @@ register(
     title="Persimmon",
     architecture="persimmon",
     activation="relu2",
-    config_keys={
-        **reads("layer_norm_eps partial_rotary_factor"),
-        "qk_layernorm": reads("qk_layernorm")["qk_layernorm"],
-    },
+    config_keys=reads("layer_norm_eps partial_rotary_factor qk_layernorm"),
     gguf_keys=LAYER_NORM_EPS,
     tensors={
         **MEGATRON_TENSORS,
@@ -380,7 +377,7 @@ register(
     architecture="biogpt",
     activation="gelu",
     defaults={"tie_word_embeddings": True},
-    config_keys={"scale_embedding": reads("scale_embedding")["scale_embedding"]},
+    config_keys=reads("scale_embedding"),
     gguf_keys=LAYER_NORM_EPS | reads("embedding_scale"),
     tensors=FAIRSEQ_TENSORS,
     orders=leave_padding_out,

@@ -21,7 +21,8 @@ def split_groups(
     Args:
         rows: a matrix or a bias; each group has *heads* heads of queries, then a head of keys and
             one of values.
-        groups: number of groups, one for each key head, or another number of equal parts.
+        groups: number of groups, one for each key head, or of other equal parts, as CodeGen's,
+            in which all query heads of a part count as one head.
         heads: heads of queries in a group.
 
     Raises:

@@ -11,6 +11,7 @@ import numpy as np
 from bitnet.families.blocks import FeedForward, ShortConvolution
 from bitnet.families.dense import (
     AROUND,
+    BEFORE,
     WINDOW_CONFIG,
     ModelConfig,
     alternating,
@@ -108,7 +109,7 @@ def _lfm3(keys: Keys) -> ModelConfig:
     is_gated = any(name.endswith(".attn_gate.weight") for name in keys.weights)
     own_gate = "numbers" if is_gated else ""
     has_norms = "blk.0.post_attention_norm.weight" in keys.weights
-    norms = AROUND if has_norms else (("attn_norm", ""), ("ffn_norm", ""))
+    norms = AROUND if has_norms else BEFORE
     convolution = ShortConvolution(model_sizes.dim, keys.integer("shortconv.l_cache"))
     windows = read_windows(
         keys, model_sizes.layers, period=0, window=keys.integer("attention.sliding_window")

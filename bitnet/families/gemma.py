@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat
 from bitnet.families.blocks import Attention, Branch, FeedForward, LayerInput, Sum
+from bitnet.families.config_classes import first_architecture
 from bitnet.families.dense import (
     AROUND,
     WINDOW_CONFIG,
@@ -201,8 +202,8 @@ def _gemma3_keys(config: Config) -> dict[str, Any]:
     both_ways: dict[str, Any] = {}
     if config.get("use_bidirectional_attention"):
         both_ways["attention.causal"] = False
-        class_names = config.get("architectures") or [""]
-        if str(class_names[0]).endswith("Model"):  # a model without a head has another architecture
+        if first_architecture(config).endswith("Model"):
+            # a model without a head has another architecture
             both_ways["architecture"] = _EMBEDDING
     return alternating(6, "sliding_window_pattern")(config) | _caps(config) | both_ways
 
@@ -380,7 +381,8 @@ def _gemma4_keys(config: Config) -> dict[str, Any]:
         "attention.key_length_swa": config["head_dim"],
         "attention.value_length_swa": config["head_dim"],
         "rope.dimension_count_swa": config["head_dim"],
-        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"] or 0,
+        # the classes of Gemma 4 Unified have no such embeddings, and no key for them
+        "embedding_length_per_layer_input": config.get("hidden_size_per_layer_input") or 0,
         # Without the key, llama.cpp caps logits at 30.
         "final_logit_softcapping": float(config.get("final_logit_softcapping") or 0.0),
     }
@@ -420,10 +422,12 @@ def _full_heads(config: Config, pattern: list[bool]) -> tuple[int, int]:
         for name in layer_config
         if name not in names
     }
+    # transformers writes numbers of layers with leading zeros: "05" in a model of 30 layers
+    by_layer = {int(number): own for number, own in layer_configs.items()}
     # by True for layers with a window, whose shape must be the usual one
     shapes: dict[bool, set[tuple[int, int]]] = {True: {usual}, False: set()}
     for layer, is_local in enumerate(pattern):
-        layer_config = layer_configs.get(str(layer), {})
+        layer_config = by_layer.get(layer, {})
         shapes[is_local].add(
             (layer_config.get(names[0], usual[0]), layer_config.get(names[1], usual[1]))
         )

@@ -40,7 +40,7 @@ FUSED_PRODUCTS = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
 #: The same where they are three.
 SPLIT_PRODUCTS = (*ATTENTION, "ffn_up", "ffn_down")
 #: Support of families of which llama.cpp loads all biases.
-WITH_BIASES = LlamaCppSupport(tensors=("output.weight", ".bias"))
+WITH_BIASES = LlamaCppSupport(tensors=("output.weight", ".bias"), whole_width=True)
 #: Sizes in ``config.json`` by their names in GPT-1 and GPT-2.
 GPT_SIZES = {
     "n_embd": "hidden_size",

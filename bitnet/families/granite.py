@@ -102,6 +102,8 @@ def _granite_experts(keys: Keys) -> Experts:
     )
 
 
+# What all families of Granite have in common; it is not registered itself. A variant cannot remove
+# an entry of a table, so `mlp_bias`, which not all of them have, is not here.
 _GRANITE = Family(
     title="Granite",
     architecture="granite",

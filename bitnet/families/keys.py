@@ -184,7 +184,8 @@ class Rule:
     """Rule for one key."""
 
     note: str  # meaning of the key, for the documentation
-    values: tuple[Any, ...] | None = None  # values without effect; ``None``: any value is accepted
+    # accepted values, without effect unless *is_read*; ``None``: any value is accepted
+    values: tuple[Any, ...] | None = None
     is_read: bool = False  # the computation follows it
     gguf: str = ""  # GGUF key that a key of ``config.json`` becomes unchanged
 

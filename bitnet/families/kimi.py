@@ -285,7 +285,7 @@ def _ling3_values(_config: Config) -> Values:
     return {"ssm_a": rates}
 
 
-_NO_LIMITS = Rule("must be 0 or null for each layer")
+_NO_LIMITS = read("must be 0 or null for each layer")
 # Names of tensors within the attention, in published folders and in transformers' modules.
 _LING3_TENSORS = {
     **{f"{part}_conv1d": f"ssm_conv1d_{part}" for part in "qkv"},

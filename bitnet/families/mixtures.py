@@ -240,8 +240,9 @@ def _norms(keys: Keys) -> dict[str, Any]:
 def _cohere2_kinds(config: Config) -> list[str]:
     """Kind of the attention of each layer.
 
-    As in transformers, ``layer_types`` comes first, and without it a layer at the beginning is
-    counted apart by ``first_k_dense_replace`` only, whatever ``mlp_layer_types`` says.
+    As in transformers, ``layer_types`` comes first. Without it, the first layers, as many as
+    ``first_k_dense_replace`` says, have a period of their own, and the other layers are counted
+    from 0 again; ``mlp_layer_types`` does not matter here.
     """
     stated: list[str] | None = config.get("layer_types")
     if stated is not None:

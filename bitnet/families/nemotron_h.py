@@ -136,7 +136,7 @@ register(
         **MAMBA2_KEYS,
         **reads("expert_shared_feed_forward_length moe_latent_size"),
         "expert_gating_func": neutral(2, note="a sigmoid of each of the router's logits"),
-        "expert_shared_count": Rule("there is one, of the width below"),
+        "expert_shared_count": Rule("there is one, `expert_shared_feed_forward_length` wide"),
         "leading_dense_block_count": neutral(0),
     },
     tensors={"norm": "attn_norm"},
@@ -162,7 +162,7 @@ register(
         ignores=(),
         needs=frozenset({"attention", "state"}),
     ),
-    partial_rotation=True,
+    partial_rotation=True,  # a folder may give `partial_rotary_factor`; without RoPE it is unused
     translate=_nemotron_keys,
     decoder=_nemotron_h,
 )

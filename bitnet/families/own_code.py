@@ -149,7 +149,10 @@ register(
     unread=("relative_pe.",),
     rotates=False,
     llama_cpp=LlamaCppSupport(
-        tensors=("output.weight", ".bias"), required=("output.weight",), tied=False
+        tensors=("output.weight", ".bias"),
+        required=("output.weight",),
+        tied=False,
+        whole_width=True,
     ),
     translate=_jais_keys,
     decoder=_jais,

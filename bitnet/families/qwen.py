@@ -90,7 +90,7 @@ register(
         "decoder_sparse_step": neutral(None, 1),
         "mlp_only_layers": neutral(None),
         "norm_topk_prob": neutral(True),
-        "sliding_window": HARMLESS,  # use_sliding_window must be false
+        "sliding_window": HARMLESS,  # config_json.CHANGES refuses a true use_sliding_window
     },
     gguf_keys=EXPERT_KEYS,
     biases={"attention_bias": ATTENTION},
@@ -124,7 +124,7 @@ register(
         "mlp_only_layers": neutral(None),
         "norm_topk_prob": neutral(False),
         "qkv_bias": neutral(None, True),
-        "sliding_window": HARMLESS,  # use_sliding_window must be false
+        "sliding_window": HARMLESS,  # config_json.CHANGES refuses a true use_sliding_window
     },
     gguf_keys=SHARED_KEYS,
     biases={"": QKV},

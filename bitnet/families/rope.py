@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 SCALINGS = ("none", "linear", "dynamic", "yarn", "longrope")
 
-# YaRN (arXiv:2309.00071): pairs with more rotations than this over the original context are kept,
-# pairs with less than one rotation are interpolated.
+# YaRN (arXiv:2309.00071): frequencies of pairs with more than _YARN_FAST rotations over the
+# original context are kept, those of pairs with less than _YARN_SLOW are divided by the factor.
 _YARN_FAST = 32
 _YARN_SLOW = 1
 # Least and largest factor of an extension: beyond them frequencies become 0 or infinite.
@@ -40,8 +40,10 @@ class Rope:
     style: RopeStyle  # which elements form a pair
     scaling: str = "none"  # method of context extension, one of ``SCALINGS``
     factor: float = 1.0  # factor of the extension
-    original_context: int = 2  # positions that the model was trained for before the extension
-    attention_factor: float = 0.0  # factor on rotated queries and keys; 0: as *scaling* implies
+    # positions that the model was trained for before the extension; the default is the least that
+    # :func:`rope_faults` accepts, and only kinds of scaling that set the field read it
+    original_context: int = 2
+    attention_factor: float = 1.0  # factor on rotated queries and keys
     # frequencies are divided by these, ``(dims / 2,)`` (``rope_freqs.weight``)
     freq_factors: NDArray[np.float32] | None = None
     # *freq_factors* for contexts beyond the original one (Phi-3)
@@ -72,7 +74,7 @@ class Rope:
             frequencies = frequencies / self.factor
         elif self.scaling == "yarn":
             frequencies = self._yarn(frequencies)
-        return frequencies, self.attention_factor or self._attention_factor_of_scaling()
+        return frequencies, self.attention_factor
 
     def _yarn(self, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
         """*frequencies*: slow ones divided by the factor, fast ones kept, others interpolated."""
@@ -84,13 +86,6 @@ class Rope:
         ramp = (np.arange(self.dims // 2) - low) / max(high - low, 0.001)  # as in ggml
         interpolated = np.clip(ramp, 0, 1)
         return frequencies * (1 - interpolated) + frequencies / self.factor * interpolated
-
-    def _attention_factor_of_scaling(self) -> float:
-        if self.scaling == "yarn":
-            return magnitude(self.factor)
-        if self.scaling == "longrope" and self.factor > 1:
-            return math.sqrt(1 + math.log(self.factor) / math.log(self.original_context))
-        return 1.0
 
 
 def _pair_with(rotations: float, context: int, *, theta: float, dims: int) -> float:
@@ -106,7 +101,14 @@ def magnitude(factor: float, scale: float = 1.0) -> float:
 
 def without_scaling(rope: Rope, **changes: Any) -> Rope:
     """*rope* without scaling and frequency factors, and with the *changes* of other fields."""
-    return replace(rope, scaling="none", attention_factor=1.0, freq_factors=None, **changes)
+    return replace(
+        rope,
+        scaling="none",
+        attention_factor=1.0,
+        freq_factors=None,
+        long_freq_factors=None,
+        **changes,
+    )
 
 
 def rope_from(checkpoint: Keys, head_dim: int) -> Rope:
@@ -179,7 +181,8 @@ Tables: TypeAlias = "tuple[dict[str, Any], dict[str, NDArray[np.float32]]]"
 _CONTEXT = "original_max_position_embeddings"
 #: Kinds of scaling that transformers refuses; families with them list them in ``rope_scalings``.
 OF_FAMILIES = ("mrope", "ntk")
-# Parameters of each kind of scaling, besides rope_theta and the kind itself. With ``dynamic`` the
+# Parameters of each kind of scaling, besides rope_theta, the kind itself, partial_rotary_factor and
+# those of `Family.rope_parameters`. With ``dynamic`` the
 # original context is ignored: ``max_position_embeddings`` counts.
 PARAMETERS: dict[str, tuple[str, ...]] = {
     "default": (),

@@ -107,7 +107,7 @@ _INNER = {
     "post_mlp_layernorm": "post_ffw_norm",
     "post_per_layer_input_norm": "post_norm",
     "post_self_attn_layernorm": "post_attention_norm",
-    "pre_ff_layernorm.weight": "ffn_norm",  # as llama.cpp reads it
+    "pre_ff_layernorm.weight": "ffn_norm",  # llama.cpp reads this name, without ``.weight``
     "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
     "self_attn.attn_sub_norm": "attn_sub_norm",
     "self_attn.inner_attn_ln": "attn_sub_norm",

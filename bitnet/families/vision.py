@@ -45,6 +45,7 @@ def _qwen_vl_keys(config: Config) -> dict[str, Any]:
 
 
 def _qwen3_experts(keys: Keys) -> ModelConfig:
+    # the experts of a token are together as wide as the plain network, if no key gives their width
     width = sizes(keys).ffn // max(keys.integer("expert_used_count"), 1)
     return dense_as_stored(keys, qk_norm="head", mixture=experts(keys, width=width))
 

@@ -48,6 +48,19 @@ QWEN2 = {
     "tie_word_embeddings": False,
     "vocab_size": 96,
 }
+XLM_ROBERTA = {
+    "model_type": "xlm-roberta",
+    "hidden_act": "gelu",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "layer_norm_eps": 1e-5,
+    "max_position_embeddings": 66,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "pad_token_id": 1,
+    "type_vocab_size": 1,
+    "vocab_size": 96,
+}
 
 
 def qwen2(architectures, auto_map=None):
@@ -76,6 +89,23 @@ def test_chatglm_has_a_head_though_architectures_names_its_headless_class():
 )
 def test_the_class_in_architectures_decides_whether_the_model_has_a_head(config, is_headless):
     assert describe(config, model="m").headless is is_headless
+
+
+@pytest.mark.parametrize("name", ["XLMRobertaModel", "XLMRobertaForSequenceClassification"])
+def test_the_own_classes_of_a_model_type_with_a_hyphen_are_known(name):
+    head = "XLMRobertaForSequenceClassification"
+    own = {
+        "AutoConfig": "configuration_xlm_roberta.XLMRobertaConfig",
+        "AutoModel": "modeling_xlm_roberta.XLMRobertaModel",
+        "AutoModelForSequenceClassification": f"modeling_xlm_roberta.{head}",
+    }
+    xlm_roberta = XLM_ROBERTA | {"architectures": [name]}
+    description = describe(xlm_roberta | {"auto_map": own}, model="m")
+    assert description.metadata == describe(xlm_roberta, model="m").metadata
+    # Jina's code has these names for its models, and another for their configuration.
+    own["AutoConfig"] = "configuration_xlm_roberta.XLMRobertaFlashConfig"
+    with pytest.raises(Unsupported, match="custom code"):
+        describe(xlm_roberta | {"auto_map": own}, model="m")
 
 
 def test_a_class_that_the_family_does_not_compute_is_refused():

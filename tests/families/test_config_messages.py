@@ -10,7 +10,7 @@ import pytest
 from config_mutants import MODELS, VALUES, changed, mutants_of, open_model, paths_of
 
 from bitnet import families as package
-from bitnet.base.errors import BitnetError, InvalidFormat
+from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported
 from bitnet.families.config_json import describe
 from bitnet.families.config_values import KINDS, ROPE_KINDS, list_sizes
 from bitnet.families.keys import BECOMES, COMMON, Keys
@@ -46,7 +46,8 @@ def keys_in(config):
 def check_message(error, config, path, *, removed=""):
     """Assert that the message of *error*, on *config* changed at *path*, has the folder's words.
 
-    It names a key of *config*, or the key *removed* from it, and none of GGUF.
+    The message names a key of *config*, a known key that *config* lacks ("has no KEY"), or the key
+    *removed* from it, and none of GGUF.
     """
     message = error.message
     for name in _OF_GGUF:
@@ -231,6 +232,18 @@ def test_the_message_of_a_familys_own_check_is_kept(config, expected):
     with pytest.raises(InvalidFormat) as raised:
         describe(config, model="m")
     assert raised.value.message.startswith(f"m: config.json: {expected}")
+
+
+@pytest.mark.parametrize("key", ["expert_swiglu_limit_list", "share_expert_swiglu_limit_list"])
+def test_a_limit_of_an_expert_is_refused_and_none_is_not(key):
+    ling3 = {"model_type": "bailing_hybrid", "num_hidden_layers": 4}  # others have defaults
+    plain = describe(ling3, model="m").metadata
+    for limits in (None, [], [0, None, 0.0, None]):
+        assert describe({**ling3, key: limits}, model="m").metadata == plain
+    with pytest.raises(Unsupported, match=f"{key} = .*without limits only"):
+        describe({**ling3, key: [0, 7.0, 0, 0]}, model="m")
+    with pytest.raises(InvalidFormat, match=f"{key} is true, expected a list"):
+        describe({**ling3, key: True}, model="m")
 
 
 def test_only_two_files_of_the_families_raise_value_error():

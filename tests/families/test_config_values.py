@@ -188,16 +188,18 @@ def test_a_null_is_refused_where_a_missing_gguf_key_has_a_default(name, key):
         describe(changed(name, (key,), None), model="m")
 
 
+GEMMA4_ROPE = MODELS["gemma4-31b"]["config"]["rope_parameters"]
+
+
 @pytest.mark.parametrize(
-    ("model_type", "key"),
+    ("config", "key"),
     [
-        ("gemma3n_text", "hidden_size_per_layer_input"),
-        ("gemma4_text", "global_head_dim"),
-        ("gpt_neox", "use_parallel_residual"),
+        ({"model_type": "gemma3n_text", "rope_theta": 1e4}, "hidden_size_per_layer_input"),
+        ({"model_type": "gemma4_text", "rope_parameters": GEMMA4_ROPE}, "global_head_dim"),
+        ({"model_type": "gpt_neox", "rope_theta": 1e4}, "use_parallel_residual"),
     ],
 )
-def test_a_null_is_refused_where_a_missing_key_is_not(model_type, key):
-    config = {"model_type": model_type, "rope_theta": 10000.0}
+def test_a_null_is_refused_where_a_missing_key_is_not(config, key):
     assert describe(config, model="m").metadata
     with pytest.raises(InvalidFormat, match=f"{key} is null"):
         describe(config | {key: None}, model="m")

@@ -58,6 +58,7 @@ def save(path, checkpoint):
     return write_gguf(path, keys, tensors)
 
 
+# *explicit*: the metadata list random signs, else all are 1. *embedding*: it is rotated as well.
 @pytest.mark.parametrize("explicit", [True, False])
 @pytest.mark.parametrize("embedding", [True, False])
 @pytest.mark.parametrize("block", SHAPES)

@@ -1,11 +1,9 @@
 """Frequencies of each way to stretch a context."""
 
-import math
-
 import numpy as np
 import pytest
 
-from bitnet.families.rope import Rope
+from bitnet.families.rope import SCALINGS, Rope, without_scaling
 
 BASE = {"dims": 8, "theta": 10000.0, "style": "half"}
 # ``theta ** (-2 * i / dims)``, a frequency for each of the four pairs.
@@ -38,9 +36,21 @@ def test_longrope_takes_the_long_factors_beyond_the_original_context(context, di
         freq_factors=np.full(4, 2, dtype=np.float32),
         long_freq_factors=np.full(4, 4, dtype=np.float32),
     )
-    frequencies, attention_factor = rope.frequencies(context)
-    np.testing.assert_allclose(frequencies, PLAIN / divisor)
-    assert attention_factor == pytest.approx(math.sqrt(1 + math.log(4) / math.log(16)))
+    np.testing.assert_allclose(rope.frequencies(context)[0], PLAIN / divisor)
+
+
+def test_layers_without_scaling_have_plain_frequencies_in_every_context():
+    factors = {
+        "freq_factors": np.full(4, 2, dtype=np.float32),
+        "long_freq_factors": np.full(4, 4, dtype=np.float32),
+    }
+    for scaling in SCALINGS:
+        of_kind = factors if scaling == "longrope" else {}
+        rope = Rope(**BASE, scaling=scaling, factor=4.0, original_context=16, **of_kind)
+        for context in (16, 17):
+            frequencies, attention_factor = without_scaling(rope).frequencies(context)
+            np.testing.assert_allclose(frequencies, PLAIN)
+            assert attention_factor == 1.0
 
 
 def test_dynamic_scaling_raises_the_base_with_the_context():
@@ -54,12 +64,6 @@ def test_dynamic_scaling_raises_the_base_with_the_context():
 
 def test_yarn_keeps_fast_pairs_and_interpolates_slow_ones():
     rope = Rope(**BASE, scaling="yarn", factor=4.0, original_context=1000)
-    frequencies, attention_factor = rope.frequencies(4000)
+    frequencies, _attention_factor = rope.frequencies(4000)
     assert frequencies[0] == PLAIN[0]
     assert frequencies[3] == pytest.approx(PLAIN[3] / 4)
-    assert attention_factor == pytest.approx(0.1 * math.log(4) + 1)
-
-
-def test_a_stated_attention_factor_replaces_that_of_yarn():
-    rope = Rope(**BASE, scaling="yarn", factor=4.0, original_context=1000, attention_factor=1.5)
-    assert rope.frequencies(4000)[1] == 1.5

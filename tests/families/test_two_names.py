@@ -1,11 +1,12 @@
 """Keys that transformers' class takes under another name, or not at all, beside those it reads."""
 
+import copy
 import json
 
 import pytest
 
 from bitnet.base.errors import BitnetError
-from bitnet.families.config_defaults import read_table
+from bitnet.families.config_defaults import list_defaults, read_table
 from bitnet.families.config_json import describe
 from bitnet.families.family import families
 
@@ -72,6 +73,39 @@ def test_of_two_names_the_one_that_transformers_takes_counts(expected_and_comput
     accepted = {case: pair for case, pair in expected_and_computed.items() if pair[0]}
     assert len(accepted) > 100
     assert {case for case, (expected, actual) in accepted.items() if actual != expected} == set()
+
+
+def aliases():
+    """Model types, each with the family's name of a key and the class's own name."""
+    for family in families():
+        for model_type in {*family.model_types} & {*CONFIG_MAPPING}:
+            of_class = list_defaults(model_type)
+            for own, usual in family.aliases.items():
+                if own in of_class:
+                    yield model_type, usual, own
+
+
+def test_an_alias_counts_as_transformers_reads_it():
+    compared = 0
+    for model_type, usual, own in aliases():
+        kind = CONFIG_MAPPING[model_type]
+        config = default_config(kind)
+        for name in (own, usual, "rope_parameters"):
+            config.pop(name, None)
+        value = list_defaults(model_type)[own]
+        other = another(value)
+        if other is None:
+            continue
+        for case in ({usual: other}, {own: other}, {own: value, usual: other}):
+            try:
+                saved = kind.from_dict(copy.deepcopy(config | case)).to_dict()
+            except (ValueError, TypeError, StrictDataclassError):  # it refuses the value
+                continue
+            actual = computed(config | case)
+            if actual:
+                compared += 1
+                assert actual == computed(json.loads(json.dumps(saved)) | {"architectures": None})
+    assert compared > 50
 
 
 def bases(parameters):

@@ -45,7 +45,7 @@ def test_a_folder_and_the_file_made_of_it_give_the_logits_of_its_code(kind, tmp_
         ("deepseek", {"moe_layer_freq": 2}, "moe_layer_freq"),
         ("jais", {"position_embedding_type": "learned"}, "position_embedding_type"),
         ("jais", {"mup_scale_qk_dot_by_d": False}, "mup_scale_qk_dot_by_d"),
-        ("jais", {"activation_function": "gelu"}, "hidden_act"),
+        ("jais", {"activation_function": "gelu"}, "activation_function"),
         ("jais", {"alibi_scaling": {"type": "linear", "factor": 2.0}}, "alibi_scaling"),
         ("jais", {"width_scale": 3.0}, "width_scale"),
         ("openelm", {"ffn_with_glu": False}, "ffn_with_glu"),
