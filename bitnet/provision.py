@@ -121,6 +121,7 @@ def load(
     check_type("threads", threads, "a whole number", Integral)
     check_type("allow_mock", allow_mock, "True or False", bool)
     check_type("lock_memory", lock_memory, "True or False", bool)
+    check_type("fetch", fetch, "True or False", bool)
     check_type("draft_model", draft_model, "a path, a name or None", *paths, None)
     check_values("ignore_keys", ignore_keys, "a list of keys", "a text", str)
     check_values("lora", lora, "a list of paths", "a path", *paths)

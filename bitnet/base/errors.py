@@ -1,6 +1,6 @@
 """Every exception that crosses a package border, with the exit code of the program.
 
-Exit code 0 is success; ``inv exit-codes`` prints a table.
+Exit code 0 is success; ``bitnet exit-codes`` prints a table.
 """
 
 from __future__ import annotations

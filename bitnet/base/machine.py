@@ -135,10 +135,11 @@ def _groups(root: Path) -> Iterator[_Group]:
         limit = _number_in(folder / names.limit)
         used = _number_in(folder / names.used)
         page_cache = _page_cache(folder, names)
-        if limit is None or limit >= _NO_LIMIT or used is None or page_cache is None:
-            limit = unused = free = None
-        else:
-            unused = limit - used
+        if limit is not None and limit >= _NO_LIMIT:
+            limit = None
+        unused = None if limit is None or used is None else limit - used
+        free = limit  # no more than that is free, if the use of the group is unknown
+        if unused is not None and page_cache is not None:
             free = unused + page_cache
         swap_limit = _number_in(folder / names.swap_limit)
         swap_used = _number_in(folder / names.swap_used)

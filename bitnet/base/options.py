@@ -72,6 +72,7 @@ def option(
     count: bool = False,  # the option has no value; its occurrences are counted
     metavar: str = "",  # placeholder of the value in help
     writes: bool = False,  # its value names a file or folder that the command writes
+    needs_text: bool = False,  # an empty value is refused; elsewhere it counts as not given
     bounds: tuple[float, float | None] | None = None,  # lowest and highest: `check_bounds`
     section: str = "",  # heading in help; default: that of its dataclass
 ) -> Any:
@@ -80,7 +81,7 @@ def option(
     metadata: dict[str, Any] = {name: tuple(values) for name, values in lists.items()}
     metadata |= {"help": help, "positional": positional, "short": short, "count": count}
     metadata |= {"metavar": metavar, "bounds": bounds, "writes": writes}
-    metadata["section"] = section
+    metadata |= {"section": section, "needs_text": needs_text}
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -161,7 +162,10 @@ class CacheOptions:
     SECTION: ClassVar = "Cache"
 
     cache_dir: str = option(
-        "", "cache folder, instead of BITNET_CACHE_DIR or ~/.cache/bitnet", metavar="DIR"
+        "",
+        "cache folder, instead of BITNET_CACHE_DIR or ~/.cache/bitnet",
+        metavar="DIR",
+        needs_text=True,
     )
 
     @property

@@ -188,7 +188,7 @@ class Test:
         if match is None or max(int(match[2]), int(match[3] or 0)) > MAX_TOKENS:
             raise UsageError(
                 f"no test {name!r}",
-                hint="write ppN, tgN or tgN@DEPTH, for example: --tests pp512,tg128,tg32@4096",
+                hint="write ppN, tgN, ppN@DEPTH or tgN@DEPTH, for example: --tests pp512,tg32@4096",
             )
         return cls(match[1], int(match[2]), int(match[3] or 0), name)
 

@@ -17,9 +17,11 @@ class Selection:
     """Entries that ``cache clean`` removes; without options, all but the models."""
 
     older_than: str = option(
-        "", "only what was not used for this long: 30d, 12h, 2w", metavar="AGE"
+        "", "only what was not used for this long: 30d, 12h, 2w", metavar="AGE", needs_text=True
     )
     keep: int = option(0, "never remove the N most recently used files", metavar="N")
-    key: str = option("", "only this entry, as `cache list` names it", metavar="KEY")
+    key: str = option(
+        "", "only this entry, as `cache list` names it", metavar="KEY", needs_text=True
+    )
     tokenizers_only: bool = option(False, "remove tokenizers only")
     models: bool = option(False, "also remove downloaded models")

@@ -26,7 +26,8 @@ Kind = Literal["tokenizer", "model", "compiled", "exact-head", "prompt", "partia
 
 # Unfinished files, also of other tools, and marks of superseded files.
 _LEFTOVER_SUFFIXES = (".part", ".tmp", ".incomplete", ".downloadInProgress", ".superseded")
-_LEFTOVER_PREFIXES = (".lock-", "placing-")  # tests of locking, and notes of placements
+# Files that test whether locks work, and notes of files that are being placed.
+_LEFTOVER_PREFIXES = (".lock-", "placing-")
 _PARTIAL = re.compile(r".+?\.partial(\..+)?", re.DOTALL)
 
 
@@ -47,7 +48,7 @@ class Entry:
     origin: Pin | None = None  # where a file of the store is from, if that is recorded
     names: tuple[Pin, ...] = ()  # every recorded name of a file of the store
     # what a partial file is fetched for: repository, revision and file, or an address and its key
-    wanted: tuple[str, ...] = ()
+    requested: tuple[str, ...] = ()
 
     @property
     def is_stored(self) -> bool:
@@ -130,7 +131,7 @@ def _entry(root: Path, path: Path, companions: list[str]) -> Entry:
     files = [path, *(path.with_name(name) for name in companions)]
     statuses = [file.lstat() for file in files]
     kind = _kind(area, inner)
-    wanted = name_of(path) if kind == "partial" else ()
+    requested = name_of(path) if kind == "partial" else ()
     return Entry(
         kind=kind,
         key=path.stem if kind in ("compiled", "exact-head", "prompt") else _key(area, inner),
@@ -141,7 +142,7 @@ def _entry(root: Path, path: Path, companions: list[str]) -> Entry:
         companions=tuple(files[1:]),
         inode=(statuses[0].st_dev, statuses[0].st_ino),
         links=statuses[0].st_nlink,
-        wanted=tuple(wanted),
+        requested=tuple(requested),
     )
 
 

@@ -1,8 +1,8 @@
 """Files with the keys, values and states that a model computed for the ids of a prompt.
 
 ``<folder>/<model>/<name>.kv``, a folder for each model by the digest of its weights. Their total
-size is bounded: files used least recently are removed first. A file is written under another name
-and then renamed, never changed, and only its user can read it.
+size is bounded: files used least recently are removed first. A file is written as a draft under
+another name and then renamed, never changed, and only its user can read it.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from bitnet.commands.context import (
     load_model,
     model_path,
     open_model,
-    open_unnamed,
+    open_with_unnamed_adapters,
     say,
 )
 from bitnet.commands.declare import task
@@ -178,8 +178,9 @@ def embed(c, options=VectorOptions(), force=FORCE, model=ModelOptions(), common=
     first = next(texts)  # a missing file is found before the model is opened
     # The exact head only chooses tokens, which vectors do not need.
     own_options = replace(model, exact_head="off")
-    checkpoint = open_unnamed(own_options, common)
-    # Without those of the tokenizer, which are read only if its compiled form is not in the cache.
+    checkpoint = open_with_unnamed_adapters(own_options, common)
+    # Listed before the model is loaded: loading adds the files of the tokenizer only if its
+    # compiled form is not in the cache, and the key of an interrupted run must not depend on that.
     files = checkpoint.inventory.paths
     with load_model(own_options, common, checkpoint) as running:
         if output is not None:  # it must not be a file of the model, whose paths are known now

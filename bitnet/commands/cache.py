@@ -98,6 +98,7 @@ def cache_verify(
         "compare the files of this repository with the hub's digests instead",
         "",
         metavar="NAME|REPO",
+        needs_text=True,
     ),
     common=Context(),
 ):
@@ -135,6 +136,8 @@ def cache_verify(
         first = damaged[0].entry
         models_option = " --models" if first.kind == "model" else ""
         remedy = f"bitnet cache clean --key {shell_quote(first.key)}{models_option} --yes"
+        if not first.key:  # an empty --key is refused
+            remedy = f"rm {shell_quote(first.path)}"
         text = f"{len(damaged)} of {len(verdicts)} files in {root} are damaged"
         failure = IntegrityError(text, hint=f"{remedy}, then fetch it again")
     facts = [verdict.facts() for verdict in verdicts]
@@ -183,14 +186,12 @@ def rm(
     lines.append(
         f"{verb} {quantity(len(removed), 'file')}, {human_size(deletion.size_bytes)} freed"
     )
+    state = {"removed": not dry_run, "kept": False}
     files = [
-        {**entry.facts(), "removed": True, "held_by": holders.get(entry.path, [])}
-        for entry in removed
+        {**entry.facts(), **state, "held_by": holders.get(entry.path, [])} for entry in removed
     ]
-    files += [
-        {**entry.facts(), "removed": False, "held_by": list(names)}
-        for entry, names in deletion.kept
-    ]
+    state = {"removed": False, "kept": True}
+    files += [{**entry.facts(), **state, "held_by": [*names]} for entry, names in deletion.kept]
     common.output.finish({"size_bytes": deletion.size_bytes, "files": files}, map(brief, lines))
 
 
@@ -318,7 +319,7 @@ def _attestation_for(path, store):
 
 
 def _tokenizer_of(path, project):
-    """The tokenizer that the model at *path* uses from the cache; empty if it uses none of it."""
+    """Files of the tokenizer in the cache that the model at *path* uses; empty if it uses none."""
     from bitnet.hub import bundles
     from bitnet.tokenizer import TokenizerDiscovery, TokenizerStrategy
 

@@ -23,11 +23,13 @@ from bitnet.base.invocation import extra_command, program, shell_quote
 from bitnet.base.options import CacheOptions, option
 from bitnet.base.outputs import OutputFile, begins_with
 from bitnet.base.tables import show, table, wrap
-from bitnet.commands.context import FORCE, IGNORE_KEY, PRE, TO_CHECK, Context, model_option
+from bitnet.commands.context import CHECKED_TOKENIZER, FORCE, IGNORE_KEY, PRE, Context, model_option
 from bitnet.commands.declare import Output, task
 
 MODEL = model_option(
-    "GGUF file, folder with config.json, or name of a model; default: BITNET_GGUF", ""
+    "GGUF file, folder with config.json, or name of a model; default: BITNET_GGUF",
+    "",
+    needs_text=True,
 )
 ALLOW_MOCK = option(
     False, "a model without a tokenizer does not fail, and is reported as NOT CHECKED"
@@ -38,12 +40,17 @@ ALLOW_MOCK = option(
 def verify(
     c,
     model=MODEL,
-    tokenizer=TO_CHECK,
+    tokenizer=CHECKED_TOKENIZER,
     pre=PRE,
     against=option(
-        None, "attestation, bundle, original or known model to compare with", metavar="FILE|NAME"
+        None,
+        "attestation, bundle, original or known model to compare with",
+        metavar="FILE|NAME",
+        needs_text=True,
     ),
-    key=option("", "public key (PEM) with which the bundle must be signed", metavar="FILE"),
+    key=option(
+        "", "public key (PEM) with which the bundle must be signed", metavar="FILE", needs_text=True
+    ),
     sha256=option(None, "digest the file must have", metavar="DIGEST"),
     ignore_key=IGNORE_KEY,
     allow_mock=ALLOW_MOCK,
@@ -68,7 +75,7 @@ def verify(
         raise UsageError("--key belongs to a bundle", hint="name it: --against BUNDLE --key FILE")
     expected = _expectations_here(path, cache.root, beside_it=against is None)
     if against is not None:
-        expected |= _read_expectations(against, path, key)
+        expected |= _read_expectations(against, key)
     if digest:
         if path.is_dir():
             raise UsageError(
@@ -141,16 +148,11 @@ def report_of(path, checks, ignored=()):
     }
 
 
-def _read_expectations(against, model, key):
-    """Expectations of --against, a file or a name, for :func:`bitnet.verify.verify_model`.
-
-    An empty *against*, from an unset variable of the shell, is refused.
-    """
+def _read_expectations(against, key):
+    """Expectations of --against, a file or a name, for :func:`bitnet.verify.verify_model`."""
     from bitnet.verify.attest import attestation_of
     from bitnet.verify.bundle import is_bundle, open_bundle
 
-    if not against:
-        raise UsageError("--against names nothing", hint="name one: --against FILE")
     path = Path(against)
     is_document = path.is_file() and begins_with(path, b"{")
     if is_document and is_bundle(read_bytes(path)):
@@ -196,10 +198,7 @@ def _pins_for(model, cache):
         pins[locked_path.resolve()] = Digest(entry.sha256, LOCK_FILE)
         if model.resolve() in locked_path.parents:
             named[locked_path] = LOCK_FILE
-    pins |= {
-        shipped.path.resolve(): Digest(shipped.sha256, "this package")
-        for shipped in SHIPPED.values()
-    }
+    pins |= {each.path.resolve(): Digest(each.sha256, "this package") for each in SHIPPED.values()}
     return pins, named
 
 
@@ -280,9 +279,8 @@ def _report_missing(folder):
     for locked_path, entry in _list_locked(folder / "x"):  # in *folder* and above
         is_below = folder.resolve() in locked_path.parents
         if entry.kind == "model" and is_below and not locked_path.exists():
-            error = NotFound(
-                f"{locked_path} is gone, bitnet.lock.json names it", hint="bitnet sync"
-            )
+            text = f"{locked_path} is gone, bitnet.lock.json names it"
+            error = NotFound(text, hint="bitnet sync")
             yield report_of(locked_path, [Finding.of("file", error)])
 
 
@@ -312,12 +310,14 @@ def attest(
         "", "file to write; without it the attestation is printed", metavar="FILE", writes=True
     ),
     bundle=option(
-        "",
-        "file for the in-toto statement in model-signing's format",
-        metavar="FILE",
-        writes=True,
+        "", "file for the in-toto statement in model-signing's format", metavar="FILE", writes=True
     ),
-    key=option("", "private key (PEM, elliptic curve) to sign the bundle with", metavar="FILE"),
+    key=option(
+        "",
+        "private key (PEM, elliptic curve) to sign the bundle with",
+        metavar="FILE",
+        needs_text=True,
+    ),
     name=option("", "name of the model; default: its file name", metavar="NAME"),
     tokenizer=option(
         "", "tokenizer file or folder for the trace; default: the model's own", metavar="PATH"

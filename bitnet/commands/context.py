@@ -51,8 +51,11 @@ PROMPT_CACHE = option(
     metavar="auto|off|DIR",
     section="Cache",
 )
-TO_CHECK = option(
-    "", "tokenizer file or folder to check; default: the one that would be used", metavar="PATH"
+CHECKED_TOKENIZER = option(
+    "",
+    "tokenizer file or folder to check; default: the one that would be used",
+    metavar="PATH",
+    needs_text=True,
 )
 
 Opened = TypeVar("Opened")
@@ -60,10 +63,11 @@ DEFAULT_MODEL = "smollm2-135m"
 MOST_LINES = 1000  # of the history
 
 
-def model_option(help="", default=None, *, metavar="PATH|NAME", formerly=()):
+def model_option(help="", default=None, *, metavar="PATH|NAME", formerly=(), needs_text=False):
     """The option MODEL, whose value may also come without ``--model``."""
     help = help or "GGUF file, folder with config.json, or name of a model"
-    return option(default, help, metavar=metavar, positional=True, formerly=formerly)
+    details = {"metavar": metavar, "formerly": formerly, "needs_text": needs_text}
+    return option(default, help, positional=True, **details)
 
 
 @dataclass(frozen=True)
@@ -79,11 +83,9 @@ class Context:
 
         The *options* are ``force``, ``update`` and ``verify`` of :class:`Project`.
         """
-        from bitnet.hub.http import Limits
         from bitnet.hub.project import Project
 
-        limits = Limits(rate=self.fetch.rate)
-        project = Project(folder, self.cache.root, self.fetch, limits=limits, pick=ask)
+        project = Project(folder, self.cache.root, self.fetch, pick=ask)
         return replace(project, progress=self.output.progress, **options)
 
     def model(self, named: str | Path, *, fetch: bool = False) -> Path:
@@ -214,11 +216,11 @@ def open_model(
 
     *prompt_cache* is the value of :data:`PROMPT_CACHE`.
     """
-    checkpoint = open_unnamed(options, common)
+    checkpoint = open_with_unnamed_adapters(options, common)
     return load_model(options, common, checkpoint, prompt_cache=prompt_cache)
 
 
-def open_unnamed(options: ModelOptions, common: Context) -> Checkpoint:
+def open_with_unnamed_adapters(options: ModelOptions, common: Context) -> Checkpoint:
     """The open checkpoint that *options* name, whose adapters must have no names."""
     for name in _adapters_of(options)[1]:
         raise UsageError(

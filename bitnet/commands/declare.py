@@ -101,6 +101,8 @@ class Option:
     positional: bool = False
     required: bool = False
     writes: bool = False  # its value names a file that the command writes
+    # An empty value is refused: without the option, the command removes, trusts or skips more.
+    needs_text: bool = False
     section: str = "Options"
     bounds: tuple[float, float | None] | None = None  # lowest and highest; a group checks its own
 
@@ -142,6 +144,9 @@ class Option:
         if self.choices and text not in self.choices:
             expected = ", ".join(self.choices)
             raise UsageError(f"{self.label()} expects one of {expected}, got {text!r}")
+        if self.needs_text and not text:  # the value of an unset variable of the shell
+            hint = f"write --{self.long_names[0]} {self.placeholder}, or leave it out"
+            raise UsageError(f"{self.label()} is empty", hint=hint)
         is_path = self.positional or self.placeholder.startswith(_PATHS)
         return text if is_path else terminal.argument(text)
 
@@ -219,7 +224,10 @@ class Task(InvokeTask):  # type: ignore[type-arg]
 
     @cached_property
     def options(self) -> list[Option]:
-        """The options in the order of the signature; positional and required ones come first."""
+        """The options in the order of the signature.
+
+        Positional ones come before all others, and of these the required ones first.
+        """
         parameters = self.argspec(self.body).parameters.values()
         types = get_type_hints(self.body)
         entries = (

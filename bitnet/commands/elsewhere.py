@@ -73,24 +73,28 @@ def translate(words: Sequence[str], commands: Collection[str]) -> str:
     command = COMMANDS.get(words[0], "")
     if command in commands:
         return shlex.join([command, *options[1:]])
-    if words[0] in OPTIONS_OF_OTHERS:
+    if words[0] in OPTIONS_OF_OTHERS:  # Invoke has split `--ctx-size=4096` if it is the first word
         return shlex.join(["infer", *options])
     return ""
 
 
 def _translate_options(words: Sequence[str]) -> Iterator[str]:
-    """Yield *words*, options of other programs by our names; our ``--json`` takes no value."""
-    is_format = False  # the word before is an option whose value names JSON
-    for word in words:
-        if is_format and word == "json":
-            is_format = False
-            continue
+    """Yield *words*, options of other programs by our names.
+
+    An option that names a format becomes ``--json``, which takes no value; with the name of another
+    format it is left out.
+    """
+    left = list(words)
+    while left:
+        word = left.pop(0)
         name, equals, value = word.partition("=")
         ours = OPTIONS_OF_OTHERS.get(name)
-        is_format = ours == "--json" and not equals
         if ours is None:
             yield word
-        elif ours == "--json" or not equals:
-            yield ours
+        elif ours != "--json":
+            yield f"{ours}={value}" if equals else ours
         else:
-            yield f"{ours}={value}"
+            if not equals and left and not left[0].startswith("-"):
+                value = left.pop(0)
+            if value in ("json", ""):
+                yield ours

@@ -61,8 +61,8 @@ def launch(
     """Start a coding agent that uses a model of this machine.
 
     The agent is told about the server by variables and arguments, and keeps its settings of this
-    run in a temporary folder; its own settings are neither read nor changed. The exit code is the
-    agent's.
+    run in a temporary folder. The user's settings of the agent are not changed, and only aider
+    reads them. The exit code is the agent's.
     """
     coding_agent = AGENTS[agent]
     try:

@@ -24,7 +24,7 @@ from bitnet.base.machine import fits_in_memory
 from bitnet.base.options import CacheOptions, option
 from bitnet.base.outputs import OutputFile, OutputKind
 from bitnet.base.quantities import human_count, human_size
-from bitnet.base.tables import show, table
+from bitnet.base.tables import quantity, show, table
 from bitnet.base.trust import REPOSITORY
 from bitnet.commands.context import VERIFY, Context, model_option, provide_pins
 from bitnet.commands.declare import Output, task
@@ -33,7 +33,9 @@ from bitnet.hub.fetch_options import FileSelection
 _YES = {True: "yes", False: "no", None: "?"}
 _MOST_RESULTS = 100  # of a search
 _Q4_K_M_BYTES = 0.61  # per parameter: 4.85 bits, as in usual models
-REV = option("main", "branch, tag or commit", synonyms=("ref", "revision"), metavar="REV")
+REV = option(
+    "main", "branch, tag or commit", synonyms=("ref", "revision"), metavar="REV", needs_text=True
+)
 
 _SUFFIXES = (".gguf", ".safetensors")
 
@@ -237,7 +239,7 @@ def _list_files(model, file, rev, select, common):
         {name: getattr(source, name) for name in ("file", "size", "sha256")} for source in sources
     ]
     rows = [(source.file, _size(source.size)) for source in sources]
-    rows.append((f"{len(sources)} files of {sources[0].repo}", human_size(total)))
+    rows.append((f"{quantity(len(sources), 'file')} of {sources[0].repo}", human_size(total)))
     failure = None
     if free is not None and total > free:
         failure = NoSpace(
@@ -263,12 +265,12 @@ def _plan(model, file, rev, common, local):
 
     if local is not None:
         return plan_path(local, this_machine(local.parent))
-    from bitnet.hub.resolve import locate_model, refs_of, resolve
+    from bitnet.hub.resolve import locate_source, refs_of, resolve
 
     project = common.project()
     machine = this_machine(Path("models"))
     (ref,) = refs_of(model, file, rev)
-    source, path, read_remote = locate_model(resolve(ref, project)[0], project)
+    source, path, read_remote = locate_source(resolve(ref, project)[0], project)
     origin: dict[str, Any] = {"licence": source.licence, "gated": source.gated}
     if path is not None:
         return plan_path(path, machine, **origin)
@@ -291,7 +293,7 @@ def download_model(
         "", "folder for the file (default: models/ORG-REPO)", formerly=("out",), metavar="DIR"
     ),
     rev=REV,
-    sha256=option("", "digest the file must have", metavar="DIGEST"),
+    sha256=option("", "digest the file must have", metavar="DIGEST", needs_text=True),
     force=option(False, "fetch it again even if it is there"),
     verify=VERIFY,
     select=FileSelection(),

@@ -75,7 +75,7 @@ class _Config(Config):
 
 
 def _read_settings(read: Callable[[Any], Any], path: str | PathLike[str]) -> Any:
-    """The settings of Invoke that *read* returns for the file at *path*; refuse a file without."""
+    """The settings of Invoke that *read* returns for the file at *path*, which must have some."""
     try:
         content = read(path)
         merge_dicts(Config.global_defaults(), content)

@@ -23,8 +23,8 @@ from bitnet.base.options import option
 from bitnet.base.tables import show, table
 from bitnet.base.terminal import as_json
 from bitnet.commands.context import (
+    CHECKED_TOKENIZER,
     PRE,
-    TO_CHECK,
     VERIFY,
     Context,
     model_option,
@@ -55,8 +55,13 @@ def tokenizer(
     ),
     force=option(False, "fetch it again even if it is there"),
     verify=VERIFY,
-    compare=option("", "instead of fetching: a tokenizer.json to compare ...", metavar="FILE"),
-    against=option("", "... with this one", formerly=("with",), metavar="FILE"),
+    compare=option(
+        "",
+        "instead of fetching: a tokenizer.json to compare ...",
+        metavar="FILE",
+        needs_text=True,
+    ),
+    against=option("", "... with this one", formerly=("with",), metavar="FILE", needs_text=True),
     common=Context(),
 ):
     """Download the LLaMA-3 tokenizer, or compare two.
@@ -236,7 +241,10 @@ def verify_tokenizer(
         "", "the tokenizer to compare with: GGUF file, tokenizer file or folder", metavar="PATH"
     ),
     corpus=option(
-        "", "UTF-8 file with one text per line; default: about 470 built-in texts", metavar="FILE"
+        "",
+        "UTF-8 file with one text per line; default: about 470 built-in texts",
+        metavar="FILE",
+        needs_text=True,
     ),
     pre=PRE,
     output=Output(),
@@ -305,13 +313,13 @@ def _describe(agreement, specs, parts):
 def compat_check(
     c,
     model=model_option(),
-    tokenizer=TO_CHECK,
+    tokenizer=CHECKED_TOKENIZER,
     pre=PRE,
     output=Output(),
 ):
     """Check whether a tokenizer fits a model.
 
-    Prints one line.
+    Prints a line for each further observation, then the verdict.
     """
     from bitnet.tokenizer.comparison import compatibility
     from bitnet.tokenizer.discover import resolve_tokenizer
@@ -319,7 +327,7 @@ def compat_check(
 
     path = Context().model(model)
     pre = pre or None
-    loaded = load_tokenizer(tokenizer) if tokenizer else resolve_tokenizer(path, pre=pre)
+    loaded = load_tokenizer(tokenizer, pre=pre) if tokenizer else resolve_tokenizer(path, pre=pre)
     result = compatibility(path, loaded, pre=pre)
     failure = None
     lines = [*result.findings, result.verdict]

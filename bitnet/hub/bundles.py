@@ -208,7 +208,7 @@ def _notices(model: Pin, project: Project) -> list[BundledFile]:
 def collect(
     members: Iterable[BundledFile], attestations: dict[str, str], project: Project
 ) -> Bundle:
-    """A bundle of *members* with the present digests of their files, and of their pins."""
+    """A bundle of *members* with their files' present digests, and their pins as a lock file."""
     store = project.store
     by_name: dict[tuple[str, str, str], Pin] = {}
     places: dict[str, Path] = {}
@@ -426,10 +426,12 @@ def _is_other(file: Pin, project: Project) -> bool:
     store = project.store
     name = file.index_name
     record = store.index.find(*name)
-    is_same = record is None or record.sha256 == file.sha256 or store.find(record.sha256) is None
-    if is_same or project.force:
+    if project.force or record is None or record.sha256 == file.sha256:
         return False
-    logger.warning("%s %s %s is another file on this machine, and stays it without --force", *name)
+    if store.find(record.sha256) is None:  # the other file is not here any more
+        return False
+    text = "%s %s %s: this machine has another file of that name, which is kept without --force"
+    logger.warning(text, *name)
     return True
 
 
@@ -458,6 +460,7 @@ def _unpack(bundle: Bundle, store: Store, report: Report) -> list[str]:
     make_cache(store.root)
     blobs = bundle.blobs.values()
     missing = sum(blob.size for blob in blobs if not store.path_of(blob.sha256).is_file())
+    # Not CACHE_HINT: without a network, what is removed from the cache cannot be fetched again.
     require_space(store.root, missing, bundle.path.name, "choose another disk: --cache-dir DIR")
     added: list[str] = []
     done = 0

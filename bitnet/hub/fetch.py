@@ -160,6 +160,7 @@ def _fetch_from_packages(order: FileOrder, project: Project, claims: Claims) -> 
         progress=project.progress,
         force=project.force,
         claims=claims,
+        limits=project.limits,
     )
     return order.answer(blob, fetched=is_new)
 
@@ -270,7 +271,7 @@ class _Fetch:
     def _find_version(self, facts: Version, target: Path | None = None) -> Obtained | None:
         """The file of this version, if it is at *target*, in the store or in another cache."""
         digest = facts.sha256
-        is_verified = self._is_verified(facts)
+        is_verified = self._has_known_digest(facts)
         if digest is None and facts.is_bound and (record := self.store.pin_of(facts.key)):
             digest = record.sha256  # of the bytes that came for this version before
             is_verified = record.verified
@@ -279,13 +280,17 @@ class _Fetch:
         blob = self.store.find_anywhere(digest, facts.size, target, claims=self.claims)
         if blob is None:
             return None
+        if facts.git_oid is not None and not is_verified:
+            if facts.git_oid != git_oid(blob.path):
+                return None  # what the server has is fetched, and compared with the pin
+            is_verified = True
         return self.order.answer(
             blob, commit=facts.commit, etag=facts.etag or "", verified=is_verified
         )
 
-    def _is_verified(self, facts: Version) -> bool:
-        """True if the digest is a user's, this program's or a server's, or names a git object."""
-        return self.order.is_vouched or facts.is_digest_announced or facts.git_oid is not None
+    def _has_known_digest(self, facts: Version) -> bool:
+        """True if the expected SHA-256 is a user's, this program's or a server's."""
+        return self.order.is_vouched or facts.is_digest_announced
 
     def _fetch_alone(self, facts: Version) -> Obtained:
         """The file, fetched by this process or by the holder of the lock."""
@@ -358,7 +363,8 @@ class _Fetch:
         """Move the file of *partial* into the store, if it is the expected one."""
         order = self.order
         size = partial.size
-        is_verified = self._is_verified(facts)
+        # `_verify` compares the git object.
+        is_verified = self._has_known_digest(facts) or facts.git_oid is not None
         try:
             self._verify(replace(facts, sha256=facts.sha256 or announced), digest, partial)
             if order.check is not None:
@@ -387,11 +393,12 @@ class _Fetch:
         url = redact_url(self.urls[0])
         problem = ""
         has_mirrors = len(self.urls) > 1
+        is_git_object_needed = facts.git_oid is not None and not self._has_known_digest(facts)
         if source.size is not None and size != source.size:
             problem = f"{size:,} bytes came, expected {source.size:,}"
         elif expected is not None and digest != expected:
             problem = f"SHA-256 {digest}, expected {expected}"
-        elif expected is None and facts.git_oid and facts.git_oid != git_oid(partial.path):
+        elif is_git_object_needed and facts.git_oid != git_oid(partial.path):
             problem = f"other bytes than those of the git object {facts.git_oid}"
         if problem and (partial.resumed or has_mirrors):
             origin = "what a mirror sent" if has_mirrors else "what an earlier run left"

@@ -26,7 +26,6 @@ from bitnet.hub.ref import Ref, address_key, names, suggest_names
 from bitnet.hub.repo_models import TEMPLATE_FOLDER, choose, is_pattern, models_in
 from bitnet.hub.repository import first_head, list_files, read_document, some_of
 from bitnet.hub.resolve import resolve
-from bitnet.hub.session import HubSession
 from bitnet.shipped import SHIPPED
 from bitnet.sources import Source
 from bitnet.store import Pin, Store, links
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from bitnet.hub.orders import Obtained
     from bitnet.hub.project import Project
     from bitnet.hub.repo_models import RepoModel
+    from bitnet.hub.session import HubSession
     from bitnet.sources import Package
 
     # Names of tokenizer files among those of a folder, in order; reads its config.json if needed.
@@ -92,7 +92,7 @@ def files_here(model: Ref, project: Project) -> list[Obtained]:
         files = [sources.PACKAGED[model.packaged]]
     else:
         files = [_source(model, file) for file in _names_here(model, project, cut_off=cut_off)]
-    if not files:
+    if not files:  # raises Offline: *project* has no connection here
         project.require_connection(model.folder(project.cache), model.command)
     return _obtain_files(model, files, project)
 
@@ -231,11 +231,11 @@ def locate_tokenizer(
     for source in files:
         path = folder / path_of(source.file).relative_to(home)
         how = f"the same command, or copy the file to {path}"
-        order = FileOrder(
-            source, "tokenizer", entry=path, default=path, is_reusable=True, command=how
+        orders.append(
+            FileOrder(source, "tokenizer", entry=path, default=path, is_reusable=True, command=how)
         )
-        orders.append(order)
-    path = provide(orders, replace(project, records=False), root=project.cache)[-1].path
+    provided = provide(orders, replace(project, records=False), root=project.cache)
+    path = provided[-1].path
     try:
         check(path)
     except BitnetError:
@@ -243,7 +243,8 @@ def locate_tokenizer(
             links.remove(path)
         project.store.verified.forget(path)
         raise
-    logger.info("Successfully downloaded tokenizer: %s", path)
+    if any(file.fetched for file in provided):
+        logger.info("Successfully downloaded tokenizer: %s", path)
     return path
 
 
@@ -399,7 +400,7 @@ def compare_with_hub(ref: Ref, project: Project) -> Iterator[Finding]:
             f"the cache has no file of {ref.repo} at {ref.revision}",
             hint="`bitnet cache list` lists what is there",
         )
-    with HubSession(project.options_for(ref.repo), limits=project.limits) as session:
+    with project.connect(Source(ref.repo, ref.repo)) as session:
         for pin in sorted(pins, key=lambda entry: entry.file):
             yield _compare(pin, project, session)
 
@@ -487,12 +488,12 @@ def _is_unfinished(ref: Ref, entry: Entry) -> bool:
     if entry.kind != "partial":
         return False
     if ref.url:
-        return entry.wanted == (redact_url(ref.url), address_key(ref.url))
+        return entry.requested == (redact_url(ref.url), address_key(ref.url))
     if ref.packaged:
         # File names of wheels have underscores.
         wheels = [package.name.replace("-", "_") for package in _packages_of(ref)]
         return any(entry.path.name.startswith(f"{wheel}-") for wheel in wheels)
-    return entry.wanted[:2] == (ref.repo, ref.revision) and ref.means(entry.wanted[-1])
+    return entry.requested[:2] == (ref.repo, ref.revision) and ref.means(entry.requested[-1])
 
 
 def _packages_of(ref: Ref) -> tuple[Package, ...]:

@@ -12,7 +12,7 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from bitnet.base import locks, settings, trust
 from bitnet.base.errors import NotFound, Offline, PermissionDenied, UsageError, from_os_error
@@ -61,9 +61,14 @@ class Project:
     update: bool = False  # accept files that differ from the lock file
     verify: bool = False  # read files again instead of trusting records
     records: bool = True  # write provided files into the lock file
-    limits: Limits = field(default_factory=Limits, compare=False, repr=False)  # of all transfers
+    # of all transfers; default: with the rate of *options*
+    limits: Limits = field(default=cast("Limits", None), compare=False, repr=False)
     # called to choose one of several models of a repository; returns None without a user to ask
     pick: Pick = field(default=lambda _repo, _models: None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.limits:
+            object.__setattr__(self, "limits", Limits(rate=self.options.rate))
 
     @property
     def lock_path(self) -> Path:

@@ -250,7 +250,7 @@ def _place_beside(file: Obtained, store: Store, claims: Claims) -> None:
         # If the caller asked for another path, an entry that exists is not replaced.
         if order.target is None or not order.entry.exists():
             store.place(store.find(blob.sha256) or blob, order.entry, store.root)
-        if file.fetched:
+        if file.fetched and order.check is not None:  # only the order for a tokenizer has one
             logger.info("Successfully downloaded tokenizer: %s", order.entry)
     if order.source.notices and order.target is not None:
         for name, notice in notices(order.source, store, claims).items():
@@ -291,7 +291,10 @@ def _pin(files: list[Obtained], project: Project) -> list[Obtained]:
 
 
 def _may_be_pinned(file: Obtained, project: Project) -> bool:
-    """False for a file outside of the project that ``sync`` could not put into it."""
+    """False for a file outside of the project whose usual path in it must not be used.
+
+    ``sync`` puts a file without a place at that path.
+    """
     order = file.order
     is_inside = order.kind != "model" or project.place_of(order.target) is not None
     usual_place = project.place_of(order.default)

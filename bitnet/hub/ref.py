@@ -243,7 +243,7 @@ def suggest_names(text: str) -> str:
 
 
 def is_related(name: str, text: str) -> bool:
-    """True if the model *name* of this package is called *text*, or belongs to that family."""
+    """True if the model *name*, one of :func:`names`, is called *text* or of that family."""
     if name in SHIPPED:
         return contains(text, name, SHIPPED[name].family)
     source = sources.PACKAGED.get(name) or sources.MODELS[name]

@@ -78,10 +78,10 @@ def refs_of(
             )
     listed = sources.model_source(ref.repo)
     default = listed.file if listed and not (whole or ref.tag) else ""
-    wanted = [*files] or [ref.file or default]
+    requested = [*files] or [ref.file or default]
     # "main" is the default of --rev: then the revision in *text* applies.
     revision = revision if revision != "main" else ref.revision
-    return [replace(ref, file=file, revision=revision) for file in wanted]
+    return [replace(ref, file=file, revision=revision) for file in requested]
 
 
 def resolve(
@@ -292,7 +292,7 @@ def _without_refused(orders: list[FileOrder], named: set[str], project: Project)
     return orders
 
 
-def locate_model(
+def locate_source(
     source: Source, project: Project
 ) -> tuple[Source, Path | None, Callable[[int, int], bytes] | None]:
     """Complete *source* with its size and terms, and locate its bytes without fetching the file.

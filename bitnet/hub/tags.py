@@ -34,16 +34,16 @@ def quantization_of(file: str) -> str:
 
 def has_tag(file: str, tag: str) -> bool:
     """True if *tag* means the GGUF file with the path *file*."""
-    wanted = tag.upper()
+    tag = tag.upper()
     if not file.endswith(".gguf"):
         return False
-    if quantization_of(file) == wanted:
+    if quantization_of(file) == tag:
         return True
-    if not QUANTIZATION.search(wanted):
+    if not QUANTIZATION.search(tag):
         return False
     # The tag is more than the quantization, such as ``UD-Q4_K_XL``.
     stem = _naming(file).upper()
-    return stem == wanted or stem.endswith(tuple(f"{sign}{wanted}" for sign in "-._"))
+    return stem == tag or stem.endswith(tuple(f"{sign}{tag}" for sign in "-._"))
 
 
 def _naming(file: str) -> str:

@@ -249,8 +249,9 @@ class Transfer:
                 raise http.Stopped from None
             if self._url != self._servers[-1]:
                 broken.attempts = min(SERVER_ATTEMPTS, broken.attempts or SERVER_ATTEMPTS)
-            # Several connections end when one of them fails. A single one ends only with the
-            # command, which also ends the sleep of its session.
+            # Several connections stop when one of them fails, which a wait must notice. A single
+            # one stops only with the command; Project.connect gives the session a sleep that then
+            # ends.
             stopped = self._must_stop if self._in_pieces else None
             self._patience.report_failure(self.name, broken, stopped=stopped)
 

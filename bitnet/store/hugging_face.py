@@ -47,9 +47,10 @@ def files_of(repo: str, revision: str) -> tuple[str | None, dict[str, Path]]:
 
 
 def digest_of(path: Path) -> str | None:
-    """SHA-256 of *path*, one of :func:`files_of`, if it is intact; None if it is damaged.
+    """SHA-256 that *path*, one of :func:`files_of`, must have; None if it is found damaged.
 
-    For a large file it is the name of its blob, and is not computed here: callers must compare it.
+    A small file is read and compared with git's name of it. For a large file the digest is the name
+    of its blob; the file is not read, so callers must compare the digest with its bytes.
     """
     try:
         name = path.readlink().name

@@ -106,7 +106,7 @@ def _remove_left(note: Path) -> None:
 
 
 def _remove_folder(folder: Path, targets: Sequence[Path]) -> None:
-    """Remove the unfinished *folder* with the *targets* in it, unless it has other files."""
+    """Remove the *targets* in the unfinished *folder*, and the folder unless it has other files."""
     with suppress(OSError):
         for target in targets:
             if folder in target.parents:

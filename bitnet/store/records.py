@@ -50,8 +50,8 @@ class Blob:
 class Pin:
     """The record of a file: where it comes from, and which bytes it is."""
 
-    # ``version``, in the index of a store only: the bytes that came for a version of a file whose
-    # server announced no digest; or a wheel of a packaged model
+    # ``version`` is in the index of a store only: the bytes that came for a version of a file whose
+    # server announced no digest; or a wheel of a packaged model, until the model is unpacked
     kind: Kind = "model"
     # repository on the hub, an address without secrets, or the id of a packaged model
     repo: str = ""
@@ -86,7 +86,7 @@ class Pin:
 
     @property
     def key(self) -> str:
-        """Its key in the list of a cache; empty if its repository is not known."""
+        """Its key as ``bitnet cache list`` shows it; empty if its repository is not known."""
         if self.kind == "tokenizer" and self.place is not None:
             place = PurePosixPath(self.place)
             # ``tokenizers/KEY/FILE``; a lock file may name any place.

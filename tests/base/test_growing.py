@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 BLOCKS = [b"abcd", b"efghij"]
 HEADER = b"head"
 KEY = {"model": "m"}
-CALLS = ("open", "fsync", "replace", "rename", "unlink", "ftruncate", "chmod", "mkdir", "stat")
+CALLS = ("open", "fsync", "replace", "rename", "unlink", "link", "chmod", "mkdir", "stat")
 
 
 def write_all(path, key=KEY):

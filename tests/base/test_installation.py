@@ -7,7 +7,8 @@ import pytest
 from bitnet.base.invocation import extra_command, reinstall_command
 
 EXTRAS = [
-    "ci", "crossval", "crossval-ternary", "otel", "parity", "ray", "serve", "structured",
+    "ci", "crossval", "crossval-ternary", "otel", "parity", "ray", "sentencepiece", "serve",
+    "signing", "structured",
 ]  # fmt: skip
 
 

@@ -166,7 +166,7 @@ def test_a_child_imports_nothing_from_the_folder_in_which_it_runs(module, tmp_pa
     lay_traps(tmp_path)
     words, request = CHILDREN[module]
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend("")
+    monkeypatch.syspath_prepend("")  # the working folder, which isolate must leave out
     done = subprocess.run(
         invocation.isolate(module, *words), input=request, capture_output=True, text=True
     )

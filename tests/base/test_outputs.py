@@ -90,7 +90,8 @@ def test_a_writer_does_not_remove_the_draft_of_a_writer_that_is_at_work(tmp_path
     target = tmp_path / "letter"
     with OutputFile(target, LETTER).draft() as draft:
         draft.write_bytes(b"Dear first")
-        own = draft.rename(draft.with_name(".letter.4711.partial"))  # as of another process
+        # Named as by another process. The lock that the first writer holds protects its draft.
+        own = draft.rename(draft.with_name(".letter.4711.partial"))
         OutputFile(target, LETTER).write(b"Dear second")
         own.rename(draft)
     assert target.read_bytes() == b"Dear first"

@@ -53,7 +53,9 @@ def test_a_switch_set_to_something_else_is_an_error_that_names_it(setting, monke
         setting()
 
 
-@pytest.mark.parametrize(("ours", "theirs", "offline"), [("0", "1", True), ("1", "0", True)])
+@pytest.mark.parametrize(
+    ("ours", "theirs", "offline"), [("0", "1", True), ("1", "0", True), ("0", "0", False)]
+)
 def test_either_offline_switch_is_enough(ours, theirs, offline, monkeypatch):
     monkeypatch.setenv("BITNET_OFFLINE", ours)
     monkeypatch.setenv("HF_HUB_OFFLINE", theirs)

@@ -54,6 +54,7 @@ def test_no_two_prompts_that_measure_rates_begin_alike(load, requests):
     serve = load("serve")
     options = argparse.Namespace(turns=5, turn_requests=requests)
     turns = list(serve.turns_of(options))
+    # Turn 0 is a warm-up, whose rates are not used.
     assert [(turn, clients) for turn, clients, _ in turns] == [
         *itertools.product(range(6), (1, serve.SLOTS))
     ]
@@ -121,11 +122,26 @@ def test_a_reply_of_another_form_counts_as_wrong(load, status, reply):
         facts = asyncio.run(mixed.load_of(worker, 1, len(mixed.KINDS), {"a": "b"}))
     finally:
         server.stop()
-    # A client that leaves reads only the first line.
+    # A client that leaves reads only the first line: every reply with status 200 is right for it.
     right = facts["counts"].pop("left")
     assert right == (status == 200)
     assert not any(facts["counts"].values())
     assert len(facts["wrong"]) == len(mixed.KINDS) - right
+
+
+def test_requests_that_end_before_a_stream_has_two_events_are_not_measured(load, monkeypatch):
+    mixed = load("serve_mixed")
+    stream = b"data: {}\n\ndata: [DONE]\n\n"
+    chunk = b"%x\r\n%s\r\n" % (len(stream), stream)
+    handler = type("Handler", (FullQueue,), {"status": 200, "reply": chunk})
+    server = LoopbackServer(handler, None)
+    server.start()
+    monkeypatch.setattr(mixed, "attacks", lambda context: {"schema": {}})
+    try:
+        with pytest.raises(SystemExit, match=r"schema: its requests ended.*--attacks 10"):
+            asyncio.run(mixed.gaps(server.server_port, 64, 1))
+    finally:
+        server.stop()
 
 
 def test_every_kind_of_request_is_answered_rightly(load, tmp_path):

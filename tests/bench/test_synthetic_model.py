@@ -87,6 +87,12 @@ def test_a_mixture_of_experts_has_the_types_of_published_files_and_runs(written,
     assert len(pieces) == 4
 
 
+def test_a_dense_model_in_the_types_of_a_mixture_of_experts_is_refused(written, capsys):
+    with pytest.raises(SystemExit):
+        written("Q4_K_M")
+    assert "Q4_K_M is of mixtures of experts, and tiny is dense" in capsys.readouterr().err
+
+
 def test_files_of_all_encodings_have_the_same_ternary_weights(written):
     checkpoints = [written(kind) for kind in ("F16", "I2_S", "TQ1_0", "TQ2_0", "Q4_0", "Q8_0")]
     name = "blk.1.ffn_down.weight"

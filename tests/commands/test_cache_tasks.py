@@ -79,6 +79,15 @@ def test_verify_ends_with_13_and_the_command_that_removes_a_damaged_file(run, ca
     assert (code, json.loads(out)[0]["intact"]) == (13, False)
 
 
+def test_verify_does_not_suggest_an_empty_key_for_a_damaged_file_without_a_key(run, cache):
+    stray = cache / "tokenizers/stray.json"
+    stray.write_text("{")
+    code, _, err = run("cache.verify")
+    assert code == 13
+    assert f"hint: rm {stray}" in err
+    assert "--key" not in err
+
+
 def test_verify_names_the_tensor_a_truncated_model_lacks(run, cache):
     folder = cache / "models/acme--tiny/main"
     folder.mkdir(parents=True)
@@ -107,6 +116,13 @@ def test_clean_with_yes_removes_all_files(run, cache):
     code, out, _ = run("clean-cache", "--yes")
     assert (code, out) == (0, "Cache cleanup complete: removed 1 file, 13 B\n")
     assert list((cache / "tokenizers").iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["--key", "--older-than", "--cache-dir"])
+def test_clean_with_an_empty_value_removes_nothing(run, cache, option):
+    code, _, err = run("clean-cache", option, "", "--yes")
+    assert (code, err.splitlines()[0]) == (2, f"Error: {option} is empty")
+    assert (cache / "tokenizers/gpt2-50k/tokenizer.json").exists()
 
 
 # What the user types ("": the end of the input), and the files that are left.

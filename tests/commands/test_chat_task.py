@@ -237,7 +237,8 @@ def test_a_readline_library_with_fewer_functions_keeps_the_history_file(
     lacking, tmp_path, monkeypatch
 ):
     readline = pytest.importorskip("readline")
-    monkeypatch.delattr(readline, lacking, raising=False)  # as with libedit
+    # As with libedit; there is no function "neither", so then none is removed.
+    monkeypatch.delattr(readline, lacking, raising=False)
     path = tmp_path / "history"
     path.write_text("first\n")
     monkeypatch.setenv("BITNET_HISTORY", str(path))

@@ -111,7 +111,7 @@ def test_inv_gets_a_script_of_its_own(place):
     assert "complete -F _complete_inv" in done.stdout
 
 
-def test_a_name_that_looks_like_a_command_of_the_shell_is_not_offered(place, monkeypatch):
+def test_a_name_that_looks_like_a_command_of_the_shell_is_not_offered(place):
     (place.parent / "cache/models/hf/org/x$(touch ran)@main").mkdir()
     assert "ran" not in " ".join(candidates(["serve", "hf:"], load()))
 

@@ -24,6 +24,11 @@ def hint(done):
         ("ls", "models"),
         ("ls --format json", "models --json"),
         ("ls --format=json", "models --json"),
+        ("ls --format --verbose", "models --json --verbose"),
+        ("ls --format text", "models"),
+        ("ls --format=text", "models"),
+        ("ls --output-format text a", "models a"),
+        ("--ctx-size=4096 -m=a.gguf", "infer --context 4096 --model=a.gguf"),
         ("quantize a.gguf", "convert a.gguf"),
         ("server a.gguf", "serve a.gguf"),
         ("smollm2-135m", "run smollm2-135m"),
@@ -64,12 +69,15 @@ def test_an_option_of_another_program_is_named_as_it_is_called_here(command, opt
     assert hint(bitnet(command, option, "x")) == f"did you mean {ours}?"
 
 
-@pytest.mark.parametrize("word", sorted({*COMMANDS, "pull", "list", "show"}))
-def test_help_for_a_command_of_another_program_is_that_of_ours(word, bitnet):
+@pytest.mark.parametrize(
+    ("word", "ours"), [*COMMANDS.items(), ("pull", "download-model"), ("list", "models")]
+)
+def test_help_for_a_command_of_another_program_is_that_of_ours(word, ours, bitnet):
+    expected = bitnet(ours, "--help").out
+    assert expected.startswith(f"Usage: bitnet {ours} ")
     for words in ((word, "--help"), ("help", word)):
         done = bitnet(*words)
-        assert done.code == 0, done.err
-        assert done.out.startswith("Usage: bitnet ")
+        assert (done.code, done.out) == (0, expected), done.err
 
 
 def test_every_command_of_another_program_leads_to_one_of_ours_and_is_not_one_itself():

@@ -115,6 +115,7 @@ TABLES = ["models", "bench", "cache list", "inspect-gguf", "tokenize"]
 @pytest.mark.parametrize("name", TABLES)
 def test_no_table_is_wider_than_the_terminal_except_for_a_long_name(shown, name):
     columns, outputs = shown
+    # A table begins with its bold heading and ends before an empty line.
     rows = outputs[name].partition("\x1b[1m")[2].partition("\r\n\r\n")[0]
     for line in re.split(r"\r?\n|\r", ESCAPE.sub("", rows)):
         is_name = name in ("models", "cache list") and "a-model-with-a-long-name" in line
@@ -169,7 +170,7 @@ def test_verify_breaks_its_sentences_at_spaces(tmp_path):
     run = OnTerminal([BITNET, "verify", "bitnet-tiny"], folder=tmp_path, columns=60)
     assert run.end() == 0
     lines = re.split(r"\r?\n", ESCAPE.sub("", run.shown))
+    # Lines of checks, and their further lines, except those with commands, which are not broken.
     checks = [line for line in lines if re.match(r"[✓!·✗-] |  \S", line) and "bitnet " not in line]
-    # Lines of checks, and their further lines; commands are not broken.
     assert len(checks) > 10
     assert all(len(line) <= 60 for line in checks)

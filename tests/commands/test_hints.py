@@ -140,7 +140,7 @@ def hub(tmp_path, monkeypatch):
         yield server
 
 
-def test_every_command_in_a_text_that_runs_here_succeeds(bitnet, hub, capsys):
+def test_every_command_in_a_text_that_runs_here_succeeds(bitnet, hub):
     assert bitnet("export-tokenizer", "models/model.gguf", "--into", ".").code == 0
     assert bitnet("attest", "--model", "models/model.gguf", "--output", "a.json").code == 0
     assert bitnet("download-model", "--id", "org/tiny", "--file", "tiny.gguf").code == 0

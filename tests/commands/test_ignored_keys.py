@@ -90,7 +90,7 @@ def test_infer_and_run_name_the_key(command, model, bitnet):
 
 
 def test_a_server_names_the_key(model):
-    pytest.importorskip("fastapi", reason="needs the extra server")
+    pytest.importorskip("fastapi", reason="needs the extra serve")
     from server_process import listening
 
     with listening(model, ignore_keys=(KEY,)) as running:

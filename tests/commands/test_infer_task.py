@@ -15,6 +15,7 @@ from hf_folders import tiny_folder, tokenizer_folder
 from tiny_keys import VOCAB
 from tiny_models import TOKENS, tiny_gguf
 
+from bitnet.commands.context import write
 from bitnet.formats.gguf import GGUF
 from bitnet.tokenizer.spec import byte_spelling
 
@@ -216,8 +217,8 @@ def test_an_address_given_as_tokenizer_is_fetched_once(bitnet, hub, tmp_path, mo
     url = f"{hub.url}/org/words/resolve/main/tokenizer.json"
     words = ("infer", "--model", bare, "--prompt", "ab", "--max-tokens", 2, "--json", "--dump-ids")
     for source in (url, "hf://org/words", "org/words"):
-        # The address of a file does not say which file of its repository is the tokenizer. Before
-        # a download only org/words is known: it is the repository of hf://org/words.
+        # Offline, a source works if it was fetched before. Fetching the file at url does not show
+        # which file of org/words is its tokenizer; hf://org/words is another name of org/words.
         before = bitnet(*words, "--tokenizer", source, "--offline")
         assert before.code == (0 if source == "org/words" else 23)
         done = bitnet(*words, "--tokenizer", source)
@@ -321,18 +322,24 @@ def test_a_folder_cut_anywhere_is_refused(bitnet, tmp_path):
 
 
 def test_ctrl_c_keeps_the_text_so_far(bitnet, model, monkeypatch):
+    words = ("infer", "--model", model, "--prompt", "abcabcabc")  # its greedy answer is long
+    whole = bitnet(*words).out
     written = []
 
     def interrupt(piece):
         written.append(piece)
+        escaped = write(piece)
         if len(written) == 3:
             raise KeyboardInterrupt
+        return escaped
 
     monkeypatch.setattr("bitnet.commands.generate.write", interrupt)
-    done = bitnet("infer", "--model", model, "--prompt", "abcabcabc")  # its greedy answer is long
+    done = bitnet(*words)
     assert done.code == 130
     assert "interrupted" in done.err
-    assert written[-1] == "\n"
+    assert done.out == "".join(written[:3]) + "\n"
+    assert whole.startswith("".join(written[:3]))
+    assert len(done.out) < len(whole)
 
 
 def test_drafts_change_the_metrics_and_not_the_text(bitnet, model):

@@ -128,6 +128,20 @@ def test_a_wrong_preset_is_refused_and_nothing_is_written(bitnet, presets, words
     assert not presets.exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "error"),
+    [
+        ("Modelfile", "FROM m\nPARAMETER top_k few", "Error: PARAMETER top_k is 'few', expected"),
+        ("Modelfile", "FROM m\nPARAMETER tfs_z 1", "Error: PARAMETER tfs_z is not served"),
+        ("preset.ini", "[x]\ntop-k = few", "Error: preset.ini: top-k is 'few', expected"),
+    ],
+)
+def test_a_wrong_line_of_a_file_is_not_reported_as_an_option(bitnet, tmp_path, name, text, error):
+    file = tmp_path / name
+    file.write_text(text)
+    assert error in bitnet("create", "x", "-f", str(file)).err
+
+
 #: Options whose default is a value, so that the default itself may be typed.
 DEFAULTS = {
     name: getattr(Request(), name) for name in OPTIONS if getattr(Request(), name) not in (None, [])

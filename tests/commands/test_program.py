@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from bitnet.__main__ import inv
 from bitnet.base import errors
 from bitnet.base.options import option
 from bitnet.commands import add, load
-from bitnet.commands.declare import GROUPS, Output, Task, dataclass, task
+from bitnet.commands.declare import GROUPS, Output, Task, task
 from bitnet.commands.program import Program, command_help
 from bitnet.server.serve_options import ServeOptions
 
@@ -191,6 +191,26 @@ def test_wrong_usage_has_a_hint_to_what_would_have_worked(run, words, hint):
     assert hint in run(*words)[2]
 
 
+# Without these options the commands remove, trust or skip more.
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("cache clean --key", "cache clean --older-than", "cache clean --cache-dir"),
+        *("rm x --cache-dir", "cache verify --model", "serve --api-key", "serve --tls-cert"),
+        *("verify --model", "verify x --against", "verify x --key", "verify x --tokenizer"),
+        *("attest x --key", "compat-check x --tokenizer", "download-model o/r --rev"),
+        *("download-model o/r --sha256", "tokenizer --compare", "tokenizer --against"),
+        *("verify-tokenizer x --against y --corpus", "crossval --check", "crossval --prompts"),
+        "crossval --recording",
+    ],
+)
+def test_an_unset_variable_of_the_shell_is_not_an_option_that_was_left_out(bitnet, words):
+    done = bitnet(*words.split(), "")
+    name = words.rpartition("--")[2]
+    named = "MODEL" if name == "model" else f"--{name}"
+    assert (done.code, done.err.splitlines()[0]) == (2, f"Error: {named} is empty")
+
+
 @pytest.mark.parametrize("words", [["say", "--help"], ["say", "-h"], ["--help", "say"]])
 def test_help_is_shown_in_every_form_and_place(run, words):
     code, out, _ = run(*words)
@@ -249,11 +269,6 @@ def test_exit_codes_lists_every_error_class(bitnet):
     assert {str(code) for code in used} | {"0"} == set(listed)
 
 
-def _options(command):
-    """Options of *command*."""
-    return command.options
-
-
 @pytest.mark.parametrize("name", EVERY_COMMAND)
 def test_every_command_describes_itself_and_all_its_options(name):
     command = COMMANDS[name]
@@ -262,7 +277,7 @@ def test_every_command_describes_itself_and_all_its_options(name):
     assert first, "the docstring is the help"
     assert len(first) <= 60
     assert re.fullmatch(r"[A-Z].*\.", first)
-    for entry in _options(command):
+    for entry in command.options:
         assert entry.help, f"--{entry.names[0]} has no help"
         shorts = [name for name in entry.names if len(name) == 1]
         allowed = {"verbose": ["v"], "max-tokens": ["n"], "file": ["f"]}.get(entry.names[0], [])
@@ -278,7 +293,7 @@ def test_every_command_shows_its_help(bitnet, name):
     assert (done.code, done.err) == (0, "")
     spellings = re.findall(r"^  (-\S.*?)(?:  |$)", done.out, re.MULTILINE)
     shown = re.findall(r"--(?:\[no-\])?([\w-]+)", "\n".join(spellings))
-    for entry in _options(COMMANDS[name]):
+    for entry in COMMANDS[name].options:
         assert entry.positional or entry.names[0] in shown
 
 
@@ -473,6 +488,7 @@ def test_a_command_imports_invoke_without_modules_that_only_its_tests_need():
         "    main()\n"
         "except SystemExit as stop:\n"
         "    print(stop.code, *({'asyncio', 'email', 'zipfile'} & sys.modules.keys()))\n"
+        # The program has removed the stand-ins with which it imported Invoke.
         "import importlib.metadata\n"
         "import unittest.mock\n"
         "print(unittest.mock.Mock(return_value=5)(), importlib.metadata.version('invoke')[0])\n"

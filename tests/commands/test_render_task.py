@@ -58,6 +58,7 @@ def test_a_given_template_replaces_the_models_template_for_tools_too(bitnet, wri
     }
     model = tiny_gguf(tmp_path / "n.gguf", **named)
     words = ("--messages", write("chat.json", [USER]), "--tools", write("tools.json", [TOOL]))
+    # These templates do not write tools, so a system message describes them.
     assert bitnet("render", model, *words).out.startswith("T[system]")
     template = write("t.jinja", "X" + TEMPLATE)
     assert bitnet("render", model, *words, "--chat-template", template).out.startswith("X[system]")

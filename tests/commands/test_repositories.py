@@ -128,6 +128,8 @@ def test_a_plan_lists_the_files_that_would_be_fetched(work, hub, bitnet):
     assert [row["file"] for row in facts["files"]] == ["m-Q4_0.gguf"]
     assert facts["size_bytes"] == facts["files"][0]["size"] > 0
     assert hub.sent("cdn") == 0
+    text = bitnet("plan", "org/two", "--include", "*.gguf", "--exclude", "*Q8*").out
+    assert "1 file of org/two" in text
     text = bitnet("plan", "org/two", "--include", "*").out
     assert "sub/notes.txt" in text
     assert "4 files of org/two" in text

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has n
 
 PATIENCE_S = 60  # every command below takes a second or two
 
-# The words of a command that reaches each of its files; {pipe} is the value of the option.
+# The words of a command that reaches each of its files. The test adds the option and the pipe.
 WORDS = {
     "attest": "{model} --no-trace",
     "batch": "{model} --input {rows} --output {out} --max-tokens 1",
@@ -165,6 +165,7 @@ def test_a_pipe_as_the_value_of_an_option_is_refused(
     if is_positional and words and not words[0].startswith("-"):
         words[0] = value
     else:
+        # Remove the option and its value from the template, if it has them, and append both.
         words = [word for at, word in enumerate(words) if flag not in (word, *words[at - 1 : at])]
         words += [flag, value]
     done = bitnet(*command.split(), *words)

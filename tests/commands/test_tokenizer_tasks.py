@@ -130,6 +130,9 @@ def test_compat_check_compares_the_texts_of_tokens_if_the_pre_tokenizer_is_unkno
 def test_compat_check_takes_the_pre_tokenizer_from_the_command_line(nameless, bitnet):
     assert bitnet("compat-check", nameless).code == 19
     assert bitnet("compat-check", nameless, "--pre", "gpt-2").code == 0
+    of_a_file = ("compat-check", nameless, "--tokenizer", nameless)
+    assert bitnet(*of_a_file).code == 19
+    assert bitnet(*of_a_file, "--pre", "gpt-2").code == 0
 
 
 def test_an_exported_tokenizer_verifies_against_its_source(model, tmp_path, bitnet, corpus):

@@ -261,7 +261,7 @@ def test_a_model_is_left_out_for_its_missing_tokenizer_and_never_for_its_damage(
     ]
 
 
-def test_the_script_for_each_model_fails_without_any_model(tmp_path):
+def test_the_script_for_each_model_fails_without_any_model():
     done = script("each-model.sh", "true")
     assert (done.returncode, done.stdout) == (
         19,

@@ -186,11 +186,14 @@ def test_a_pip_with_other_internals_is_asked_for_an_installation_report_instead(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     run = wheels_of._run
+    refused = []
 
     def refuse(command, folder):
         if "bitnet.hub.pip_child" in command:  # the process that uses internals of pip
+            refused.append(command)
             return wheels_of.OTHER_PIP, "AttributeError"
         return run(command, folder)
 
     monkeypatch.setattr(wheels_of, "_run", refuse)
     obtain(store)
+    assert len(refused) == 1

@@ -21,6 +21,7 @@ DIGEST = hashlib.sha256(CONTENT).hexdigest()
 OTHER = hashlib.sha256(b"other bytes").hexdigest()
 assert len(CONTENT) > LARGE_BYTES  # the hub redirects requests for it to the storage (cdn)
 SOURCE = Source("m", "org/model", "model.gguf")
+CONFIG = Source("m", "org/model", "config.json")
 
 
 def field(digest):
@@ -213,4 +214,33 @@ def test_a_digest_of_the_user_verifies_the_file(hub, project):
 
 def test_a_small_file_is_verified_by_the_name_of_its_git_object(hub, project):
     hub.add("org/model", "config.json", b"{}")
-    assert fetch_source(Source("m", "org/model", "config.json"), project).pin.verified
+    assert fetch_source(CONFIG, project).pin.verified
+
+
+def pin_config_unverified(hub, project):
+    """Pin ``config.json`` without a digest, remove its bytes, and let the hub describe it again."""
+    hub.add("org/model", "config.json", b"{}")
+    hub.rules.append(Rule("hub", path="config.json", drop_headers=("ETag", "X-Repo-Commit")))
+    assert not fetch_source(CONFIG, project).pin.verified
+    (project.folder / "models/org-model/config.json").unlink()
+    for blob in list(project.store.blobs()):
+        project.store.drop(blob)
+    hub.rules.clear()
+
+
+def test_the_name_of_a_git_object_verifies_the_bytes_of_an_unverified_pin(hub, project):
+    pin_config_unverified(hub, project)
+    assert fetch_source(CONFIG, project).pin.verified
+    assert "verified" not in project.lock_path.read_text()
+
+
+def test_bytes_of_another_git_object_are_refused_if_only_an_unverified_pin_names_them(hub, project):
+    pin_config_unverified(hub, project)
+    commit = hub.repo("org/model").revisions["main"]
+    headers = {"X-Repo-Commit": commit, "ETag": f'"{"0" * 40}"'}
+    for method, body in (("HEAD", b""), ("GET", b"{}")):
+        more = {"Content-Type": "application/json", "Content-Length": "2"}
+        rule = Rule("hub", method, "config.json", status=200, headers=headers | more, body=body)
+        hub.rules.append(rule)
+    with pytest.raises(IntegrityError, match="other bytes than those of the git object 0000"):
+        fetch_source(CONFIG, project)

@@ -73,7 +73,7 @@ from tiny_packages import TINY
 root, fault, scenario = Path(facts["root"]), facts["fault"], facts["scenario"]
 cache, work = root / "cache", root / "work"
 os.environ["BITNET_CONNECTIONS"] = "1"
-options = FetchOptions(base_url=facts["url"], retries=1)
+options = FetchOptions(base_url=facts["url"], retries=1)  # 1: one attempt
 CALLS = (
     "open", "pwrite", "write", "fsync", "replace", "rename", "unlink", "link", "mkdir", "rmdir",
     "chmod", "utime", "ftruncate", "close", "stat", "lstat", "scandir", "listdir",
@@ -300,7 +300,7 @@ def check(where):
         yield [where, f"the next run ended with {end}: {wrong_files() or wrong_state()}"]
     if used() > facts["kept"] + 30000:
         yield [where, f"{used()} bytes after the next run"]
-    left = (cache / "store/partial").glob("*/*")
+    left = (cache / "store/partial").glob("*/*")  # a later command removes abandoned sidecars
     if [path for path in left if not path.name.endswith((".json", ".new"))]:
         yield [where, "something is left on its way"]
 
@@ -431,9 +431,8 @@ def prepared(scenario, hub, tmp_path):
             facts["files"] = {"model.gguf": sha256(CONTENT)}
         facts["before"] = [(repo, file, len(content) - 4) for repo, file, content in before]
     if scenario in ("bundle", "export"):
-        project = Project(
-            tmp_path, tmp_path / "full", FetchOptions(base_url=hub.url, retries=1), "none"
-        )
+        options = FetchOptions(base_url=hub.url, retries=1)  # 1: one attempt
+        project = Project(tmp_path, tmp_path / "full", options, "none")
         models.locate_model(
             parse("hf:org/model:model.gguf"), project, fetch=True,
             announce=lambda line: None,

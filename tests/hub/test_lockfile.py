@@ -31,10 +31,10 @@ MODEL = Pin(
 )
 
 
-def test_pins_that_are_written_are_read_again_in_order(tmp_path):
+def test_pins_that_are_written_are_read_again_sorted(tmp_path):
     path = tmp_path / records.LOCK_FILE
     records.write_lock(path, [TOKENIZER, MODEL])
-    assert records.read_lock(path) == [MODEL, TOKENIZER]
+    assert records.read_lock(path) == [MODEL, TOKENIZER]  # sorted by identity
     assert [entry.name for entry in tmp_path.iterdir()] == [records.LOCK_FILE]
 
 

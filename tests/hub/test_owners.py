@@ -38,10 +38,14 @@ def world(tmp_path, hub, monkeypatch):
 
 
 def fetched(name, project, address, how):
-    """Path of *name* once it is fetched: in the cache, or if *how* is "project" in the project."""
+    """Path of *name* once it is fetched: in the cache, or if *how* is "project" in the project.
+
+    The file at an address is always in the cache.
+    """
     ref = parse(address if name == "ADDRESS" else name)
     if how == "project" and ref.repo:
         source = Source(ref.repo, ref.repo, "tiny.gguf", ref.revision)
+        # Each name has a folder of its own in the project: "one", "two" or "@v2".
         return fetch_source(source, project, target=project.folder / name[-3:] / "tiny.gguf").path
     return models.locate_model(ref, project, fetch=True, announce=lambda line: None)
 
@@ -60,6 +64,7 @@ def test_a_file_stays_under_its_second_name_when_the_first_is_removed_and_goes_w
     offline = replace(project, options=replace(project.options, offline=True))
     one, two = (fetched(name, project, address, how) for name in (first, second))
     assert one.samefile(two), "the disk holds the bytes once"
+    # The storage server states no digest: bytes that are here may be sent again for its address.
     assert hub.sent("cdn") == next(project.store.blobs()).size or "ADDRESS" in (first, second)
     assert len(listed(project)) == 3, "the shipped model, and the two names"
 

@@ -66,7 +66,7 @@ def test_the_notice_of_a_model_is_still_claimed_once_the_model_is_extracted(
         return blob
 
     monkeypatch.setattr(wheels, "extract", look)
-    fetch_source(TINY, Project(tmp_path, tmp_path / "cache", FetchOptions(), "none"))
+    fetch_source(TINY, Project(tmp_path, tmp_path / "cache", FetchOptions(), progress="none"))
     assert held == [True]
 
 
@@ -83,3 +83,13 @@ def test_a_table_of_mirrors_that_cannot_be_read_is_refused(tmp_path, text):
     (tmp_path / MIRRORS).write_bytes(text.encode("latin-1"))
     with pytest.raises(UsageError, match=MIRRORS):
         mirrors(tmp_path)
+
+
+def test_the_limits_of_a_project_have_the_rate_of_its_options(tmp_path, monkeypatch):
+    def rate(options):
+        return Project(tmp_path, tmp_path / "cache", options).limits.rate
+
+    assert rate(FetchOptions(limit_rate="1M")) == 1e6
+    assert rate(FetchOptions()) == 0
+    monkeypatch.setenv("BITNET_LIMIT_RATE", "500k")
+    assert rate(FetchOptions()) == 5e5

@@ -194,7 +194,7 @@ def test_sync_needs_no_cache_while_the_projects_file_is_right(projects):
     assert [result.cached for result in sync(offline(projects[0]))] == [True]
 
 
-def test_a_pinned_file_that_the_user_changed_is_not_replaced_until_it_is_removed(hub, projects):
+def test_a_pinned_file_that_the_user_changed_is_not_replaced_until_it_is_removed(projects):
     result = fetch_source(WEIGHTS, projects[0])
     result.path.unlink()
     result.path.write_bytes(b"changed")
@@ -204,7 +204,7 @@ def test_a_pinned_file_that_the_user_changed_is_not_replaced_until_it_is_removed
     assert sync(projects[0])[0].path.read_bytes() == CONTENT
 
 
-def test_an_edited_file_of_one_project_never_changes_the_file_of_another(hub, projects):
+def test_an_edited_file_of_one_project_never_changes_the_file_of_another(projects):
     first = fetch_source(WEIGHTS, projects[0])
     first.path.chmod(0o644)
     with first.path.open("r+b") as file:
@@ -229,7 +229,7 @@ def test_the_hint_for_a_file_without_the_users_digest_never_advises_to_accept_it
     assert "--update" not in str(caught.value) + caught.value.hint
 
 
-def test_a_gated_tokenizer_without_a_token_hints_at_the_command_for_its_mirror(hub, projects):
+def test_a_gated_tokenizer_without_a_token_hints_at_the_command_for_its_mirror(projects):
     gated = Source("official", "meta-llama/Meta-Llama-3-8B", vocab_size=2,
                    cache_key="llama3-128k", gated=True)  # fmt: skip
     with pytest.raises(Exception, match="HF_TOKEN") as caught:

@@ -87,7 +87,7 @@ def test_fetching_a_tokenizer_again_opens_no_connection(project, monkeypatch):
     assert fetch_checked(MIRRORED, offline(project)).cached
 
 
-def test_a_mirrored_tokenizer_is_never_used_for_the_gated_original(project, hub, monkeypatch):
+def test_a_mirrored_tokenizer_is_never_used_for_the_gated_original(project, monkeypatch):
     fetch_checked(MIRRORED, project)
     with pytest.raises(TokenMissing):
         fetch_checked(GATED, project)
@@ -111,7 +111,7 @@ def test_offline_names_the_cache_path_and_the_command(project):
     assert "bitnet tokenizer --source open" in caught.value.hint
 
 
-def test_a_cached_file_with_a_wrong_vocabulary_is_replaced_with_a_warning(project, hub, caplog):
+def test_a_cached_file_with_a_wrong_vocabulary_is_replaced_with_a_warning(project, caplog):
     fetch_checked(MIRRORED, project)
     entry = tokenizer_entry(MIRRORED, project.cache)
     entry.unlink()
@@ -164,7 +164,7 @@ def test_another_revision_is_requested_and_pinned_on_its_own(project, hub):
     assert [entry.revision for entry in records.read_lock(project.lock_path)] == ["main", "v1"]
 
 
-def test_force_fetches_a_file_that_is_there_again(project, hub):
+def test_force_fetches_a_file_that_is_there_again(project):
     fetch_checked(MIRRORED, project)
     assert not fetch_checked(MIRRORED, replace(project, force=True)).cached
 

@@ -83,6 +83,18 @@ def test_an_incomplete_address_or_one_of_a_model_is_refused_as_a_tokenizer(text,
         provide(parse(text), project, check=read)
 
 
+def test_a_tokenizer_with_files_beside_it_is_reported_once(project, caplog):
+    caplog.set_level("INFO", "bitnet")
+    path = provide(parse(REPO), project, check=read)
+    assert (path.parent / "tokenizer_config.json").exists()
+    assert caplog.text.count("Successfully downloaded tokenizer") == 1
+    assert f"Successfully downloaded tokenizer: {path}\n" in caplog.text
+    caplog.clear()
+    path.unlink()
+    assert provide(parse(REPO), project, check=read) == path  # from the store
+    assert "Successfully downloaded" not in caplog.text
+
+
 def test_of_a_repository_of_mistral_its_own_tekken_file_is_fetched(project, hub, tmp_path):
     hub.add("mistral/words", "tokenizer.json", CONTENT)
     hub.add("mistral/words", "tekken.json", write(tmp_path / "any.json").read_bytes())

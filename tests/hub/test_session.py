@@ -123,7 +123,7 @@ def test_a_missing_repository_is_reported_as_missing_or_private(hub, session, tm
         fetch_file(session, tmp_path, repo="unknown/repo")
 
 
-def test_a_server_that_was_never_reached_is_given_up_after_three_attempts(session, tmp_path):
+def test_a_server_that_was_never_reached_is_given_up_after_three_attempts(tmp_path):
     options = FetchOptions(base_url="http://127.0.0.1:9")
     with HubSession(options, sleep=lambda s: None) as hub_session:
         url = file_url("org/model", "main", "model.gguf", options)
@@ -341,7 +341,7 @@ def test_an_error_behind_a_socks_proxy_names_the_proxy(monkeypatch):
 
 
 def test_after_an_expired_signature_the_hub_is_asked_for_another_address(
-    hub, session, tmp_path, monkeypatch, clock
+    hub, session, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     hub.tokens[TOKEN] = {"org/model"}
@@ -372,9 +372,7 @@ def test_a_storage_that_refuses_gets_no_token_and_its_advice_is_not_shown(
     assert not any("Authorization" in seen.headers for seen in hub.requests("cdn"))
 
 
-def test_the_login_in_the_hubs_address_is_sent_there_and_nowhere_else(
-    hub, session, tmp_path, monkeypatch
-):
+def test_the_login_in_the_hubs_address_is_sent_there_and_nowhere_else(hub, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", TOKEN)  # as in huggingface_hub, the login replaces it
     hub.add("org/model", "model.gguf", BIG)
     login = f"Basic {b64encode(b'me:s/same').decode()}"

@@ -183,7 +183,7 @@ def test_a_model_is_removed_by_its_tag_alone(contents, bitnet):
     assert names_here(bitnet) == ["hf:org/one:m-F16.gguf"]
 
 
-def test_a_tag_is_fetched_though_another_quantization_is_here(contents, bitnet, tmp_path):
+def test_a_tag_is_fetched_though_another_quantization_is_here(contents, bitnet):
     assert bitnet("run", f"{REPO}:F16", *RUN).code == 0
     done = bitnet("run", f"{REPO}:Q8_0", *RUN)
     assert "Fetching org/one: m-Q8_0.gguf" in done.err

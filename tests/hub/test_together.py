@@ -4,7 +4,6 @@ import _thread
 import contextlib
 import io
 import os
-import pty
 import re
 import subprocess
 import sys
@@ -12,7 +11,6 @@ import threading
 
 import pytest
 from hub_server import HubServer, Rule
-from terminals import OnTerminal
 from waiting import PATIENCE_S, until
 
 from bitnet.base.errors import NetworkError, NotFound, UsageError
@@ -204,6 +202,8 @@ main()
 
 @pytest.mark.skipif(os.name == "nt", reason="a terminal of POSIX systems")
 def test_every_file_has_a_bar_of_its_own(tmp_path):
+    import pty
+
     with HubServer() as hub:
         for name, content in FILES.items():
             hub.add("org/whole", name, content)
@@ -238,7 +238,7 @@ def test_ctrl_c_ends_all_transfers_and_keeps_the_received_bytes(tmp_path):
     with HubServer() as hub:
         for name, content in FILES.items():
             hub.add("org/whole", name, content)
-        hub.rules.append(Rule(where="cdn", method="GET", path="", stall_at=500_000, times=3))
+        hub.rules.append(Rule(where="cdn", method="GET", stall_at=500_000, times=3))
         environment = os.environ | {
             "HF_ENDPOINT": hub.url,
             "BITNET_CACHE_DIR": str(tmp_path / "c"),
@@ -271,6 +271,8 @@ def test_ctrl_c_does_not_wait_for_a_server_that_is_silent(where, files, tmp_path
     """The server answers only after the process has ended."""
     import signal
 
+    from terminals import OnTerminal
+
     host, method = where
     large = b"GGUF" + bytes(1_000_000)
     with HubServer() as hub:
@@ -292,6 +294,8 @@ def test_ctrl_c_does_not_wait_for_a_server_that_is_silent(where, files, tmp_path
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX systems")
 def test_a_message_about_a_file_is_on_a_line_of_its_own(tmp_path):
     import signal
+
+    from terminals import OnTerminal
 
     with HubServer() as hub:
         for name, content in FILES.items():

@@ -45,7 +45,7 @@ def target(hub, tmp_path):
     return tmp_path / "model.gguf"
 
 
-def fetch(hub, session, path, **options):
+def fetch(session, path, **options):
     """Download the file of the hub to *path* in a session with *options*."""
     with session(**options) as hub_session:
         url = file_url("org/model", "main", "model.gguf", hub_session.options)
@@ -79,41 +79,41 @@ def recorded(target):
 
 
 def test_four_connections_fetch_every_byte_once(hub, session, target):
-    done = fetch(hub, session, target, connections=4)
+    done = fetch(session, target, connections=4)
     assert target.read_bytes() == CONTENT
     assert done.sha256 == DIGEST
     assert hub.sent("cdn") == len(CONTENT)
     parts = hub.requests("cdn", "GET")
     assert len(parts) > 4  # more pieces than connections
     assert {part.status for part in parts} == {206}
-    # All are parts of the version that the first reply had.
-    assert len({part.headers.get("If-Range") for part in parts[1:]}) == 1
+    # The hub states the digest, which decides in the end, not an ETag of the storage.
+    assert not any("If-Range" in part.headers for part in parts)
 
 
 def test_a_broken_part_is_continued_and_no_byte_is_sent_twice(hub, session, target):
     hub.rules.append(Rule(where="cdn", method="GET", times=2, truncate_at=300_000))
-    fetch(hub, session, target, connections=4)
+    fetch(session, target, connections=4)
     assert target.read_bytes() == CONTENT
     assert hub.sent("cdn") == len(CONTENT)
 
 
 def test_a_server_without_ranges_gets_one_connection(hub, session, target):
     hub.rules.append(Rule(where="cdn", ignore_range=True))
-    fetch(hub, session, target, connections=4)
+    fetch(session, target, connections=4)
     assert target.read_bytes() == CONTENT
     assert hub.sent("cdn") == len(CONTENT)
 
 
 def test_ranges_that_stop_working_midway_fall_back_to_one_connection(hub, session, target):
-    hub.rules.append(Rule(where="cdn", method="GET", times=1))
+    hub.rules.append(Rule(where="cdn", method="GET", times=1))  # the first request succeeds
     hub.rules.append(Rule(where="cdn", ignore_range=True))
-    fetch(hub, session, target, connections=4)
+    fetch(session, target, connections=4)
     assert target.read_bytes() == CONTENT
 
 
 def test_a_small_file_gets_one_connection(hub, session, tmp_path):
     hub.add("org/model", "model.gguf", CONTENT[:2_000_000])
-    fetch(hub, session, tmp_path / "small", connections=4)
+    fetch(session, tmp_path / "small", connections=4)
     assert len(hub.requests("cdn", "GET")) == 1
 
 
@@ -121,13 +121,13 @@ def test_without_a_setting_more_connections_are_used_only_if_one_is_slow(
     hub, session, target, clock, monkeypatch
 ):
     monkeypatch.setattr(transfer, "PARALLEL_FROM_BYTES", 20_000_000)
-    fetch(hub, session, target)  # no time passes on this clock: as fast as can be
+    fetch(session, target)  # no time passes on this clock: as fast as can be
     assert len(hub.requests("cdn", "GET")) == 2  # the probe, and the rest
     hub.forget()
     target.unlink()
     shutil.rmtree(settings.cache_dir())
     monkeypatch.setattr(transfer, "FAST_BYTES_PER_S", float("inf"))
-    fetch(hub, session, target)
+    fetch(session, target)
     assert len(hub.requests("cdn", "GET")) > 4
     assert target.read_bytes() == CONTENT
 
@@ -139,12 +139,12 @@ def test_a_partial_file_of_parallel_connections_is_continued_with_four_or_one(
     hub.rules.append(Rule(where="cdn", method="GET", times=6))  # six requests succeed
     hub.rules.append(Rule(where="cdn", method="GET", truncate_at=100_000))
     with pytest.raises(NetworkError, match="truncated"):
-        fetch(hub, session, target, connections=4, retries=2)
+        fetch(session, target, connections=4, retries=2)
     hub.rules.clear()
     hub.forget()
     kept_bytes = recorded(target)
     assert kept_bytes > transfer.PROBE_BYTES
-    fetch(hub, session, target, connections=connections)
+    fetch(session, target, connections=connections)
     assert target.read_bytes() == CONTENT
     assert hub.sent("cdn") == len(CONTENT) - kept_bytes
 
@@ -163,7 +163,7 @@ def test_after_a_kill_every_byte_that_was_written_is_kept_and_not_fetched_again(
     (partial,) = left_behind(target)
     assert partial.read_bytes() == CONTENT[:point]
     hub.forget()
-    done = fetch(hub, session, target, connections=1)
+    done = fetch(session, target, connections=1)
     assert done.sha256 == DIGEST
     assert hub.sent("cdn") == len(CONTENT) - point
     assert left_behind(target) == []
@@ -178,7 +178,7 @@ def test_a_killed_parallel_transfer_keeps_all_but_the_bytes_since_its_last_recor
     kept_bytes = hub.sent("cdn") - transfer.NOTE_BYTES
     assert kept_bytes > transfer.PROBE_BYTES
     hub.forget()
-    fetch(hub, session, target, connections=4)
+    fetch(session, target, connections=4)
     assert target.read_bytes() == CONTENT
     # The bytes that the killed process had not read yet from its four connections are sent again.
     assert hub.sent("cdn") <= len(CONTENT) - kept_bytes + 4 * 64_000
@@ -207,7 +207,7 @@ def test_a_transfer_that_is_killed_four_times_is_completed_without_a_byte_sent_t
         kill_when(start(hub, target), lambda part=part: written(target) >= part * 4_000_000)
     hub.requests()  # waits for those of the killed process
     hub.rules.clear()
-    fetch(hub, session, target)
+    fetch(session, target)
     assert target.read_bytes() == CONTENT
     assert hub.sent("cdn") == len(CONTENT)
     assert left_behind(target) == []

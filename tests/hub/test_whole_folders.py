@@ -41,9 +41,8 @@ def project(hub, tmp_path, monkeypatch):
 
 
 def fetch(project, **options):
-    """Download *files* of the repository, or all; *options* are those of ``download``."""
-    refs = refs_of("org/whole", options.pop("files", ()))
-    return download(refs, project, **options)
+    """Download the repository; *options* are those of ``download``."""
+    return download(refs_of("org/whole"), project, **options)
 
 
 def sync(project):

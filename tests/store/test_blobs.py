@@ -4,11 +4,12 @@ import hashlib
 import os
 import shutil
 import time
+from pathlib import Path
 
 import pytest
 
 from bitnet.base import files
-from bitnet.base.errors import PermissionDenied
+from bitnet.base.errors import NotFound, PermissionDenied, UsageError
 from bitnet.store import Partial, Store, Version, blobs, links
 from bitnet.store.digests import VerifiedFiles
 
@@ -16,9 +17,9 @@ CONTENT = b"GGUF" + bytes(range(256)) * 40
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 
-def known_digest(files, path):
-    """Digest that *files* records for *path*, or None if it has none or the file has changed."""
-    record = files.find(path)
+def known_digest(verified, path):
+    """Digest that *verified* records for *path*; None if it has none or the file has changed."""
+    record = verified.find(path)
     return record.sha256 if record is not None and record.is_unchanged else None
 
 
@@ -84,7 +85,7 @@ def test_two_projects_have_the_file_as_a_hard_link_or_a_copy_and_are_its_users(
 
 def store_order(store):
     """Sort key of paths: the names of their records, the order in which *store* lists users."""
-    return lambda path: store.verified.file_for(type(store.root)(path))
+    return lambda path: store.verified.file_for(Path(path))
 
 
 def _refuse(*args, **options):
@@ -154,9 +155,9 @@ def test_a_store_that_cannot_be_written_is_used_and_its_file_read_each_time(
 
 def test_placing_below_a_file_is_an_error_of_the_system(store, blob, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(Exception, match=r"os error \d+") as caught:
+    # Systems differ in the error for a file where a folder belongs, which decides the class.
+    with pytest.raises((UsageError, PermissionDenied, NotFound), match=r"os error \d+"):
         store.place(blob, tmp_path / "file" / "m.gguf")
-    assert caught.value.exit_code in (2, PermissionDenied.exit_code, 19)
 
 
 def test_a_file_in_the_cache_of_hugging_face_is_taken_if_its_bytes_are_right_and_not_changed(

@@ -67,7 +67,7 @@ def test_a_tag_copied_into_a_project_does_not_make_it_a_cache(tmp_path):
         plan(project, ALL)
 
 
-def test_links_in_a_cache_are_removed_and_their_targets_stay(tmp_path):
+def test_links_to_files_in_a_cache_are_removed_and_those_to_folders_stay(tmp_path):
     root = tmp_path / "cache"
     make_cache(root)
     users_file = put(tmp_path / "home/mine.gguf")
@@ -80,6 +80,8 @@ def test_links_in_a_cache_are_removed_and_their_targets_stay(tmp_path):
     assert users_file.read_bytes() == b"x"
     assert users_file.stat().st_nlink == 1
     assert not (root / "models/link.gguf").is_symlink()
+    assert (root / "models/folder").is_symlink()
+    assert (root / "exact-heads").is_symlink()
 
 
 def test_the_first_write_of_any_kind_marks_a_new_cache(monkeypatch, tmp_path):
