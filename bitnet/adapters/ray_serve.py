@@ -47,7 +47,8 @@ _NUMBERS = {
     "min_replicas": 1, "max_replicas": 1, "max_batch": 8, "queue": 64, "threads": 0, "drain": 30,
     "max_output_tokens": 4096, "cpus": 1,
 }  # fmt: skip
-# Errors after which another replica may answer: this one is gone, or its queue is full.
+# Errors after which another attempt may succeed: the replica is gone, or as many requests as the
+# deployment admits already wait for one.
 _LOST = (RayActorError, WorkerCrashedError, BackPressureError)
 
 
@@ -189,6 +190,8 @@ class Door:
                     while held and event["type"] == "http.response.body":
                         parts += held[0]["type"] == "http.response.body"
                         await send(held.pop(0))
+                # If the replica sent nothing, *event* is not a part of a body: it is what was
+                # received above, or an event of an earlier attempt.
                 if event["type"] != "http.response.body" or event.get("more_body"):
                     raise RayActorError(error_msg="the replica left its answer unfinished")
                 return
@@ -203,9 +206,14 @@ class Door:
                 if not isinstance(error, _LOST):
                     raise
                 if attempt + 1 == TRIES:
-                    busy = isinstance(error, BackPressureError)
-                    message = "every replica is busy" if busy else "the replicas were lost"
-                    await _refuse(send, scope["path"], 429 if busy else 503, message)
+                    if isinstance(error, BackPressureError):
+                        message = "every replica is busy, and too many requests wait for one"
+                        await _refuse(
+                            send, scope["path"], 429, message, "rate_limit_error", "queue_full"
+                        )
+                    else:
+                        message = "the replicas were lost"
+                        await _refuse(send, scope["path"], 503, message, "server_error")
                     return
                 await asyncio.sleep(0.1 * 2**attempt)
 
@@ -242,7 +250,9 @@ def app(args: Mapping[str, str]) -> Any:
             and as far as they are given ``min_replicas`` and ``max_replicas`` (1), ``cpus`` (1)
             and ``threads`` (0: as many as *cpus*) of a replica, its ``max_batch`` (8) and ``queue``
             (64), ``max_output_tokens`` (4096), and ``drain``, seconds for the answers of a replica
-            that is removed (30). The key of clients is ``BITNET_API_KEY``.
+            that is removed (30). The key of clients is ``BITNET_API_KEY``. If all replicas are
+            full, as many requests as ``max_replicas`` of them hold may wait; further ones get
+            status 429.
     """
     if unknown := sorted({*args} - {*_NUMBERS, "model"}):
         raise UsageError(f"{unknown[0]} is not an option", hint=", ".join(["model", *_NUMBERS]))
@@ -254,28 +264,39 @@ def app(args: Mapping[str, str]) -> Any:
         raise UsageError(f"an option is not a whole number: {error}") from None
     options["threads"] = options["threads"] or options["cpus"]
     places = options["max_batch"] + options["queue"]
+    most = max(options["max_replicas"], options["min_replicas"])
+    waiting = places * most  # requests that may wait in the door, while every replica is full
     replicas = serve.deployment(
         Replica,
         name="Replica",
         ray_actor_options={"num_cpus": options["cpus"]},
         max_ongoing_requests=places,
+        max_queued_requests=waiting,
         graceful_shutdown_timeout_s=options["drain"],
         health_check_period_s=2,
         autoscaling_config={
             "min_replicas": options["min_replicas"],
-            "max_replicas": max(options["max_replicas"], options["min_replicas"]),
+            "max_replicas": most,
             "target_ongoing_requests": options["max_batch"],
         },
     ).bind(args["model"], options, settings.api_key() or "")
-    return serve.deployment(Door, max_ongoing_requests=4096, ray_actor_options=ON_HEAD).bind(
+    # In the door are the requests of all replicas, those that wait, and those it will refuse.
+    in_door = max(4096, 4 * waiting)
+    return serve.deployment(Door, max_ongoing_requests=in_door, ray_actor_options=ON_HEAD).bind(
         replicas
     )
 
 
-async def _refuse(send: Send, path: str, status: int, message: str) -> None:
+async def _refuse(
+    send: Send,
+    path: str,
+    status: int,
+    message: str,
+    kind: str = "invalid_request_error",
+    code: str | None = None,
+) -> None:
     """Refuse a request of *path*, in the form of its dialect."""
-    kind = "server_error" if status >= 500 else "invalid_request_error"
-    body = json.dumps(Refused(status, message, kind=kind).body(path)).encode()
+    body = json.dumps(Refused(status, message, kind=kind, code=code).body(path)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     headers += [(b"retry-after", b"1")] if status in (429, 503) else []
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -15,7 +15,7 @@ from bitnet.runtime.tool_calls import ToolCall, call_reader, overlap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
-    from collections.abc import Sequence as Texts
+    from collections.abc import Sequence as SequenceOf
 
     from bitnet.runtime.piece import CallDelta, FinishReason
     from bitnet.runtime.sequence import Sequence
@@ -51,7 +51,8 @@ class Answer:
         backend: compute backend, with its instruction set.
         load_s: seconds to load tokenizer and model.
         tokenize_s: seconds spent encoding and decoding.
-        prefill_s: seconds from the prompt's ids to the first token.
+        queue_s: seconds that it waited for a place among the answers that run.
+        prefill_s: seconds from then to the first token.
         decode_s: seconds for the tokens after the first.
         tokens: ids generated, including the one that ended the answer.
         reasoning_tokens: those of its reasoning part, where the request separates it.
@@ -82,6 +83,7 @@ class Answer:
         self.backend: str = ""
         self.load_s: float = 0.0
         self.tokenize_s: float = 0.0
+        self.queue_s: float = 0.0
         self.prefill_s: float = 0.0
         self.decode_s: float = 0.0
         self.tokens: int = 0
@@ -138,7 +140,7 @@ class Answer:
     @property
     def tokenize_share(self) -> float:
         """Share of the time since loading spent encoding and decoding text, 0 to 1."""
-        total = self.tokenize_s + self.prefill_s + self.decode_s
+        total = self.tokenize_s + self.queue_s + self.prefill_s + self.decode_s
         return self.tokenize_s / total if total else 0.0
 
     def metrics(self) -> dict[str, Any]:
@@ -275,17 +277,20 @@ class Answer:
     def _count(self, piece: Piece) -> None:
         """Add *piece* to the metrics, and the failure of the sequence, if any, to the answer."""
         now = time.perf_counter()
-        passed = now - self._last_at
-        self._last_at = now
         if self.tokens:
-            self.decode_s += passed
+            self.decode_s += now - self._last_at
         else:
-            self.prefill_s += passed
+            admitted_at = self.sequence.admitted_at
+            # A sequence that was not admitted has waited until now.
+            run_from = now if admitted_at is None else max(admitted_at, self._last_at)
+            self.queue_s += run_from - self._last_at
+            self.prefill_s += now - run_from
+        self._last_at = now
         self.tokens += piece.token is not None
         self.error = self.error or self.sequence.error
 
     def _describe(
-        self, token: int, logprob: float, top: Texts[tuple[int, float]] = ()
+        self, token: int, logprob: float, top: SequenceOf[tuple[int, float]] = ()
     ) -> TokenLogprob:
         raw = self._tokenizer.token_bytes(token) if self._is_known(token) else b""
         likeliest = tuple(self._describe(*pair) for pair in top)
@@ -296,7 +301,7 @@ class Answer:
         return 0 <= token < self._tokenizer.vocab_size
 
 
-def until_stop(text: str, stops: Texts[str], *, final: bool = False) -> tuple[str, str, str]:
+def until_stop(text: str, stops: SequenceOf[str], *, final: bool = False) -> tuple[str, str, str]:
     """Split *text* into the text before the first of *stops*, a held back end, and that stop.
 
     Without a stop in *text* the last is empty, and an end of *text* that may begin a stop is held

@@ -145,8 +145,8 @@ class Drafter:
             return BlockForesight(ids, cache, MOST_OF_BLOCK)
         return Foresight(ids, cache, MOST_OF_MODEL, vocab_size=self.config.vocab_size)
 
-    def draft(self, wanted: dict[Foresight, int]) -> dict[Foresight, list[int]]:
-        """Drafts of at most the *wanted* lengths; every pass adds one token to each of them.
+    def draft(self, requested: dict[Foresight, int]) -> dict[Foresight, list[int]]:
+        """Drafts of at most the *requested* lengths; every pass adds one token to each of them.
 
         Each view must be :attr:`Foresight.is_ready`. A view with more to read than fits into one
         pass gets no draft yet, and is not in the result.
@@ -154,7 +154,7 @@ class Drafter:
         # Read what was added to the sequences since their last drafts.
         room = self._chunk
         segments = dict[Foresight, Segment]()
-        for view in wanted:
+        for view in requested:
             if segment := view.unread(max(room, 1)):
                 segments[view] = segment
                 room -= len(segment.tokens)
@@ -164,7 +164,7 @@ class Drafter:
             view.state = state if is_last else None
 
         # Decode greedily, each view until its draft has the requested length.
-        states = {view: view.state for view in wanted if view.state is not None}
+        states = {view: view.state for view in requested if view.state is not None}
         lengths = {view: view.cache.length for view in states}
         drafts: dict[Foresight, list[int]] = {view: [] for view in states}
         for view in states:
@@ -175,7 +175,7 @@ class Drafter:
             for view, view_logits in zip(states, logits, strict=True):
                 drafts[view].append(_likeliest(view_logits))
             states = {
-                view: state for view, state in states.items() if len(drafts[view]) < wanted[view]
+                view: state for view, state in states.items() if len(drafts[view]) < requested[view]
             }
             ahead = [
                 Segment([drafts[view][-1]], view.cache, "last", state if self._is_block else None)

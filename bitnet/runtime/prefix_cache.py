@@ -124,8 +124,9 @@ class PrefixCache:
             logger.debug("took over a cache that holds %d of %d ids", shared, len(ids))
             return self._use(idle, ids, needed)
         caches = [cache for cache in self._caches if cache.adapter == adapter]
-        shares = {cache: common_prefix(cache.ids, ids) for cache in caches}
-        fork = max(shares.values(), default=0)
+        # Unlike *shared*, these lengths include ids that a cache has not run yet, or has freed.
+        common_lengths = {cache: common_prefix(cache.ids, ids) for cache in caches}
+        fork = max(common_lengths.values(), default=0)
         if not self._make_room(needed):
             return None
         cache = self._new_cache()
@@ -133,8 +134,8 @@ class PrefixCache:
             cache.copy_prefix(source, shared)
         if fork >= PAGE:
             cache.keep(fork)  # two prompts diverge here, and a third one may as well
-            for ahead, shared_ids in shares.items():
-                if ahead.busy and shared_ids == fork > ahead.length:
+            for ahead, length in common_lengths.items():
+                if ahead.busy and length == fork > ahead.length:
                     ahead.keep(fork)  # a running prompt gets there, and this one can copy it then
         logger.debug("a cache of its own, %d of %d ids copied", shared, len(ids))
         return self._use(cache, ids, needed)

@@ -103,8 +103,9 @@ class PromptCache:
 
         The file that shares the most comes first.
         """
-        wanted = np.asarray(ids, dtype=np.uint32)
-        shared = [(common_length(file.ids, wanted), file) for file in self._files(weights_digest)]
+        prompt_ids = np.asarray(ids, dtype=np.uint32)
+        files = self._files(weights_digest)
+        shared = [(common_length(file.ids, prompt_ids), file) for file in files]
         worth = [(count, file) for count, file in shared if count >= SHORTEST]
         return sorted(worth, key=lambda candidate: candidate[0], reverse=True)
 
@@ -166,6 +167,7 @@ class PromptCache:
 
     def offer(self, cache: KVCache, new_cache: Callable[[], KVCache]) -> None:
         """Store what *cache* holds, in a thread; it may be changed as soon as this returns."""
+        # Not if it is too short, or lacks what a prompt that continues it would need.
         if self._is_closing or cache.reusable(cache.length) < max(cache.length, SHORTEST):
             return
         try:

@@ -72,7 +72,10 @@ class PromptFacts:
 
     @cached_property
     def values(self) -> Mapping[str, str]:
-        """Digests and versions, by name; ``weights`` is the same with every adapter."""
+        """Digests and versions, by name.
+
+        ``weights`` is the same with every adapter that replaces no matrix of the model.
+        """
         weights_digest = hashlib.sha256(self._description.encode())
         for file in self._files:
             weights_digest.update(self._digest_of(file).encode())

@@ -175,7 +175,7 @@ class PromptFile:
     @property
     def is_current(self) -> bool:
         """True if the path still names the file that was opened, unchanged."""
-        return _names(self.path, self.status) == "unchanged"
+        return _compare_file(self.path, self.status) == "unchanged"
 
     @property
     def size_bytes(self) -> int:
@@ -244,8 +244,8 @@ class PromptFile:
         return states
 
 
-def _names(path: Path, status: os.stat_result) -> Literal["unchanged", "changed", "another"]:
-    """The file that *path* names by now, compared with the one that had *status*."""
+def _compare_file(path: Path, status: os.stat_result) -> Literal["unchanged", "changed", "another"]:
+    """Compare the file that *path* names by now with the one that had *status*."""
     try:
         now = path.stat()
     except OSError:
@@ -293,7 +293,7 @@ class MappedState:
     @property
     def is_replaced(self) -> bool:
         """True if the path names another file by now, or none."""
-        return _names(self.path, self._mapped.status) == "another"
+        return _compare_file(self.path, self._mapped.status) == "another"
 
     def begin(self) -> None:
         """Compare the checksums in threads, in the order of the file."""

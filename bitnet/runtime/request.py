@@ -179,8 +179,8 @@ class Request(SamplingOptions):
     continue_final_message: bool = False
     #: Defaults of the command or dialect, for what neither the request nor the model's files set.
     fallback: Mapping[str, float] = field(default_factory=dict, metadata=_INNER)
-    # LanguageModel.prepare sets the rest: stop_ids unless the request fills a gap, and origins
-    # beside those of a preset.
+    # LanguageModel.prepare sets the rest. A request to fill a gap between two texts already has its
+    # stop_ids; one with values of a preset or of a worker's options already has their origins.
     #: Origin of the length limit and of each field of :class:`Sampling`, by its name.
     origins: Mapping[str, str] = field(default_factory=dict, metadata=_INNER)
     stop_ids: frozenset[int] = field(default=frozenset(), metadata=_INNER)
@@ -239,7 +239,10 @@ class Request(SamplingOptions):
         return replace(self, origins=dict.fromkeys(names, origin))
 
     def states(self, name: str) -> bool:
-        """True if this request itself sets the field *name*, which a model's files may set, too."""
+        """True if this request itself has a value for *name*, a field that files may recommend.
+
+        Such a field is None until it is set. :meth:`sets` is the same for every option.
+        """
         value = getattr(self, name)
         # An empty list of samplers is the default.
         return bool(value) if isinstance(value, list) else value is not None
@@ -282,7 +285,9 @@ class Request(SamplingOptions):
                 f"min_tokens is {self.min_tokens:,}, max_tokens is {self.max_tokens:,}",
                 field="min_tokens",
             )
-        for name in ("messages", "tool_choice", "template_variables", "thinking_message"):
+        for number, message in enumerate(self.messages or ()):
+            check_value(f"messages.{number}", message)
+        for name in ("tool_choice", "template_variables", "thinking_message"):
             check_value(name, getattr(self, name))
         check_value("stop", self.stop, nul=True)  # a model may generate NUL
         if self.continue_final_message:

@@ -256,7 +256,7 @@ class SamplerChain:
 
 
 def likeliest(values: NDArray[np.floating[Any]], count: int) -> NDArray[np.intp]:
-    """Ids of the *count* highest *values*, descending; equal ones by id."""
+    """Indices of the *count* highest *values*, descending; equal ones by index."""
     if count >= len(values):
         return np.argsort(-values, kind="stable")
     groups = len(values) // GROUP

@@ -190,6 +190,7 @@ class Scheduler:
             if cache is None:
                 break  # until another sequence ends
             self.running.append(self.waiting.popleft())
+            sequence.admitted_at = time.perf_counter()
             sequence.cache = cache
             sequence.reused_tokens = cache.length
             if cache is sequence.stored and cache.backing is not None:
@@ -339,10 +340,15 @@ class Scheduler:
         budget = self.caches.budget_bytes
         needed = self.caches.cost(min(self.context, sequence.positions))
         if budget is not None and needed > budget:
+            count = f"{sequence.prompt_tokens:,} tokens"
+            tokens = f"{count} of prompt and {request.length_limit:,} of answer"
+            hint = "shorten the prompt or lower --max-tokens"
+            if request.embed:  # it has no answer
+                tokens = f"{count} of input"
+                hint = "shorten the input"
             raise InferenceError(
-                f"{sequence.prompt_tokens:,} tokens of prompt and {request.length_limit:,} of "
-                f"answer take {needed:,} bytes of keys and values, the budget is {budget:,}",
-                hint="shorten the prompt or lower --max-tokens",
+                f"{tokens} take {needed:,} bytes of keys and values, the budget is {budget:,}",
+                hint=hint,
             )
         return sequence
 
@@ -470,7 +476,7 @@ class Scheduler:
         self.running.remove(sequence)
         cache = cache_of(sequence)
         self.caches.release(cache, keep=sequence.finish_reason != "error")
-        is_kept = cache in self.caches and sequence.finish_reason != "error"
+        is_kept = cache in self.caches
         if is_kept and not sequence.request.embed and self.prompt_cache is not None:
             self.prompt_cache.offer(cache, self.new_cache)
         sequence.cache = None

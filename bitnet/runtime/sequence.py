@@ -59,6 +59,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     cancelled: bool = False  # set from any thread: it ends before the next pass
     deadline: float = math.inf  # ``time.monotonic`` after which it ends
+    admitted_at: float | None = None  # ``time.perf_counter`` when it left the queue
     error: Exception | None = None  # the failure that ended it, if any
     pieces: deque[Piece] = field(default_factory=deque)  # pieces that Scheduler.run has not yielded
     foresight: Foresight | None = None  # the drafter's view of it, if there is a drafter
@@ -291,7 +292,7 @@ class Sequence:
             continuing = np.setdiff1d(allowed, list(self.request.stop_ids))
             allowed = continuing if len(continuing) else allowed  # the grammar may be complete
         sampled = self.sampler.sample(logits, top=self.request.logprobs, allowed=allowed)
-        if logits.found:  # the exact head decided it
+        if logits.found:  # still set: the exact head decided it, and all() was not called
             share = len(logits.found.ids) / logits.found.vocab_size
             self.exact_head_tokens += 1
             self.exact_head_rows += (share - self.exact_head_rows) / self.exact_head_tokens
@@ -343,20 +344,20 @@ def _foresee(
     drafter: Drafter, sequences: list[Sequence], room: int, context: int
 ) -> dict[Sequence, list[int]]:
     """Drafts of *drafter* for *sequences*, at most *room* tokens in all; {} if it fails."""
-    wanted: dict[Foresight, int] = {}
+    requested: dict[Foresight, int] = {}
     owners: dict[Foresight, Sequence] = {}
     for sequence in sequences:
         most = min(room, sequence.draft_room, context - len(sequence.ids))
         if (view := sequence.foresight) and most > 0 and view.is_ready:
             owners[view] = sequence
-            wanted[view] = min(most, view.length)
-            room -= wanted[view]
+            requested[view] = min(most, view.length)
+            room -= requested[view]
     try:
-        drafts = drafter.draft(wanted) if wanted else {}
+        drafts = drafter.draft(requested) if requested else {}
     except Exception as error:  # noqa: BLE001 - the answers themselves do not need it
         if not isinstance(error, MemoryError):
             logger.warning("the drafter failed, its answers go on without drafts: %s", error)
-        for view in wanted:
+        for view in requested:
             view.cache.truncate(0)  # the drafter may have read part of a draft into it
         for sequence in sequences:
             sequence.foresight = None

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 # Twice what the deepest schema within the bounds of a request needs; reserved, not allocated.
 STACK_BYTES = 1 << 29
-_STACK_SIZE = threading.Lock()  # the stack size of new threads is set for the whole process
+_STACK_SIZE_LOCK = threading.Lock()  # that size is set for all new threads of the process
 MOST_KEPT = 16  # compiled grammars; a large one takes tens of megabytes
 
 #: Classes of regular expressions that the library would match in every script, as ASCII ones.
@@ -240,7 +240,7 @@ def _on_deep_stack(work: Callable[[], T]) -> T:
         except BaseException as error:  # noqa: BLE001 - raised again below
             outcome.set_exception(error)
 
-    with _STACK_SIZE:
+    with _STACK_SIZE_LOCK:
         before = threading.stack_size(STACK_BYTES)
         try:
             thread = threading.Thread(target=run, name="bitnet-grammar-stack", daemon=True)

@@ -26,7 +26,7 @@ def encode_input(
 ) -> TokenIds:
     """Ids of *text*, at most *at_most*; a text that is given as ids is checked and not changed.
 
-    *name* is what errors call the text.
+    *name* is what errors about ids call them; those about a text say "the prompt".
     """
     if not isinstance(text, str):
         return check_ids(name, text, "a text or token ids")

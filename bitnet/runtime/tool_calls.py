@@ -234,7 +234,10 @@ class MessageReader(CallReader):
         return self._header is not None
 
     def _read_unfinished_header(self, texts: list[str]) -> None:
-        """Read a header that the end of the answer, or of its message, cut off: it is text."""
+        """Read a header that the end of the answer, or of its message, cut off.
+
+        It is text, except ``Headers.dropped`` before it, which is not part of the header.
+        """
         spaces = len(self._held) - len(self._held.lstrip())
         # The mark with which it begins may be one that ends messages; it does not end this one.
         end = self._end.search(self._held, spaces + 1)
@@ -408,7 +411,7 @@ def _dressing(form: CallFormat) -> re.Pattern[str]:
     marks = {form.marker, *form.dressing, *form.skipped}
     for text in (form.opening, form.between, form.tail):
         marks.add(text.strip() if not form.has_json_calls else "")
-    if form.closing.strip() != form.end:
+    if form.closing.strip() != form.end:  # the calls are in a list, whose bracket *end* leaves out
         marks.add("]")
     marks = {mark for mark in marks if mark and not form.head.startswith(mark)}
     escaped = [re.escape(mark) for mark in sorted(marks, key=len, reverse=True)]

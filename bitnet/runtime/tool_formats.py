@@ -123,7 +123,10 @@ def fill(text: str, values: Mapping[str, str]) -> str:
 
 
 def _list(name: str, opening: str, closing: str, **more: Any) -> CallFormat:
-    """Format of one JSON list of calls between *opening* and *closing*; *more* are other fields."""
+    """Format of JSON calls in one block; *more* are other fields.
+
+    *opening* and *closing* surround the block. They include the brackets if it is a JSON list.
+    """
     end = closing.lstrip("] \n")
     defaults: dict[str, Any] = {
         "between": ", ",

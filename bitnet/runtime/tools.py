@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
+from bitnet.base.trust import encodable
 from bitnet.runtime.request_checks import check_json
 from bitnet.runtime.tool_detection import opening_at_end
 from bitnet.runtime.tool_formats import CallRules
@@ -92,15 +93,30 @@ def read_tools(definitions: Any, choice: Any, *, parallel: bool = True) -> Tools
     named = tools
     problem = "there are no tools"
     if choice != "required":
-        function = choice.get("function") if isinstance(choice, Mapping) else None
-        chosen = function.get("name") if isinstance(function, Mapping) else None
-        is_name = isinstance(chosen, str) and len(choice) <= 2 and choice.get("type") == "function"
-        named = tuple(tool for tool in tools if is_name and tool["function"]["name"] == chosen)
+        chosen = _name_in(choice)
+        named = tuple(tool for tool in tools if tool["function"]["name"] == chosen)
         problem = "expected none, auto, required, or the name of one of the tools"
         parallel = False
     if not named:
         raise UsageError(f"tool_choice: {problem}", field="tool_choice")
     return Tools(tools, named, True, parallel)
+
+
+def _name_in(choice: Any) -> str | None:
+    """Name of the function that *choice* names; None if it has another form."""
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    if not isinstance(function, Mapping) or choice.get("type") != "function":
+        return None
+    for where, entries, names in (
+        ("tool_choice", choice, ("type", "function")),
+        ("tool_choice.function", function, ("name",)),
+    ):
+        for key, value in entries.items():
+            if key not in names and value is not None:
+                field = encodable(f"{where}.{str(key)[:80]}")
+                raise UsageError(f"{field}: this field is not known here", field=field)
+    name = function.get("name")
+    return name if isinstance(name, str) else None
 
 
 def _check(tool: Any, where: str) -> None:

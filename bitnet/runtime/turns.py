@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from bitnet.base.errors import BitnetError, UsageError
 from bitnet.runtime.request_checks import REASONING_NAMES, reasoning_of
 from bitnet.runtime.tool_calls import write_calls
-from bitnet.runtime.tool_detection import format_of, format_of_calls
+from bitnet.runtime.tool_detection import form_named_in, format_of, format_of_calls
+from bitnet.runtime.tool_formats import INDEX, NAME, fill
 from bitnet.tokenizer.chat import flatten
 from bitnet.tokenizer.template_facts import mark
 
@@ -93,7 +94,8 @@ class Turns:
         turns = [Turn(number, _tidy(number, message)) for number, message in enumerate(messages)]
         uses_tools = any(turn.calls or turn.role == "tool" for turn in turns)
         if uses_tools:
-            turns = _link_results(turns, short=facts.short_ids)
+            own_id = form_named_in(template.text).call_id
+            turns = _link_results(turns, own_id=own_id, short=facts.short_ids)
             is_readable = not explained or format_of_calls(template) is not None
             if not (facts.calls and facts.results and is_readable):
                 turns = self._spell(turns, results=not (facts.results and is_readable))
@@ -221,7 +223,7 @@ def _mark_contents(turn: Turn, count: int) -> tuple[Message, list[tuple[str, Tur
     marks: list[tuple[str, Turn, str]] = []
 
     def add(part: str) -> str:
-        word = mark(1000 + count + len(marks))
+        word = mark(count + len(marks))
         marks.append((word, turn, part))
         return word
 
@@ -278,30 +280,40 @@ def _tidy_call(call: Any, where: str) -> dict[str, Any]:
     return {"type": "function", **call, "function": {**function, "arguments": arguments}}
 
 
-def _link_results(turns: Sequence[Turn], *, short: bool) -> list[Turn]:
+def _link_results(turns: Sequence[Turn], *, own_id: str, short: bool) -> list[Turn]:
     """*turns* whose calls all have an id, and whose results have the id and name of their call.
 
-    A *short* id has nine letters and digits.
+    Templates need ids: some refuse a call without one, others find the call of a result by it.
+    *own_id* is the text of an id as the model writes it, or empty. A *short* id has nine letters
+    and digits.
     """
     linked: list[Turn] = []
+    count = 0  # calls so far
     names: dict[str, str] = {}
     open_ids: list[str] = []  # of calls without a result, the oldest first
     for turn in turns:
         if turn.calls:
             calls = []
             for index, call in enumerate(turn.calls):
-                call_id = _id_of(call.get("id"), f"call{turn.number}.{index}", short=short)
+                name = call["function"]["name"]
+                missing = f"call{turn.number}.{index}"
+                if NAME in own_id:  # the template writes the name of the function nowhere else
+                    missing = fill(own_id, {NAME: name, INDEX: str(count)})
+                call_id = _id_of(call.get("id"), missing, short=short)
                 calls.append({**call, "id": call_id})
-                names[call_id] = call["function"]["name"]
+                names[call_id] = name
                 open_ids.append(call_id)
+                count += 1
             linked.append(turn.change(tool_calls=calls))
         elif turn.role == "tool":
             stated = turn.message.get("tool_call_id")
-            oldest = open_ids[0] if open_ids else "call"
-            call_id = _id_of(stated, oldest, short=short and bool(stated))
+            named = turn.message.get("name")
+            # Without an id, a result belongs to the oldest call of its function, else of any.
+            candidates = [each for each in open_ids if names[each] == named] or open_ids or ["call"]
+            call_id = _id_of(stated, candidates[0], short=short and bool(stated))
             if call_id in open_ids:
                 open_ids.remove(call_id)
-            function = turn.message.get("name") or names.get(call_id)
+            function = named or names.get(call_id)
             linked.append(turn.change(tool_call_id=call_id, name=function))
         else:
             linked.append(turn)

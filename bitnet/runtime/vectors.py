@@ -87,7 +87,7 @@ def classify(
     """Score of each label per text, ``(texts, labels)``; see :meth:`LanguageModel.classify`."""
     check_type("texts", texts, "a text or a list of them", str, list, tuple)
     inputs = [texts] if isinstance(texts, str) else texts
-    requests = [Request(prompt=text, embed=True, scored=True, max_tokens=1) for text in inputs]
+    requests = [Request(prompt=text, embed=True, scored=True) for text in inputs]
     running = _run(model, requests, truncate=truncate)
     width = len(model.config.classifier.labels) if model.config.classifier else 0
     rows = np.empty((len(inputs), width), dtype=np.float32)
@@ -98,7 +98,7 @@ def classify(
 
 def to_rank(query: str, document: str) -> Request:
     """The request for the score of *document* as an answer to *query*."""
-    return Request(prompt=query, document=document, embed=True, scored=True, max_tokens=1)
+    return Request(prompt=query, document=document, embed=True, scored=True)
 
 
 def find_rank_template(model: Runnable) -> str | None:

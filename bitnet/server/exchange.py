@@ -89,7 +89,8 @@ async def compute(request: Request, form: Form) -> JSONResponse:
     with slot.place():
         prompts = await unless_gone(request, _prompts_of(request, slot, form, body))
         with name_as_sent(form, body, prompts):
-            work = models.run_in_thread(partial(form.compute, body, prompts.requests, slot.model))
+            make = partial(form.compute, body, prompts.requests, slot.model)
+            work = models.run_in_thread(make, request.state.deadline)
             facts = await unless_gone(request, work)
     return JSONResponse(facts, headers=name_ignored(request, slot, form, body))
 
@@ -100,7 +101,8 @@ async def answer(request: Request, form: Form) -> JSONResponse | StreamingRespon
     A failure before anything has been sent is raised.
     """
     body = await body_of(request, form)
-    action, idle_s = form.use(body)
+    # A body of Ollama may only load or unload the model.
+    action, idle_s = form.model_use(body)
     if action == "unload":
         _unload(request.app.state.models, body["model"])
         return JSONResponse(form.empty_reply(body, action))
@@ -332,7 +334,7 @@ async def generate(
                     unfinished -= piece.finish_reason is not None
                     # A time limit waits for the end of a line, as editors expect.
                     if 0 < limit_ms < answers[index].decode_s * 1000 and "\n" in piece.text:
-                        slot.cancel(answers)
+                        slot.cancel([answers[index]])
                     yield index, piece, answers[index]
     finally:
         models.queues.discard(pieces)
@@ -380,7 +382,7 @@ async def _prompts_of(request: Request, slot: Slot, form: Form, body: Body) -> B
     lora = slot.adapter(body["model"])
     prompts = BodyRequests([])
     with name_as_sent(form, body, prompts):
-        for each in await models.run_in_thread(make):
+        for each in await models.run_in_thread(make, request.state.deadline):
             model_request = replace(each, lora=lora)
             if preset is not None and each.messages:
                 prompts.preset = preset.name
@@ -426,7 +428,8 @@ async def _submit(
     count = len(model_requests) * choices
     naming = name_as_sent(form, body, prompts)
     with naming, slot.place(count, admitted=first > 0) as reservation:
-        answers = await models.run_in_thread(prepare_answers, compiles=compiles)
+        making = models.run_in_thread(prepare_answers, request.state.deadline, compiles=compiles)
+        answers = await making
         slot.submit(answers, [partial(put, first + index) for index in range(count)])
         reservation.clear()  # each answer frees its place when it ends
     return answers

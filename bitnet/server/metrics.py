@@ -51,7 +51,7 @@ _OF_MODEL: tuple[tuple[str, Any, str, str, tuple[str, ...]], ...] = (
     ("hits", Counter, "vllm:prefix_cache_hits", "ids of prompts computed before", ()),
     ("between_s", Histogram, "vllm:inter_token_latency_seconds", "from one id to the next", ()),
     ("run_tokens", Counter, "llamacpp:prompt_tokens", "ids of prompts that were run", ()),
-    ("run_s", Counter, "llamacpp:prompt_seconds", "seconds they took", ()),
+    ("run_s", Counter, "llamacpp:prompt_seconds", "seconds they took, without the queue", ()),
     ("decode_s", Counter, "llamacpp:tokens_predicted_seconds", "seconds after the first id", ()),
 )  # fmt: skip
 
@@ -111,12 +111,14 @@ def count_answer(metrics: dict[str, Any], answer: Answer) -> None:
     metrics["answers"](answer.finish_reason or "error").inc()
     metrics["prompt_tokens"].inc(answer.prompt_tokens)
     metrics["hits"].inc(answer.sequence.reused_tokens)
-    metrics["run_tokens"].inc(answer.prompt_tokens - answer.sequence.reused_tokens)
-    metrics["run_s"].inc(answer.prefill_s)
+    if answer.sequence.passes:  # else it ended in the queue
+        metrics["run_tokens"].inc(answer.prompt_tokens - answer.sequence.reused_tokens)
+        metrics["run_s"].inc(answer.prefill_s)
     metrics["decode_s"].inc(answer.decode_s)
+    first_s = answer.queue_s + answer.prefill_s
     if answer.tokens:
-        metrics["first_token_s"].observe(answer.prefill_s)
-    metrics["answer_s"].observe(answer.prefill_s + answer.decode_s)
+        metrics["first_token_s"].observe(first_s)
+    metrics["answer_s"].observe(first_s + answer.decode_s)
 
 
 # --- traces -------------------------------------------------------------------------------------
@@ -160,14 +162,18 @@ def describe_span(answers: Sequence[Answer], model: str) -> None:
         return
     request = answers[0].sequence.request
     operation = "chat" if request.messages else "text_completion"
+    options = {
+        "gen_ai.request.max_tokens": request.length_limit,
+        "gen_ai.request.temperature": request.sampling.temperature,
+    }
     if request.embed:
         operation = "embeddings"
+        options = {}  # those of an answer
     facts = {
+        **options,
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "bitnet",
         "gen_ai.response.model": model,
-        "gen_ai.request.max_tokens": request.length_limit,
-        "gen_ai.request.temperature": request.sampling.temperature,
         "gen_ai.usage.input_tokens": sum(answer.prompt_tokens for answer in answers),
         "gen_ai.usage.output_tokens": sum(answer.tokens for answer in answers),
         "gen_ai.response.finish_reasons": [str(chat_finish(answer)) for answer in answers],

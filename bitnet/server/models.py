@@ -4,7 +4,7 @@ A request names a model. If the model is not loaded, a thread loads it, once for
 wait for it. It stays while a request uses it, and after that until it has been idle for too long or
 another model needs its memory. Models are loaded and unloaded one at a time, in the order in which
 they were asked for. Everything here happens in the event loop, except where a thread is named.
-Templates, tokenizing and grammars run in a small pool of threads.
+Templates and tokenizing run in a small pool of threads, and grammars are compiled in another.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Models:
 
         Of each model, *queue* answers may wait, and keys and values take *kv_budget_bytes*. It is
         unloaded after *idle_s* without a request; loaded ones may take *memory_bytes* together.
-        A single model answers to any name, unless *strict_names*. *sampling* replaces what the
-        models' files recommend, and a request may replace it.
+        A single model without adapters answers to any name, unless *strict_names*. *sampling*
+        replaces what the models' files recommend, and a request may replace it.
         """
         options = asdict(sampling or SamplingOptions())
         self.defaults = Request(**options).with_origin("command line")
@@ -124,8 +124,8 @@ class Models:
     def find(self, name: str | None, *, exactly: bool = False) -> Slot:
         """The model, or its adapter, that clients call *name*; the first one if they name none.
 
-        A single model is found by any name: programs send the name of the model that they were
-        written for. With *exactly*, its own names are the only ones.
+        A single model without adapters is found by any name: programs send the name of the model
+        that they were written for. With *exactly*, its own names are the only ones.
         """
         if name is None:
             return self.default
@@ -222,11 +222,13 @@ class Models:
                 slot.idle_s, lambda: self._begin(self._unload_idle(slot, expires_at))
             )
 
-    async def run_in_thread(self, make: Callable[[], T], *, compiles: bool = False) -> T:
+    async def run_in_thread(
+        self, make: Callable[[], T], deadline: float, *, compiles: bool = False
+    ) -> T:
         """Result of *make*, called in a thread, with limited concurrency.
 
-        It is refused if it takes longer than a request may; if it *compiles* a grammar, after
-        :data:`TURN_S` in the queue or :data:`COMPILE_S` of work.
+        It is refused if it is not ready at *deadline*, by ``time.monotonic``; if it *compiles* a
+        grammar, also after :data:`TURN_S` in the queue or :data:`COMPILE_S` of work.
         """
         loop = asyncio.get_running_loop()
         begun = asyncio.Event()
@@ -237,23 +239,23 @@ class Models:
             return make()
 
         pool = self._compiling if compiles else self._preparing
-        turn_s = min(TURN_S, self.deadline_s) if compiles else self.deadline_s
-        limit_s = min(COMPILE_S, self.deadline_s) if compiles else self.deadline_s
+        turn_s = TURN_S if compiles else FOREVER
+        limit_s = COMPILE_S if compiles else FOREVER
         making = loop.run_in_executor(pool, run)
         try:
-            await asyncio.wait_for(begun.wait(), turn_s)
-            return await asyncio.wait_for(making, limit_s)
+            await asyncio.wait_for(begun.wait(), min(turn_s, deadline - time.monotonic()))
+            return await asyncio.wait_for(making, min(limit_s, deadline - time.monotonic()))
         except asyncio.TimeoutError:
-            if compiles and not begun.is_set():
+            if not compiles or time.monotonic() >= deadline:
+                raise too_late(self.deadline_s) from None
+            if not begun.is_set():
                 raise Refused(
                     503, "the grammars of other requests are being compiled",
                     kind="server_error", code="compiling", retry_after_s=5,
                 ) from None  # fmt: skip
-            if compiles:
-                raise Refused(
-                    400, f"the grammar of the answer was not ready after {limit_s:g} s: simplify it"
-                ) from None
-            raise too_late(limit_s) from None
+            raise Refused(
+                400, f"the grammar of the answer was not ready after {limit_s:g} s: simplify it"
+            ) from None
         finally:
             making.cancel()
 

@@ -37,8 +37,8 @@ Narrate = Callable[..., None]  # as narrator returns it
 
 SPAN_S = 10.0  # time to which MOST_LINES applies
 MOST_LINES = 20  # refusals in a span; the rest are counted
-# Actions with a sentence for people: that of `plain` is a line of the console, that of `open` one
-# of the form `brief`, and the other forms have neither.
+# Actions whose event is a sentence for people alone, without fields: `plain` is written in the form
+# `console` only, `open` in the form `brief` only.
 _SENTENCES = ("plain", "open")
 _UNSEEN = re.compile(r"[\x7f-\x9f\u2028\u2029]")  # controls and line ends that JSON does not escape
 
@@ -243,7 +243,7 @@ def narrate(
         actor: who acts.
         action: what happens, in snake case.
         human: plain description.
-        cute: kind description.
+        cute: playful description.
         level: severity.
         worker_id: the worker that the event is about; left out when empty.
         as_json: a JSON line instead of the console form.

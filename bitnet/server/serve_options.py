@@ -55,10 +55,15 @@ class ServeOptions:
         "URL that receives a POST when the worker is ready, unless it is on this machine",
         metavar="URL",
     )
-    api_key: str = option("", "key that clients must send; default: BITNET_API_KEY", metavar="KEY")
+    api_key: str = option(
+        "", "key that clients must send; default: BITNET_API_KEY", metavar="KEY", needs_text=True
+    )
     allow_unauthenticated: bool = option(False, "accept other machines without a key")
     tls_cert: str = option(
-        "", "PEM file with the certificate and its chain; enables HTTPS", metavar="FILE"
+        "",
+        "PEM file with the certificate and its chain; enables HTTPS",
+        metavar="FILE",
+        needs_text=True,
     )
     tls_key: str = option(
         "", "key of the certificate as PEM; default: in the same file", metavar="FILE"

@@ -51,7 +51,7 @@ _KINDS = {
     504: "timeout_error",
 }
 #: Finish reasons that have another name in Anthropic's API.
-_STOPS = {"length": "max_tokens", "context": "model_context_window_exceeded"}
+_STOP_REASONS = {"length": "max_tokens", "context": "model_context_window_exceeded"}
 #: Entry that most objects of a body may have; prompts are cached here in any case.
 _HINTS = mark_ignored(cache_control=OBJECT)
 #: Schemas of the entries of a content block, by the type of the block.
@@ -313,7 +313,7 @@ def _texts(content: Any, where: str) -> str:
 def _stop_facts(answer: Answer) -> dict[str, Any]:
     """Fields that say why *answer* ended; a stop text takes precedence over calls."""
     reason = answer.finish_reason
-    stop_reason = _STOPS.get(str(reason), str(reason))
+    stop_reason = _STOP_REASONS.get(str(reason), str(reason))
     if reason == "stop":
         stop_reason = "tool_use" if answer.calls else "end_turn"
         if answer.stop_text:

@@ -41,7 +41,7 @@ def embedding_requests(
 
 def to_embed(text: str | list[int], prompt_name: str | None = None) -> Request:
     """The request for the vector of *text*."""
-    return Request(prompt=text, embed=True, prompt_name=prompt_name, max_tokens=1)
+    return Request(prompt=text, embed=True, prompt_name=prompt_name)
 
 
 def vector_precision(body: Body) -> Precision:
@@ -125,6 +125,6 @@ EMBEDDING = Form(
         **mark_ignored(user=TEXT),
     },
     required=("input",),
-    tag="OpenAI", summary="Vectors of texts",
+    setters={"prompt": ("input",)}, tag="OpenAI", summary="Vectors of texts",
     requests=embedding_requests, reply=embeddings_reply, aliases=("/embeddings",),
 )  # fmt: skip

@@ -153,7 +153,7 @@ class Form:
     #: For each message of the request, its path in the body; default: ``messages.N``.
     places: Callable[[Body], list[str]] | None = None
     clamps: bool = False  # a token limit that exceeds what is left is lowered, not refused
-    use: Callable[[Body], ModelUse] = answer_only  # what a body wants the model to do
+    model_use: Callable[[Body], ModelUse] = answer_only  # what a body wants the model to do
     empty_reply: Callable[[Body, str], Any] = _refuse_to_answer  # to a body that only (un)loads
     head: tuple[str, ...] = ("id", "created", "model")  # fields with which a reply begins
     id_prefix: str = ""  # of the id of a reply

@@ -102,22 +102,28 @@ async def completion_events(body: Body, head: Body, pieces: Pieces) -> Events:
     """The reply of ``/completion`` as events."""
     is_empty = body["n_predict"] == 0
     described: list[TokenLogprob] = []  # since the last event
-    async for _, piece, answer in pieces:  # noqa: B007 - used after the loop
+    count = 0  # tokens of the pieces so far: the answer may be ahead of them
+    sent = 0  # those in the events so far
+    async for _, piece, answer in pieces:
+        count += piece.token is not None
         if piece.described:
             described.append(piece.described)
         if piece.text and not is_empty:
-            ids = _ids(body, [piece.token])
+            ids = _ids(body, answer.ids[sent:count])
             facts = {"content": piece.text, "tokens": ids, "stop": False}
-            yield _only_wanted(body, facts | _probabilities(described))
+            yield _only_requested(body, facts | _probabilities(described))
             described = []
-    end = _end_facts(body, head, answer) | {"content": "", "tokens": []}
-    # Tokens of a stop text are not in the text of any event: their probabilities come here.
-    yield _only_wanted(body, end | ({} if is_empty else _probabilities(described)))
+            sent = count
+    end = _end_facts(body, head, answer) | {"content": ""}
+    if not is_empty:
+        # Tokens of a stop text are not in the text of any event: they come here.
+        end |= {"tokens": _ids(body, answer.ids[sent:])} | _probabilities(described)
+    yield _only_requested(body, end)
 
 
-def _ids(body: Body, ids: list[int | None]) -> list[int]:
-    """Those of *ids* that are tokens, if *body* asks for tokens; else none."""
-    return [token for token in ids if token is not None] if body["return_tokens"] else []
+def _ids(body: Body, ids: list[int]) -> list[int]:
+    """*ids*, if *body* asks for tokens or, as in llama.cpp, for a stream; else none."""
+    return ids if body["return_tokens"] or body["stream"] else []
 
 
 def completion_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -126,7 +132,7 @@ def completion_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[
     facts = _end_facts(body, head, answer)
     if body["n_predict"] != 0:
         facts |= _probabilities(answer.logprobs)
-    return _only_wanted(body, facts)
+    return _only_requested(body, facts)
 
 
 def _probabilities(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -145,39 +151,40 @@ def _token_with_id(token: TokenLogprob) -> dict[str, Any]:
     return {"id": token.id, **token_facts(token)}
 
 
-def _only_wanted(body: Body, facts: dict[str, Any]) -> dict[str, Any]:
+def _only_requested(body: Body, facts: dict[str, Any]) -> dict[str, Any]:
     """Those of *facts* that ``response_fields`` names.
 
     A path becomes its last part: ``timings/prompt_n`` is ``prompt_n``.
     """
     if not body["response_fields"]:
         return facts
-    wanted = {}
+    requested = {}
     for path in body["response_fields"]:
         *outer, name = path.split("/")
         value: Any = facts
         for part in outer:
             value = value.get(part) if isinstance(value, dict) else None
         if isinstance(value, dict) and name in value:
-            wanted[name] = value[name]
-    return wanted
+            requested[name] = value[name]
+    return requested
 
 
 def _end_facts(body: Body, head: Body, answer: Answer) -> dict[str, Any]:
     """The reply at the end of *answer*, with its text and tokens."""
-    reason = answer.finish_reason
-    stopped = "word" if answer.stop_text else "eos"
-    kind = stopped if reason == "stop" else "limit"
-    is_empty = body["n_predict"] == 0
+    is_empty = body["n_predict"] == 0  # the token after the prompt is not part of the reply
+    stop_type = "limit"
+    if answer.finish_reason == "stop" and not is_empty:
+        stop_type = "word" if answer.stop_text else "eos"
+    predicted = 0 if is_empty else answer.tokens
     computed = answer.prompt_tokens - answer.sequence.reused_tokens
     return {
         "content": "" if is_empty else answer.text,
-        "tokens": [] if is_empty else _ids(body, [*answer.ids]),
+        "tokens": [] if is_empty else _ids(body, answer.ids),
         "stop": True,
-        "stop_type": kind,
-        "stopping_word": answer.stop_text,
+        "stop_type": stop_type,
+        "stopping_word": "" if is_empty else answer.stop_text,
         "model": head["model"],
-        "tokens_predicted": 0 if is_empty else answer.tokens,
+        "tokens_predicted": predicted,
         "tokens_evaluated": answer.prompt_tokens,
         "tokens_cached": answer.sequence.reused_tokens,
         "truncated": False,
@@ -185,7 +192,7 @@ def _end_facts(body: Body, head: Body, answer: Answer) -> dict[str, Any]:
             "prompt_n": computed,
             "prompt_ms": answer.prefill_s * 1000,
             "prompt_per_second": answer.prefill_tokens_per_s,
-            "predicted_n": answer.tokens,
+            "predicted_n": predicted,
             "predicted_ms": answer.decode_s * 1000,
             "predicted_per_second": answer.decode_tokens_per_s,
         },
@@ -253,7 +260,7 @@ INFILL = Form(
 EMBED = Form(
     "LlamaEmbedding", {"content": any_of(TEXT, TEXTS), "model": TEXT}, required=("content",),
     tag="llama-server", summary="Vectors of texts, as llama.cpp's server has it",
-    requests=embedding_requests, reply=embedding_reply,
+    setters={"prompt": ("content",)}, requests=embedding_requests, reply=embedding_reply,
 )  # fmt: skip
 # Fields of a chat that change its prompt.
 _OF_PROMPT = (
@@ -267,6 +274,6 @@ TEMPLATE = Form(
         for name, schema in CHAT.fields.items()
     },
     required=("messages",), ignores=CHAT.ignores, requests=chat_requests, compute=prompt_of,
-    tag="llama-server",
+    setters=CHAT.setters, tag="llama-server",
     summary="The text that the chat template makes of a conversation",
 )  # fmt: skip

@@ -143,15 +143,13 @@ def _commands(source: str) -> Iterator[tuple[int, str, str, str]]:
         yield number, command, key, whole[len(marks) : len(whole) - len(marks)]
 
 
-def _options(
-    parameters: dict[str, list[str]], dialect: str = "ollama"
-) -> tuple[dict[str, Any], int | None, list[str]]:
+def _options(parameters: dict[str, list[str]]) -> tuple[dict[str, Any], int | None, list[str]]:
     """Options of an answer, the context length, and ``PARAMETER NAME`` of those without effect.
 
-    The names of *parameters* are those of *dialect*. Of several values of one name the last counts;
-    only ``stop`` has them all.
+    *parameters* has the values of each ``PARAMETER`` by its name. Of several values of one name the
+    last counts; only ``stop`` has them all.
     """
-    at = DIALECTS.index(dialect)
+    at = DIALECTS.index("ollama")
     names_here = {names[at]: name for name, names in NAMES.items() if names[at] and name in OPTIONS}
     options: dict[str, Any] = {}
     context: int | None = None
@@ -162,7 +160,7 @@ def _options(
         elif key == "num_ctx":
             context = int(_number(f"PARAMETER {key}", settings[-1], whole=True))
         elif key not in names_here:
-            raise UsageError(f"PARAMETER {key[:40]} is not served", field=key[:40])
+            raise UsageError(f"PARAMETER {key[:40]} is not served")
         elif names_here[key] == "stop":
             options["stop"] = settings
         else:
@@ -191,7 +189,8 @@ def _number(label: str, text: str, *, whole: bool) -> float:
     if not whole and _NUMBER.fullmatch(text):
         return float(text)
     expected = "a whole number" if whole else "a number"
-    raise UsageError(f"{label} is {text[:40]!r}, expected {expected}", field=label)
+    # Without a field: a command would report it as one of its own options.
+    raise UsageError(f"{label} is {text[:40]!r}, expected {expected}")
 
 
 def _error(number: int, reason: str, *, hint: str = "") -> UsageError:
@@ -214,32 +213,33 @@ def read_llama_cpp_presets(text: str) -> tuple[list[Preset], list[str]]:
             if heading == _EVERY:
                 section = common
                 continue
-            name = _name_of(heading)
-            if name in headings:
+            preset_name = _name_of(heading)
+            if preset_name in headings:
+                other = headings[preset_name]
                 raise UsageError(
-                    f"preset.ini, line {number:,}: [{heading[:40]}] and [{headings[name][:40]}] "
-                    f"are both the preset {name!r}",
+                    f"preset.ini, line {number:,}: [{heading[:40]}] and [{other[:40]}] "
+                    f"are both the preset {preset_name!r}",
                     hint="rename one of the sections",
                 )
-            headings[name] = heading
+            headings[preset_name] = heading
             section = sections[heading] = {}
             continue
         key, equals, value = line.partition("=")
         if not equals:
             raise UsageError(f"preset.ini, line {number:,}: expected NAME = VALUE")
-        name = key.strip().lstrip("-").lower()
-        if section is None and name != "version":
+        option = key.strip().lstrip("-").lower()
+        if section is None and option != "version":
             # llama.cpp makes a model of its own of these options, and calls it default.
             raise UsageError(
-                f"preset.ini, line {number:,}: {name[:40]} is not in a section",
+                f"preset.ini, line {number:,}: {option[:40]} is not in a section",
                 hint=f"put the options of all models into the section [{_EVERY}]",
             )
         options_of_section = common if section is None else section
-        options_of_section[name] = value.strip()
+        options_of_section[option] = value.strip()
     ignored: dict[str, None] = {}
     presets = []
-    for name, entries in sections.items():
-        values: dict[str, Any] = {"model": name}  # unless an option of the section names a model
+    for heading, entries in sections.items():
+        values: dict[str, Any] = {"model": heading}  # unless an option of the section names a model
         options: dict[str, Any] = {}
         for key, value in (common | entries).items():
             if key in _RUNNING_OF_LLAMA_CPP:
@@ -247,9 +247,9 @@ def read_llama_cpp_presets(text: str) -> tuple[list[Preset], list[str]]:
                 continue
             own = _OF_LLAMA_CPP.get(key)
             if own is None:
-                raise UsageError(f"preset.ini: {key[:40]} of [{name[:40]}] is not served")
+                raise UsageError(f"preset.ini: {key[:40]} of [{heading[:40]}] is not served")
             _set(values, options, own, key, value)
-        presets.append(Preset(_name_of(name), options=options, **values))
+        presets.append(Preset(_name_of(heading), options=options, **values))
     return presets, [*ignored]
 
 

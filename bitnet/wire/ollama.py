@@ -1,7 +1,8 @@
 """Ollama's API: bodies as requests, answers as its replies and lines.
 
 Names are those of github.com/ollama/ollama/blob/main/docs/api.md, defaults those of its
-``docs/modelfile.mdx``, except that the repetition penalty covers the whole text here.
+``docs/modelfile.mdx``, except ``repeat_last_n``: a ``repeat_penalty`` covers prompt and answer, not
+the last 64 tokens.
 """
 
 from __future__ import annotations
@@ -312,7 +313,7 @@ def _calls(answer: Answer) -> list[dict[str, Any]]:
 
 def _end_facts(answer: Answer) -> dict[str, Any]:
     """The fields at the end of a reply: why *answer* ended, token counts, nanoseconds."""
-    total = answer.tokenize_s + answer.prefill_s + answer.decode_s
+    total = answer.tokenize_s + answer.queue_s + answer.prefill_s + answer.decode_s
     return {
         "done": True,
         "done_reason": finish_of(answer.finish_reason),
@@ -351,7 +352,7 @@ CHAT = Form(
         **schemas_by_name("ollama", "tools"),
     },
     required=("model",), ignores=answer_ignores, dialect="ollama", tag="Ollama",
-    prefix="options.", use=read_chat_use, empty_reply=empty_reply,
+    prefix="options.", model_use=read_chat_use, empty_reply=empty_reply,
     summary="The next message of a conversation, as Ollama has it",
     requests=chat_requests, reply=answer_reply, events=answer_lines, stream=STREAM,
 )  # fmt: skip
@@ -367,7 +368,7 @@ GENERATE = Form(
         **mark_refused("template", "context", "images"),
     },
     required=("model",), ignores=answer_ignores, dialect="ollama", tag="Ollama",
-    prefix="options.", use=read_generate_use, empty_reply=empty_reply,
+    prefix="options.", model_use=read_generate_use, empty_reply=empty_reply,
     summary="The answer to a prompt, as Ollama has it",
     requests=generate_requests, reply=answer_reply, events=answer_lines, stream=STREAM,
 )  # fmt: skip
@@ -382,14 +383,14 @@ EMBED = Form(
         "dimensions": WHOLE,
     },
     required=("model", "input"), ignores=find_ignored_options, dialect="ollama", tag="Ollama",
-    summary="Vectors of texts, as Ollama has it",
-    requests=embedding_requests, reply=embedding_reply, use=read_embedding_use,
+    summary="Vectors of texts, as Ollama has it", setters={"prompt": ("input",)},
+    requests=embedding_requests, reply=embedding_reply, model_use=read_embedding_use,
 )  # fmt: skip
 #: The older ``/api/embeddings``, of one text.
 EMBED_ONE = Form(
     "OllamaEmbeddings", {**_EMBEDDING_FIELDS, "prompt": TEXT}, required=("model", "prompt"),
     ignores=find_ignored_options, dialect="ollama", tag="Ollama",
     summary="The vector of a text, as Ollama had it",
-    requests=embedding_requests, use=read_embedding_use,
+    requests=embedding_requests, model_use=read_embedding_use,
     reply=lambda body, _, answers: {"embedding": vectors_of(body, answers)[0].tolist()},
 )  # fmt: skip

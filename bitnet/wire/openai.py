@@ -66,7 +66,6 @@ SETTERS = {
     "max_tokens": ("max_completion_tokens",),
     "repetition_penalty": ("repeat_penalty",),
     "thinking_budget": BUDGETS,
-    "thinking_message": ("reasoning_budget_message",),
 }
 #: Samplers of llama.cpp that are not supported: refused unless their value turns them off.
 UNSERVED = mark_refused("adaptive_target", neutral=(-1, -1.0)) | mark_refused(
@@ -92,7 +91,8 @@ _ABOUT_BUDGETS = (*BUDGETS, "reasoning_budget_message")
 #: Entries beside a schema. Without ``strict``, too, the answer follows the schema exactly.
 _DESCRIBED = ("schema", "name", "description", "strict")
 
-STREAM = "openai"  # see Form.stream
+# The default of Form.stream, and the format of the error that ends a stream (server/exchange.py).
+STREAM = "openai"
 
 
 def chat_requests(
@@ -109,7 +109,7 @@ def chat_requests(
     variables = body["chat_template_kwargs"]
     if wrong := _OURS.intersection(variables or ()):
         raise UsageError(f"{', '.join(sorted(wrong))} cannot be set", field="chat_template_kwargs")
-    base = continuation(body, with_defaults(default, **RANDOM))
+    base = request_without_prompt(body, with_defaults(default, **RANDOM))
     budget = find_budget(body)[1]
     request = replace(
         base,
@@ -149,7 +149,7 @@ def completion_requests(
     """
     _check_stream(body)
     request = replace(
-        continuation(body, with_defaults(default, **RANDOM)), logprobs=body["logprobs"]
+        request_without_prompt(body, with_defaults(default, **RANDOM)), logprobs=body["logprobs"]
     )
     prompts = texts_of(body["prompt"], "prompt", at_most=at_most)
     suffix = body["suffix"]
@@ -164,8 +164,8 @@ def completion_requests(
     return requests
 
 
-def continuation(body: Body, default: Request) -> Request:
-    """The request of *body*, which has fields of :data:`ANSWER`, without its prompt."""
+def request_without_prompt(body: Body, default: Request) -> Request:
+    """The request of *body*, which has fields of :data:`ANSWER`, without a prompt or messages."""
     names = (*SAMPLING, "max_tokens", "min_tokens", "ignore_eos", "stop")
     field, grammar = grammar_of(body)
     for value in grammar.values():
@@ -181,7 +181,7 @@ def continuation(body: Body, default: Request) -> Request:
 def _check_stream(body: Body) -> None:
     """Refuse ``stream_options`` in a *body* that does not ask for a stream."""
     if body["stream_options"] is not None and not body["stream"]:
-        raise UsageError("stream_options is for stream: true")
+        raise UsageError("stream_options is for stream: true", field="stream_options")
 
 
 def grammar_of(body: Body) -> tuple[str, dict[str, Any]]:

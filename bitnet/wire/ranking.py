@@ -112,6 +112,7 @@ def _score_of(answer: Answer) -> float:
 
 RERANK = Form(
     "RerankRequest", _RANK_FIELDS, required=("query",),
+    setters={"prompt": ("query",), "document": ("documents", "texts")},
     tag="Jina and Cohere", summary="Documents by how well they answer a query",
     requests=rank_requests, reply=rank_reply,
     aliases=("/rerank", "/reranking", "/v1/reranking", "/v2/rerank"),
@@ -120,6 +121,7 @@ SCORE = Form(
     "ScoreRequest",
     {"text_1": any_of(TEXT, TEXTS), "text_2": any_of(TEXT, TEXTS), "model": TEXT},
     required=("text_1", "text_2"), id_prefix="score-",
+    setters={"prompt": ("text_1",), "document": ("text_2",)},
     tag="vLLM", summary="Score of each pair of texts",
     requests=score_requests, reply=score_reply, aliases=("/score",),
 )  # fmt: skip

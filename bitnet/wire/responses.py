@@ -18,7 +18,7 @@ from bitnet.wire.forms import Form, check_entries
 from bitnet.wire.logprobs import chat_logprobs
 from bitnet.wire.messages import ONLY_TEXT, type_of
 from bitnet.wire.openai import IDLE, schema_of
-from bitnet.wire.openai import error_reply as error_reply
+from bitnet.wire.openai import error_reply as error_reply  # for routes.dialect_of
 from bitnet.wire.reasoning import EFFORT, takes_effort
 from bitnet.wire.schemas import (
     FLAG,
@@ -34,7 +34,7 @@ from bitnet.wire.schemas import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.piece import TokenLogprob
@@ -59,13 +59,18 @@ _FUNCTION: Schema = {
     },
 }
 _CONTENT = any_of(TEXT, OBJECTS)
-#: Schemas of the entries of a content part.
+#: Schemas of the entries of a content part, and its types.
 _PART = {
     "type": TEXT,
     "text": TEXT,
     "refusal": TEXT,
     **mark_ignored(annotations=OBJECTS, logprobs=OBJECTS),
 }
+_TYPES = ("input_text", "output_text", "text", "refusal")
+_PARTS: Schema = {"type": "array", "items": {"type": "object", "properties": _PART}}
+#: Schemas of the entries of a part of reasoning, and its types: OpenAI's, and Codex's ``text``.
+_REASONING_PART = {"type": TEXT, "text": TEXT}
+_REASONING_TYPES = ("reasoning_text", "summary_text", "text")
 _ITEM_ID = mark_ignored(id=TEXT, status=TEXT, phase=TEXT)
 #: Schemas of the entries of an input item, by its type; a message may leave the type out.
 _ITEMS: dict[str, Any] = {
@@ -128,6 +133,11 @@ def response_ignores(body: Body, model: Served) -> Iterator[str]:
     for item in items:
         schema = {"type": "object", "properties": _ITEMS.get(item.get("type") or "message", {})}
         yield from find_ignored(schema, item, "input")
+        for name in ("content", "output"):
+            if isinstance(item.get(name), list):
+                yield from find_ignored(_PARTS, item[name], f"input.{name}")
+        if item.get("type") == "reasoning" and item.get("content") and item.get("summary"):
+            yield "input.summary"  # only the reasoning itself is read
     if set(body["include"] or ()) - {LOGPROBS}:
         yield "include"
     effort = (body["reasoning"] or {}).get("effort")
@@ -152,6 +162,7 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
 def _choice(choice: Any) -> Any:
     """``tool_choice`` of a body as chats have it."""
     if isinstance(choice, dict) and choice.get("type") == "function":
+        check_entries(choice, {"type": TEXT, "name": TEXT}, "tool_choice")
         return {"type": "function", "function": {"name": choice.get("name")}}
     return choice
 
@@ -200,11 +211,11 @@ def _add_reasoning(turn: dict[str, Any], reasoning: list[str]) -> dict[str, Any]
 
 def _reasoning_texts(item: Mapping[str, Any], where: str) -> list[str]:
     """Texts of an *item* of reasoning: the reasoning itself, else its summary."""
-    parts = item.get("content") or item.get("summary") or []
-    texts = [part.get("text") for part in parts] if isinstance(parts, list) else [None]
-    if not all(isinstance(text, str) for text in texts):
-        raise UsageError(f"{where}: expected texts of reasoning", field=where)
-    return [text for text in texts if text]
+    content, summary = (
+        _texts_of(item.get(name) or (), f"{where}.{name}", _REASONING_TYPES, _REASONING_PART)
+        for name in ("content", "summary")
+    )
+    return [text for text in content or summary if text]
 
 
 def _text(content: Any, where: str) -> str:
@@ -213,21 +224,28 @@ def _text(content: Any, where: str) -> str:
         return content
     if not isinstance(content, list):
         raise UsageError(f"{where}: expected a text or a list", field=where)
+    return "\n".join(_texts_of(content, where, _TYPES, _PART))
+
+
+def _texts_of(
+    parts: Iterable[Mapping[str, Any]], where: str, types: Sequence[str], schemas: dict[str, Schema]
+) -> list[str]:
+    """Texts of *parts*, which are at *where*; each has one of *types*, and entries of *schemas*."""
     texts = []
-    for number, part in enumerate(content):
+    for number, part in enumerate(parts):
         at = f"{where}.{number}"
         kind = type_of(part, at)
-        if kind not in ("input_text", "output_text", "text", "refusal"):
+        if kind not in types:
             printable = encodable(kind[:40])
             raise UsageError(
                 f"{at}: a part of type {printable!r} is refused: {ONLY_TEXT}", field=at
             )
-        check_entries(part, _PART, at)
+        check_entries(part, schemas, at)
         name = "refusal" if kind == "refusal" else "text"
         if part.get(name) is None:
             raise UsageError(f"{at}.{name}: this field is required", field=f"{at}.{name}")
         texts.append(part[name])
-    return "\n".join(texts)
+    return texts
 
 
 def error_event(number: int, message: str, code: str, field: str | None = None) -> dict[str, Any]:

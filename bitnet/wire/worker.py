@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.runtime.request import DEFAULT_TOKENS
 from bitnet.wire.forms import Form, no_requests
-from bitnet.wire.openai import ANSWER, UNSERVED, continuation, finish_of
+from bitnet.wire.openai import ANSWER, SETTERS, UNSERVED, finish_of, request_without_prompt
 from bitnet.wire.schemas import FLAG, TEXT, TOKEN_ID, mark_refused
 
 if TYPE_CHECKING:
@@ -74,10 +74,12 @@ async def inference_events(body: Body, head: Body, pieces: Pieces) -> Events:
 INFERENCE = Form(
     "InferenceRequest",
     {**ANSWER, "prompt": TEXT, "stream": FLAG, **UNSERVED, **mark_refused("reasoning_effort")},
-    required=("prompt",),
+    required=("prompt",), setters=SETTERS,
     head=("request_id", "worker_id"), tokens=DEFAULT_TOKENS,
     tag="worker", summary="The continuation of a text, greedy unless sampling is set",
-    requests=lambda body, default, _: [replace(continuation(body, default), prompt=body["prompt"])],
+    requests=lambda body, default, _: [
+        replace(request_without_prompt(body, default), prompt=body["prompt"])
+    ],
     reply=inference_reply, events=inference_events,
 )  # fmt: skip
 TOKENIZE = Form(

@@ -35,7 +35,14 @@ def own_folder():
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory, own_folder):
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("ray") / "tiny.gguf"
+    tiny_gguf(path, **{"tokenizer.chat_template": TEMPLATE, "llama.context_length": 1024})
+    return path
+
+
+@pytest.fixture(scope="module")
+def cluster(model, own_folder):
     """The cluster, its two nodes with a replica each, and an HTTP client of the application.
 
     The third node, the head, runs the driver and the proxy and has no room for a replica.
@@ -46,8 +53,6 @@ def cluster(tmp_path_factory, own_folder):
 
     from bitnet.adapters import ray_serve
 
-    path = tmp_path_factory.mktemp("ray") / "tiny.gguf"
-    tiny_gguf(path, **{"tokenizer.chat_template": TEMPLATE, "llama.context_length": 1024})
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     others = [nodes.add_node(num_cpus=1), nodes.add_node(num_cpus=1)]
     try:
@@ -55,7 +60,7 @@ def cluster(tmp_path_factory, own_folder):
         port = free_port()
         # All nodes here have one address: a proxy of each would share the port.
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        serve.run(ray_serve.app({"model": str(path), "min_replicas": "2", "max_replicas": "2"}))
+        serve.run(ray_serve.app({"model": str(model), "min_replicas": "2", "max_replicas": "2"}))
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
             yield nodes, others, client
     finally:
@@ -239,6 +244,34 @@ def test_a_killed_node_loses_no_request_and_answers_none_twice(cluster):
     assert {reply.json()["choices"][0]["text"] for _, reply in replies} == {expected}
     # Each request has an id of its own, and each id came back exactly once.
     assert len({name for name, _ in replies}) == len(replies) == sum(sent.values())
+
+
+def test_requests_beyond_the_full_replicas_and_their_queue_are_refused(cluster, model):
+    from ray import serve
+
+    from bitnet.adapters import ray_serve
+
+    *_, client = cluster
+    # One replica with room for two requests, so that two more may wait.
+    serve.run(ray_serve.app({"model": str(model), "max_batch": "1", "queue": "1"}))
+    replies = []
+
+    def ask():
+        with httpx.Client(base_url=client.base_url, timeout=PATIENCE_S) as own:
+            replies.append(own.post("/v1/completions", json=BODY | {"max_tokens": 900}))
+
+    threads = [threading.Thread(target=ask) for _ in range(40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {reply.status_code for reply in replies} == {200, 429}
+    for reply in replies:
+        if reply.status_code == 429:
+            error = reply.json()["error"]
+            assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
+            assert reply.headers["retry-after"] == "1"
+    assert client.post("/v1/completions", json=BODY).status_code == 200
 
 
 @pytest.mark.parametrize(

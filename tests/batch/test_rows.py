@@ -1,4 +1,4 @@
-"""OpenAI's batch files: rows of each address, answered as the worker answers them."""
+"""OpenAI's batch files: rows of each address, answered as `bitnet serve` answers them."""
 
 import base64
 import json

@@ -26,7 +26,7 @@ def models(request, tmp_path_factory):
     if request.param == "native":
         pytest.importorskip("bitnet._native")
         checkpoint, ops = in_encoding(checkpoint, "Q8_0"), NativeOps(threads=2)
-    checkpoint = replace(checkpoint, gguf=True)
+    checkpoint = replace(checkpoint, gguf=True)  # as if read from GGUF, as the adapters are
     folder = tmp_path_factory.mktemp("adapters")
     model = load_model(checkpoint, ops=ops)
     alone_models = {}

@@ -18,6 +18,7 @@ from bitnet.base.errors import InferenceError, UsageError, VocabMismatch
 from bitnet.runtime.answer import Answer, until_stop
 from bitnet.runtime.piece import Piece
 from bitnet.runtime.request import Request
+from bitnet.runtime.scheduler import Scheduler
 
 PROMPT = "ab"
 LETTER = TOKENS.index("x")
@@ -184,6 +185,23 @@ def test_an_answer_that_fills_the_context_has_that_finish_reason(model):
     # An answer that was not read yet has no reason.
     assert model.stream(PROMPT, max_tokens=3, **forced).finish_reason is None
     assert len(model.generate(PROMPT, max_tokens=3, **forced)) == 3
+
+
+def test_the_time_in_the_queue_is_not_that_of_the_prompt(model):
+    scheduler = Scheduler(model.model, max_batch=1)
+    request = Request(max_tokens=3)
+    prompts = [[LETTER, 5], [LETTER, 6], [LETTER, 7]]
+    sequences = [scheduler.submit(ids, request) for ids in prompts]
+    answers = {sequence: Answer(model.tokenizer, sequence) for sequence in sequences}
+    scheduler.cancel(sequences[2])
+    answers[sequences[2]].end("cancelled")
+    while scheduler.busy:
+        for sequence, piece in scheduler.step():
+            answers[sequence].take(piece)
+    first, second, cancelled = answers.values()
+    assert first.prefill_s + first.decode_s <= second.queue_s
+    assert second.prefill_s > 0
+    assert (cancelled.queue_s > 0, cancelled.prefill_s) == (True, 0)
 
 
 def test_metrics_count_tokens_of_prompt_and_answer(model):

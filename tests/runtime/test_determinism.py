@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_keys import FAMILIES, LAYERS
+from tiny_keys import FAMILIES
 from tiny_models import in_encoding, tiny
 
 from bitnet.base import native
@@ -139,7 +139,6 @@ def test_a_prompt_that_continues_a_truncated_cache_gives_the_same_bits():
     store.truncate(11)
     continued = model.forward(IDS[11:], store, all_positions=True)
     assert same_bits(continued, expected("Q4_0")[11:])
-    assert model.config.n_layers == LAYERS
 
 
 @pytest.mark.slow

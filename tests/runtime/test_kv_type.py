@@ -42,8 +42,6 @@ def test_a_compiled_pass_has_the_bits_of_its_operations(architecture):
     ops = NativeOps()
     checkpoint = q8(architecture)
     config = config_from(checkpoint)
-    if not config.causal:
-        pytest.skip("its attention looks both ways, and is never compiled")
     weights = bind(checkpoint, config, ops)
     program = hidden_program(config, weights)
     results = []

@@ -150,7 +150,8 @@ NESTED = json.loads("[" * 101 + "]" * 101)
 def test_a_request_with_a_value_beyond_its_bound_is_refused_by_its_field(field, value, reason):
     with bitnet.load("bitnet-tiny") as model, pytest.raises(UsageError, match=reason) as caught:
         model.prepare(Request(**{"prompt": "a", field: value}))
-    assert caught.value.field == field
+    # An error about one message has its number behind the field.
+    assert caught.value.field in (field, f"{field}.0")
 
 
 def test_a_bias_of_more_tokens_than_any_client_needs_is_refused():

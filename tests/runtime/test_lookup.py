@@ -86,9 +86,8 @@ def test_drafts_that_fail_get_short_and_then_rare():
     for _ in range(400):
         draft = lookup.draft(ids, 15)
         drafted.append(len(draft))
-        ids.append(
-            ids[len(ids) - 5]
-        )  # the text goes on with its period, so a match is always found
+        # The text goes on with its period of five, so a match is always found.
+        ids.append(ids[-5])
         if draft:
             lookup.report(len(ids), drafted=len(draft), accepted=0)
     assert drafted[0] == 4
@@ -181,7 +180,7 @@ def test_a_sampled_answer_is_the_same_with_drafts_for_any_seed(model):
     # NumPy is slow at this, and adds up in another order for another number of rows.
     for seed in range(25 if model.ops.name != "reference" else 4):
         sampling = {"temperature": 2.0, "seed": seed, "logit_bias": bias, "frequency_penalty": 0.3}
-        plain = tokens(model, REPEATING, max_tokens=40, lookup=0, **sampling, logprobs=1)
+        plain = tokens(model, REPEATING, max_tokens=40, lookup=0, **sampling)
         drafted = tokens(model, REPEATING, max_tokens=40, **sampling, lookup=6)
         assert drafted == plain
 

@@ -32,7 +32,7 @@ engine = Scheduler(load_model(open_checkpoint(sys.argv[1]), ops=select(threads=3
 def tokens():
     return [piece.token for piece in engine.generate(PROMPT, Request(max_tokens=8))]
 
-def ended(pid):
+def exit_code_of(pid):
     _, status = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(status)
 """
@@ -86,7 +86,7 @@ def test_a_child_forked_during_a_pass_generates_the_same_tokens(run):
         pid = fork_in_a_pass()
         if not pid:
             os._exit(0 if tokens() == expected and len(expected) == 8 else 3)
-        assert ended(pid) == 0
+        assert exit_code_of(pid) == 0
     print("done")
     """
     assert check_success(run(MODEL, check, IN_PASSES, children)) == "done\n"
@@ -102,7 +102,7 @@ def test_a_child_forked_during_a_pass_has_all_its_compute_threads(run):
         if not pid:
             tokens()
             os._exit(len(os.listdir("/proc/self/task")))
-        assert ended(pid) == 3
+        assert exit_code_of(pid) == 3
     """  # its exit status is its number of threads
     check_success(run(MODEL, IN_PASSES, children))
 
@@ -119,9 +119,10 @@ def test_a_graph_that_a_thread_runs_can_be_run_by_a_child(run):
     for _ in range(8):
         pid = fork_in_a_pass()
         if not pid:
+            # Packs a weight on the compute threads, into memory that has a lock of its own.
             model.ops.prepare(next(iter(open_checkpoint(sys.argv[1]).weights.values())))
             os._exit(0 if hidden() == expected else 3)
-        assert ended(pid) == 0
+        assert exit_code_of(pid) == 0
     """
     check_success(run(MODEL, IN_PASSES, children))
 
@@ -139,7 +140,7 @@ def test_an_answer_begun_before_a_fork_ends_in_the_child_with_a_reason(run):
             print(error.message, error.hint, sep="; ", flush=True)
             os._exit(0 if len(tokens()) == 8 else 4)
         os._exit(3)
-    assert ended(pid) == 0
+    assert exit_code_of(pid) == 0
     assert [first.token, *(piece.token for piece in answer)] == tokens()
     """
     output = check_success(run(MODEL, script))

@@ -221,6 +221,14 @@ def test_a_prompt_that_grew_by_little_is_written_once_it_is_idle(llama, tmp_path
     # The second prompt grows by 41 of 200 positions, less than a half.
     monkeypatch.setattr(prompt_cache, "GROWTH", 2)
     monkeypatch.setattr(prompt_cache, "IDLE_S", 0.01)
+    attempts = []  # True: the prompt was idle
+    write = PromptCache._write
+
+    def record_and_write(self, pending, *, is_idle):
+        attempts.append(is_idle)
+        return write(self, pending, is_idle=is_idle)
+
+    monkeypatch.setattr(PromptCache, "_write", record_and_write)
     ids = prompt(200)
     stored = cache_at(tmp_path)
     scheduler = Scheduler(llama, prompt_cache=stored)
@@ -232,6 +240,7 @@ def test_a_prompt_that_grew_by_little_is_written_once_it_is_idle(llama, tmp_path
     (path,) = files_in(tmp_path)  # the shorter one is part of it
     # 240 ids of the prompt and the first of two tokens; the last one was not run.
     assert len(PromptFile.open(path).ids) == 241
+    assert attempts == [False, False, True]  # the second prompt was written in the third attempt
 
 
 def test_a_prompt_that_a_file_covers_is_not_written_again(llama, tmp_path):

@@ -73,7 +73,7 @@ def test_the_table_has_a_format_of_calls_for_every_published_template():
 @needs_source
 @pytest.mark.parametrize("conversation", CALLS)
 @pytest.mark.parametrize(
-    "name", [name for name, entry in TEMPLATES.items() if "format" in entry.get("calls", ())]
+    "name", [name for name, entry in TEMPLATES.items() if "format" in entry["calls"]]
 )
 def test_the_calls_that_a_template_writes_are_read_back_in_every_cut(name, conversation):
     tokenizer = tokenizer_of(source_of(name))

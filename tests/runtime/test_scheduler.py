@@ -178,6 +178,9 @@ def test_a_request_larger_than_the_budget_is_refused_at_once(roomy):
     scheduler = Scheduler(roomy, kv_budget_bytes=budget(roomy, 1))
     with pytest.raises(InferenceError, match=r"60 tokens of prompt and 6 of answer take [\d,]+ b"):
         scheduler.submit(prompt(60), params(6))
+    with pytest.raises(InferenceError, match=r"70 tokens of input take [\d,]+ b") as refusal:
+        scheduler.submit(prompt(70), params(embed=True))
+    assert refusal.value.hint == "shorten the input"
     # The last token needs no position, so this one has 64 positions, a page.
     scheduler.submit(prompt(60), params(5))
     assert len(scheduler.waiting) == 1
@@ -242,7 +245,7 @@ def test_a_prefix_is_shared_with_one_that_still_runs(model):
     shared = prompt(30)
     scheduler = Scheduler(model)
     # Arguments of submit(): the prompt and the request.
-    first, second = ((([*shared, at]), params(10, **sampled(at))) for at in (5, 6))
+    first, second = (([*shared, at], params(10, **sampled(at))) for at in (5, 6))
     older = scheduler.submit(*first)
     head = [piece.token for _, piece in scheduler.step()]
     younger = scheduler.submit(*second)

@@ -154,6 +154,7 @@ class AnyOrderOfDrafts(AnyOrder):
     @initialize(max_batch=st.integers(1, 4), chunk=st.integers(1, 30), room=st.just(None))
     def make(self, max_batch, chunk, room):
         super().make(max_batch, chunk, room)
+        # Without times of passes, it never decides that drafts do not pay.
         self.scheduler._pace.observe = lambda *_, **__: None
 
 

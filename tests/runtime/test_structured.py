@@ -340,5 +340,5 @@ def test_options_of_the_grammar_library_in_a_clients_schema_have_no_effect(model
             model.grammars.json_schema(strict | {"x-guidance": options})
     # With the client's separator, the grammar would accept this text completely.
     spaced = {"const": [1, 2], "x-guidance": {"item_separator": "    ,"}}
-    (ids,) = {tuple(model.tokenizer.encode("[1    ,2]", add_special=False))}
+    ids = model.tokenizer.encode("[1    ,2]", add_special=False)
     assert model.grammars.json_schema(spaced).start().count_valid(ids) < len(ids)

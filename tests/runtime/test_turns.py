@@ -38,8 +38,8 @@ def text(template, messages, tools=None):
     return template.render(Turns(template, messages, tools=tools).messages, tools=tools)
 
 
-@pytest.mark.parametrize("messages", [[SYSTEM | {"role": "developer"}, USER]])
-def test_a_developer_is_the_system_for_templates_without_one(messages):
+def test_a_developer_is_the_system_for_templates_without_one():
+    messages = [SYSTEM | {"role": "developer"}, USER]
     expected = "[system]Be brief.[user]Is it warm in Paris?[assistant]"
     assert text(WHOLE, messages) == expected
     assert text(only("system", "user") + END, messages) == expected
@@ -115,7 +115,7 @@ def test_the_text_beside_a_call_that_has_no_other_place_is_refused():
     one_answer += "{{ raise_exception('one answer') }}{% endif %}"
     # The template drops the text beside a call, and refuses a second message of the assistant.
     messages, tools = CONVERSATIONS["text and call"]
-    with pytest.raises(UsageError, match=r"one answer|messages\.1.*the text"):
+    with pytest.raises(UsageError, match="refuses the conversation: one answer"):
         text(TOOLS + one_answer + calls_or_text, messages, tools)
 
 
@@ -222,6 +222,36 @@ def test_results_without_ids_belong_to_the_calls_in_their_order():
     assert "[tool]1a/call1.0[tool]b/call1.1" in rendered
 
 
+def test_results_without_ids_belong_to_the_calls_of_their_functions():
+    template = TOOLS + EACH + COPIED + CALLS + "{{ m.name }}/{{ m.tool_call_id }}" + END
+    calls = [{"type": "function", "function": {"name": n, "arguments": ""}} for n in ("a", "b")]
+    messages = [
+        USER,
+        {"role": "assistant", "tool_calls": calls},
+        {"role": "tool", "name": "b", "content": "1"},
+        {"role": "tool", "name": "other", "content": "2"},
+    ]
+    assert "[tool]1b/call1.1[tool]2other/call1.0" in text(template, messages)
+
+
+def test_a_call_without_an_id_gets_the_one_that_a_kimi_model_writes():
+    """Kimi's templates write the name of the function only as a part of the id."""
+    call_text = (
+        "<|tool_calls_section_begin|>{% for c in m.tool_calls or [] %}<|tool_call_begin|>{{ c.id }}"
+        "<|tool_call_argument_begin|>{{ c.function.arguments | tojson }}<|tool_call_end|>"
+        "{% endfor %}<|tool_calls_section_end|>"
+    )
+    returned = "{% if m.role == 'tool' %}## Return of {{ m.tool_call_id }}{% endif %}"
+    template = TOOLS + EACH + COPIED + call_text + returned + END
+    calls = [{"type": "function", "function": {"name": n, "arguments": ""}} for n in ("a", "b")]
+    result = {"role": "tool", "content": "1"}
+    turn = [USER, {"role": "assistant", "tool_calls": calls}, result, result]
+    rendered = text(template, turn * 2)
+    for call_id in ("functions.a:0", "functions.b:1", "functions.a:2", "functions.b:3"):
+        assert f"<|tool_call_begin|>{call_id}<|tool_call_argument_begin|>" in rendered
+        assert f"## Return of {call_id}" in rendered
+
+
 def test_an_empty_list_of_calls_is_left_out():
     template = EACH + COPIED + "{% if m.tool_calls is defined %}CALLS{% endif %}" + END
     assert "CALLS" not in text(template, [USER, ANSWER | {"tool_calls": []}, THANKS])
@@ -283,7 +313,7 @@ def test_the_check_that_nothing_is_lost_is_cached_for_conversations_of_one_form(
     assert len(rendered) > first
 
 
-def test_a_refusal_is_repeated_for_the_next_conversation_of_that_form(monkeypatch):
+def test_a_refusal_is_repeated_for_the_next_conversation_of_that_form():
     template = ChatTemplate("{% for m in messages[-1:] %}{{ m.content }}{% endfor %}")
     for text in ("a", "b"):
         messages = [{"role": "user", "content": text}, {"role": "assistant", "content": "c"}]

@@ -92,20 +92,20 @@ def test_the_reference_computes_the_same_whether_pages_are_freed_or_not():
 def test_memory_stops_growing_with_the_windows():
     cache = KVCache(config(), 100_000)
     full = KVCache(seeing(config(), (0,) * 4), 100_000)
-    table = full.cost(PAGE, 1) // LAYERS  # one page of one layer
+    page_bytes = full.cost(PAGE, 1) // LAYERS  # of one layer
     step = 256
     for length in range(0, 20_480, step):
         cache.pages(step)
         cache.advance(step)
         assert cache.size_bytes <= cache.cost(length + step, step)
-    whole = 20_480 // PAGE * table
+    whole = 20_480 // PAGE * page_bytes  # of the layer without a window
     windows = cache.size_bytes - whole
     assert cache.cost(PAGE, 1) == full.cost(PAGE, 1)
     # Pages that a window of 70, in two layers, or of 200 touches in a pass of 256.
-    assert windows == 2 * table * 6 + table * 8
+    assert windows == 2 * page_bytes * 6 + page_bytes * 8
     assert full.cost(20_480, step) == 4 * whole
     # The bound on the cost has room for kept prefixes, too: less than 40 pages for each layer.
-    assert cache.cost(20_480, step) < whole + 4 * table * 40
+    assert cache.cost(20_480, step) < whole + 4 * page_bytes * 40
 
 
 @settings(max_examples=20)

@@ -56,10 +56,10 @@ def worker(serving):
 
 
 @pytest.fixture
-def slow(monkeypatch):
+def release(monkeypatch):
     """Hold the model before every pass; return the function that releases it.
 
-    ``slow(4)`` lets four passes run, ``slow()`` all that follow.
+    ``release(4)`` lets four passes run, ``release()`` all that follow.
     """
     gate = threading.Semaphore(0)
     free = threading.Event()
@@ -72,13 +72,13 @@ def slow(monkeypatch):
 
     monkeypatch.setattr(Scheduler, "step", waiting)
 
-    def release(count=None):
+    def let_run(count=None):
         if count is None:
             free.set()
         elif count:
             gate.release(count)
 
-    yield release
+    yield let_run
     free.set()
 
 

@@ -16,15 +16,13 @@ from bitnet.server.serve_options import ServeOptions
 JSON = {"Content-Type": "application/json"}
 
 
-def raw(worker, text, *, until=b""):
-    """Bytes of the reply to the bytes *text*, up to *until*, or all of them."""
+def raw(worker, text):
+    """Bytes of the reply to the bytes *text*."""
     with socket.create_connection(("127.0.0.1", worker.port), timeout=PATIENCE_S) as connection:
         connection.sendall(text)
         received = b""
         while chunk := connection.recv(65536):
             received += chunk
-            if until and until in received:
-                break
         return received
 
 

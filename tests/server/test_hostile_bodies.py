@@ -99,7 +99,6 @@ def test_bodies_of_every_route_end_with_an_answer_or_a_refusal(worker, routes):
     assert worker.http.get("/health/ready").status_code == 200
 
 
-ASK = [{"role": "user", "content": "a"}]
 RESULT = {"type": "tool_result", "tool_use_id": "1", "content": ["a"]}
 INFINITE = "1e999"  # a number in JSON that is beyond the range of a float
 
@@ -148,7 +147,7 @@ def _prepare(path, raw, slot):
     form = (ROUTES | COMPUTED)[path]
     body = form.parse(raw)
     try:
-        form.use(body)
+        form.model_use(body)
         requests = form.requests(body, Request(fallback={"max_tokens": EVERYTHING}), slot.model)
         form.list_ignored(body, slot.model)
         if path in COMPUTED:

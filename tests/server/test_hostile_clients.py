@@ -67,14 +67,14 @@ def test_a_second_request_has_to_end_its_headers_too(worker, monkeypatch):
             assert everything(client) == b""
 
 
-def test_a_request_is_answered_although_the_next_one_is_incomplete(serving, slow, monkeypatch):
+def test_a_request_is_answered_although_the_next_one_is_incomplete(serving, release, monkeypatch):
     worker = serving()
     content = json.dumps(BODY).encode()
     with connected(worker) as client:
         client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(content) + content + b"GET / HT")
         until(lambda: worker.slot.open_jobs == 1)
         monkeypatch.setattr(connection, "HEADER_PATIENCE_S", 0.1)
-        slow()
+        release()
         assert answer(client).startswith(b"HTTP/1.1 200")
 
 
@@ -184,9 +184,9 @@ def test_an_event_stays_on_its_line_whatever_is_in_it(form):
 def test_a_chat_of_no_given_length_leaves_room_for_the_others(worker, monkeypatch, share, expected):
     monkeypatch.setattr(exchange, "DEFAULT_TOKENS", 8)
     body = CHAT.read({"messages": [{"role": "user", "content": "a"}]})
-    inner = worker.slot
-    monkeypatch.setattr(inner, "fair_positions", share)
-    (sequence,) = exchange.prepare_sequences(*chat_requests(body), inner, 1, 1000)
+    slot = worker.slot
+    monkeypatch.setattr(slot, "fair_positions", share)
+    (sequence,) = exchange.prepare_sequences(*chat_requests(body), slot, 1, 1000)
     spare = 11 - sequence.prompt_tokens  # the numbers above are for a prompt of 11 ids
     assert sequence.request.max_tokens == expected + (spare if share else 0)
 
@@ -230,12 +230,12 @@ def test_vectors_are_computed_part_by_part(worker):
 
 def test_vectors_wait_in_the_queue_like_answers(serving):
     worker = serving(max_batch=1, queue=1)
-    inner = worker.slot
+    slot = worker.slot
     # One place in the batch and one in the queue, both taken.
-    with inner.place(), inner.place():
+    with slot.place(), slot.place():
         assert worker.post("/v1/embeddings", {"input": "a"}).status_code == 429
     assert worker.post("/v1/embeddings", {"input": "a"}).status_code == 200
-    inner.drain()
+    slot.drain()
     assert worker.post("/v1/embeddings", {"input": "a"}).status_code == 503
 
 

@@ -1,11 +1,13 @@
 """Effects of one request on the others, and errors that the worker reports."""
 
+import asyncio
 import json
 import re
 import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -107,6 +109,23 @@ def test_a_grammar_that_waits_too_long_behind_slow_ones_is_refused(worker, monke
     assert reply.headers["Retry-After"] == "5"
 
 
+def test_waiting_for_a_thread_and_the_work_share_the_time_of_a_request(worker):
+    go_on = threading.Event()
+
+    async def fill_the_threads():
+        works = [
+            worker.models.run_in_thread(lambda: go_on.wait(PATIENCE_S), time.monotonic() + 0.1)
+            for _ in range(server_models.PREPARING + 1)
+        ]
+        return await asyncio.gather(*works, return_exceptions=True)
+
+    try:
+        refusals = asyncio.run(fill_the_threads())
+    finally:
+        go_on.set()
+    assert {refusal.code for refusal in refusals} == {"deadline"}
+
+
 def test_a_schema_with_3000_optional_properties_holds_up_no_client(worker):
     """The schema is below the limit of properties, and its grammar is refused."""
     pytest.importorskip("llguidance")
@@ -122,7 +141,7 @@ class PanicException(BaseException):
 
 
 @pytest.mark.parametrize("error", [ValueError("secret"), PanicException()])
-def test_what_breaks_one_sequence_leaves_its_neighbours_alone(serving, slow, monkeypatch, error):
+def test_what_breaks_one_sequence_leaves_its_neighbours_alone(serving, release, monkeypatch, error):
     worker = serving(max_batch=4)
     sample = Sampler.sample
 
@@ -136,7 +155,7 @@ def test_what_breaks_one_sequence_leaves_its_neighbours_alone(serving, slow, mon
         good = [pool.submit(worker.post, "/v1/inference", LONG) for _ in range(2)]
         bad = pool.submit(worker.post, "/v1/inference", LONG | {"temperature": 7.0, "top_k": 0})
         until(lambda: worker.slot.open_jobs == 3)
-        slow()
+        release()
         assert bad.result().status_code == 500
         assert "secret" not in bad.result().text
         texts = {one.result().json()["text"] for one in good}
@@ -144,7 +163,7 @@ def test_what_breaks_one_sequence_leaves_its_neighbours_alone(serving, slow, mon
     assert texts == {expected}
 
 
-def test_a_pass_that_fails_for_one_sequence_is_run_for_the_others(serving, slow, monkeypatch):
+def test_a_pass_that_fails_for_one_sequence_is_run_for_the_others(serving, release, monkeypatch):
     worker = serving(max_batch=4)
     model = worker.slot.model.model
     hidden = type(model).hidden
@@ -161,18 +180,18 @@ def test_a_pass_that_fails_for_one_sequence_is_run_for_the_others(serving, slow,
         good = [pool.submit(worker.post, "/v1/inference", LONG) for _ in range(2)]
         bad = pool.submit(worker.post, "/v1/inference", LONG | {"prompt": "zzz"})
         until(lambda: worker.slot.open_jobs == 3)
-        slow()
+        release()
         assert bad.result().status_code == 500
         assert [one.result().json()["tokens_generated"] for one in good] == [40, 40]
 
 
-def test_a_dead_thread_fails_everything_and_says_so(serving, slow, monkeypatch):
+def test_a_dead_thread_fails_everything_and_says_so(serving, release, monkeypatch):
     worker = serving()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(worker.post, "/v1/inference", LONG)
         until(lambda: worker.slot.open_jobs == 1)
         monkeypatch.setattr(Slot, "_step", lambda self: 1 / 0)
-        slow()
+        release()
         assert waiting.result().status_code == 503
     until(lambda: worker.slot.failure)
     live = worker.http.get("/health/live")
@@ -217,14 +236,14 @@ def test_a_worker_whose_thread_dies_ends_with_a_code(model_path):
         process.communicate()
 
 
-def test_a_worker_that_drains_says_so_on_new_connections(serving, slow):
+def test_a_worker_that_drains_says_so_on_new_connections(serving, release):
     worker = serving()
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(worker.post, "/v1/inference", LONG)
         until(lambda: worker.slot.open_jobs == 1)
         worker.slot.drain()
         assert worker.http.get("/health/ready").json()["status"] == "draining"
-        slow()
+        release()
         assert running.result().status_code == 200
 
 
@@ -250,7 +269,7 @@ def test_texts_are_prepared_in_threads_of_their_own(worker, monkeypatch):
     assert {name.rpartition("_")[0] for name in names} == {"bitnet-prepare"}
 
 
-def test_vectors_share_passes_and_memory_with_answers(serving, slow):
+def test_vectors_share_passes_and_memory_with_answers(serving, release):
     worker = serving(max_batch=4)
     inputs = ["abc", "defghi", "j"]
     passes = []
@@ -263,7 +282,7 @@ def test_vectors_share_passes_and_memory_with_answers(serving, slow):
         run = scheduler._run
         # Note the number of sequences of each pass, and run it.
         scheduler._run = lambda parts: passes.append(len(parts)) or run(parts)
-        slow()
+        release()
         text = answer.result().json()["text"]
         assert [one["index"] for one in vectors.result().json()["data"]] == [0, 1, 2]
     assert text == worker.post("/v1/inference", LONG).json()["text"]

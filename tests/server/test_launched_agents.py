@@ -110,7 +110,7 @@ def program_of(agent):
 
 
 def folders_for(place):
-    """Empty folders below *place* for an agent: its home, and the one it works in."""
+    """Make an agent's home and its working folder below *place*; return the second."""
     for name in ("work", "home"):
         (place / name).mkdir()
     return place / "work"

@@ -240,14 +240,14 @@ def in_two_parts(folder):
     return parts
 
 
-def test_a_model_that_is_in_use_is_not_unloaded(serve, slow):
+def test_a_model_that_is_in_use_is_not_unloaded(serve, release):
     worker = serve(idle_s=0.0)
-    slow(1)
+    release(1)
     with worker.http.stream("POST", "/v1/completions", json=ASK | {"stream": True}) as reply:
         lines = reply.iter_lines()
         assert states(worker)["a"] == "loaded"
         assert not unloaded(worker, "a")
-        slow()
+        release()
         assert "data: [DONE]" in lines
     until(lambda: unloaded(worker, "a"))
 
@@ -317,15 +317,15 @@ def test_a_worker_ends_without_waiting_for_a_load_that_runs(serve, paths, gate, 
 def test_the_least_recently_used_model_is_unloaded_to_make_room(serve, paths):
     third = tiny_gguf(paths[0].with_name("c.gguf"))
     sources = [slot_of(path) for path in (*paths, third)]
-    two = budget_for_one(paths[0]) // 3 * 4  # room for two models
-    worker = serve(*sources, memory_bytes=two)
+    # Four thirds of the bytes of one and a half models: room for two.
+    worker = serve(*sources, memory_bytes=budget_for_one(paths[0]) // 3 * 4)
     for name in "aba":
         ask(worker, name)
     assert ask(worker, "c").status_code == 200
     assert states(worker) == {"a": "loaded", "b": "unloaded", "c": "loaded"}
 
 
-def test_a_model_that_is_in_use_is_unloaded_for_another_only_afterwards(serve, paths, slow):
+def test_a_model_that_is_in_use_is_unloaded_for_another_only_afterwards(serve, paths, release):
     worker = serve(memory_bytes=budget_for_one(paths[0]))
     with ThreadPoolExecutor(2) as pool:
         using = pool.submit(ask, worker, "a")
@@ -333,7 +333,7 @@ def test_a_model_that_is_in_use_is_unloaded_for_another_only_afterwards(serve, p
         waiting = pool.submit(ask, worker, "b")
         until(lambda: states(worker)["b"] == "waiting")
         assert states(worker)["a"] == "loaded"
-        slow()
+        release()
         assert [one.result().status_code for one in (using, waiting)] == [200, 200]
     assert states(worker) == {"a": "unloaded", "b": "loaded"}
 
@@ -346,7 +346,7 @@ def test_a_request_for_whose_model_no_room_is_made_in_time_is_a_timeout(serve, p
     until(lambda: states(worker)["b"] == "unloaded")  # no request waits for it any more
 
 
-def test_a_model_larger_than_the_budget_is_refused_at_once(serve, paths):
+def test_a_model_larger_than_the_budget_is_refused_at_once(serve):
     worker = serve(memory_bytes=1000)
     reply = ask(worker, "a")
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "model_too_large")
@@ -357,7 +357,7 @@ def test_a_model_larger_than_the_budget_is_refused_at_once(serve, paths):
 def test_metrics_are_by_model(serve):
     worker = serve()
     ask(worker, "a")
-    figures = worker.http.get("/metrics").text
+    metrics = worker.http.get("/metrics").text
     for name, tokens in (("a", 5), ("b", 0)):  # b is not loaded
-        assert f'vllm:generation_tokens_total{{model_name="{name}"}} {tokens}.0' in figures
-        assert f'bitnet_model_loaded{{model_name="{name}"}} {tokens / 5}' in figures
+        assert f'vllm:generation_tokens_total{{model_name="{name}"}} {tokens}.0' in metrics
+        assert f'bitnet_model_loaded{{model_name="{name}"}} {tokens / 5}' in metrics

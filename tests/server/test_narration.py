@@ -19,6 +19,7 @@ _OPTIONS = {"level", "actor"}  # of a call, which are not facts
 def test_what_is_written_to_stderr_becomes_events():
     lines = []
     narrate = narrator(lines.append, worker_id="w", form="json")
+    stderr = sys.stderr
     with output_as_events(narrate):
         print("first", "second", file=sys.stderr)
         print(file=sys.stderr)
@@ -31,7 +32,7 @@ def test_what_is_written_to_stderr_becomes_events():
     assert [event["human"] for event in events][::2] == ["first second", "no end"]
     assert events[1]["human"].startswith("model.gguf: 10 B")
     assert {event["worker_id"] for event in events} == {"w"}
-    assert sys.stderr is not None
+    assert sys.stderr is stderr
 
 
 @pytest.mark.parametrize("debug", ["0", "1"])

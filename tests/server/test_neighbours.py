@@ -94,15 +94,15 @@ def test_nginx_balances_between_workers_and_skips_one_that_drains(serving, tmp_p
 
 
 @pytest.mark.needs("nginx")
-def test_nginx_passes_on_the_beginning_of_a_stream_before_its_end(serving, slow, tmp_path):
+def test_nginx_passes_on_the_beginning_of_a_stream_before_its_end(serving, release, tmp_path):
     worker = serving()
     body = {"prompt": "ab", "max_tokens": 12, "stream": True}
     with nginx(tmp_path, (worker.port, worker.port)) as http:
-        slow(4)  # passes, and the model waits
+        release(4)  # passes, and the model waits
         with http.stream("POST", "/v1/inference", json=body) as reply:
             parts = reply.iter_raw()
             received = b""
             while b'"text"' not in received:
                 received += next(parts)
-            slow()
+            release()
             assert b"[DONE]" in b"".join(parts)

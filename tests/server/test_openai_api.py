@@ -463,7 +463,7 @@ def test_a_prompt_that_does_not_fit_the_context_is_named(worker, path, body, par
     [("/v1/embeddings", "input"), ("/api/embed", "input"), ("/embedding", "content")],
 )
 def test_2048_texts_are_embedded_with_a_queue_of_two_and_2049_are_refused(serving, path, field):
-    worker = serving(app_options={}, max_batch=4, queue=2)
+    worker = serving(max_batch=4, queue=2)
     texts = ["abcdefgh"[number % 8] for number in range(2048)]
     reply = worker.post(path, {"model": "tiny", field: texts})
     assert reply.status_code == 200, reply.text

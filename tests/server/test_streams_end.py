@@ -46,7 +46,7 @@ def model_path(tmp_path_factory):
 
 
 @pytest.fixture
-def begun(model_path, slow):
+def begun(model_path, release):
     """Begin a stream: its worker, and a function that reads the rest of it.
 
     Headers are sent with the first token, after one pass. No further pass runs before the test
@@ -56,7 +56,7 @@ def begun(model_path, slow):
 
         def begin(path, more=None, **options):
             worker = stack.enter_context(listening(model_path, **options))
-            slow(1)
+            release(1)
             body = ASKED | BODIES[path] | (more or {})
             reply = stack.enter_context(worker.http.stream("POST", path, json=body))
             assert reply.status_code == 200, reply.read()
@@ -67,7 +67,7 @@ def begun(model_path, slow):
             return worker, read
 
         yield begin
-        slow()  # before the worker ends, which waits for the pass
+        release()  # before the worker ends, which waits for the pass
 
 
 def events_of(path, text):
@@ -109,10 +109,10 @@ def test_every_address_with_streams_is_asked():
 
 
 @pytest.mark.parametrize("path", STREAMED)
-def test_an_answer_that_is_cut_short_between_two_passes_ends_as_a_whole_one(begun, slow, path):
+def test_an_answer_that_is_cut_short_between_two_passes_ends_as_a_whole_one(begun, release, path):
     worker, read = begun(path)
     worker.models.drain(0)
-    slow()
+    release()
     assert ending_of(path, read()) == "whole"
 
 
@@ -128,31 +128,31 @@ def test_an_answer_ends_with_an_error_if_its_pass_takes_longer_than_the_worker_m
 
 @pytest.mark.parametrize("path", STREAMED)
 def test_an_answer_ends_with_an_error_if_the_thread_of_its_model_dies(
-    begun, slow, path, monkeypatch
+    begun, release, path, monkeypatch
 ):
     worker, read = begun(path)
     monkeypatch.setattr(Slot, "_take_in", lambda _: 1 // 0)  # is called after the pass that runs
-    slow()
+    release()
     assert ending_of(path, read()) == "error"
     assert worker.models.dead
 
 
 @pytest.mark.parametrize("path", STREAMED)
-def test_an_answer_whose_model_is_closed_ends_as_a_whole_one(begun, slow, path):
+def test_an_answer_whose_model_is_closed_ends_as_a_whole_one(begun, release, path):
     worker, read = begun(path)
     closing = threading.Thread(target=worker.slot.close)  # waits for the pass that runs
     closing.start()
     until(lambda: worker.slot.draining)
-    slow()
+    release()
     assert ending_of(path, read()) == "whole"
     closing.join()
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_a_choice_that_has_not_begun_is_an_error_and_not_empty(begun, slow, path):
+def test_a_choice_that_has_not_begun_is_an_error_and_not_empty(begun, release, path):
     worker, read = begun(path, {"n": 2}, max_batch=1)
     worker.models.drain(0)
-    slow()
+    release()
     assert ending_of(path, read()) == "error"
 
 

@@ -19,15 +19,16 @@ def worker(tmp_path):
 
 
 @pytest.fixture
-def wanted():
+def call_request():
+    """A request that has to be answered by a call of the function ``weather``."""
     return {
         "model": "tiny", "messages": ASK, "tools": [WEATHER, CLOCK], "max_tokens": 300,
         "temperature": 0, "tool_choice": NAMED,
     }  # fmt: skip
 
 
-def test_a_named_function_is_called_with_valid_arguments(client, wanted):
-    (choice,) = client.chat.completions.create(**wanted).choices
+def test_a_named_function_is_called_with_valid_arguments(client, call_request):
+    (choice,) = client.chat.completions.create(**call_request).choices
     (call,) = choice.message.tool_calls
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
     assert call.function.name == "weather"
@@ -35,14 +36,14 @@ def test_a_named_function_is_called_with_valid_arguments(client, wanted):
     call_turn = choice.message.model_dump(exclude_none=True)
     result_turn = {"role": "tool", "tool_call_id": call.id, "content": "rain"}
     after = client.chat.completions.create(
-        **wanted | {"messages": [*ASK, call_turn, result_turn], "tool_choice": "none"}
+        **call_request | {"messages": [*ASK, call_turn, result_turn], "tool_choice": "none"}
     )
     assert after.choices[0].message.tool_calls is None
 
 
-def test_a_streamed_call_is_the_whole_one_in_deltas(client, wanted):
-    whole = client.chat.completions.create(**wanted).choices[0].message.tool_calls[0]
-    chunks = list(client.chat.completions.create(**wanted, stream=True))
+def test_a_streamed_call_is_the_whole_one_in_deltas(client, call_request):
+    whole = client.chat.completions.create(**call_request).choices[0].message.tool_calls[0]
+    chunks = list(client.chat.completions.create(**call_request, stream=True))
     deltas = [call for one in chunks for call in one.choices[0].delta.tool_calls or ()]
     assert (deltas[0].function.name, deltas[0].type) == ("weather", "function")
     assert deltas[0].id
@@ -53,31 +54,31 @@ def test_a_streamed_call_is_the_whole_one_in_deltas(client, wanted):
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
-def test_the_clients_stream_helper_reads_the_call(client, wanted):
-    with client.chat.completions.stream(**wanted) as stream:
+def test_the_clients_stream_helper_reads_the_call(client, call_request):
+    with client.chat.completions.stream(**call_request) as stream:
         final = stream.get_final_completion()
     (call,) = final.choices[0].message.tool_calls
     assert json.loads(call.function.arguments)["city"] in CITIES
 
 
-def test_tool_choice_required_calls_one_of_the_functions(client, wanted):
+def test_tool_choice_required_calls_one_of_the_functions(client, call_request):
     reply = client.chat.completions.create(
-        **wanted | {"tool_choice": "required"}, parallel_tool_calls=False
+        **call_request | {"tool_choice": "required"}, parallel_tool_calls=False
     )
     (call,) = reply.choices[0].message.tool_calls
     assert call.function.name in ("weather", "clock")
     json.loads(call.function.arguments)
 
 
-def test_a_call_that_is_cut_short_has_the_finish_reason_length(client, wanted):
-    reply = client.chat.completions.create(**wanted | {"max_tokens": 12})
+def test_a_call_that_is_cut_short_has_the_finish_reason_length(client, call_request):
+    reply = client.chat.completions.create(**call_request | {"max_tokens": 12})
     assert reply.choices[0].finish_reason == "length"
 
 
-def test_tool_choice_auto_answers_by_the_schema_or_calls(client, wanted):
+def test_tool_choice_auto_answers_by_the_schema_or_calls(client, call_request):
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": "no"}}}
     reply = client.chat.completions.create(
-        **wanted | {"tool_choice": "auto"}, response_format=schema, parallel_tool_calls=False
+        **call_request | {"tool_choice": "auto"}, response_format=schema, parallel_tool_calls=False
     )
     message = reply.choices[0].message
     if message.tool_calls is None:
@@ -100,8 +101,8 @@ def test_tool_choice_auto_answers_by_the_schema_or_calls(client, wanted):
           "tool_choice": "required"}, "tools"),
     ],
 )  # fmt: skip
-def test_wrong_tools_are_refused_by_their_field(worker, wanted, fields, param):
-    reply = worker.post("/v1/chat/completions", wanted | fields)
+def test_wrong_tools_are_refused_by_their_field(worker, call_request, fields, param):
+    reply = worker.post("/v1/chat/completions", call_request | fields)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
 
 

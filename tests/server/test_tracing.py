@@ -133,6 +133,7 @@ def test_streams_vectors_and_refusals_are_traced(traced):
     assert facts["gen_ai.usage.output_tokens"] == 12  # two prompts, two choices, three tokens
     vector, refused = map(attributes, spans["POST /v1/embeddings"])
     assert vector["gen_ai.operation.name"] == "embeddings"
+    assert "gen_ai.request.max_tokens" not in vector
     assert "gen_ai.operation.name" not in refused
     assert 400 in refused.values()
 

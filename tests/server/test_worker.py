@@ -5,11 +5,13 @@ import io
 import json
 import re
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
+from serve_process import ENDLESS
 from waiting import PATIENCE_S, until
 
 from bitnet import load
@@ -25,10 +27,17 @@ def metrics_of(worker):
     return worker.http.get("/metrics").text
 
 
-def open_stream(worker, body):
-    """A connection on which *body* was sent, streamed unless it says otherwise; nothing is read."""
+def open_stream(worker, body, receive_buffer=None):
+    """A connection on which *body* was sent, streamed unless it says otherwise; nothing is read.
+
+    *receive_buffer* is the number of bytes that the system receives before the client reads.
+    """
     content = json.dumps({"stream": True} | body).encode()
-    client = socket.create_connection(("127.0.0.1", worker.port), timeout=PATIENCE_S)
+    client = socket.socket()
+    if receive_buffer is not None:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    client.settimeout(PATIENCE_S)
+    client.connect(("127.0.0.1", worker.port))
     client.sendall(
         b"POST /v1/inference HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Content-Length: %d\r\n\r\n" % len(content) + content
@@ -49,7 +58,7 @@ def test_answers_written_together_are_those_written_alone(serving, model_path):
     assert [reply.json()["text"] for reply in replies] == [alone[prompt] for prompt in asked]
 
 
-def test_a_full_queue_refuses_and_says_when_to_come_again(serving, slow):
+def test_a_full_queue_refuses_and_says_when_to_come_again(serving, release):
     worker = serving(max_batch=1, queue=1)
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(worker.post, "/v1/inference", LONG) for _ in range(2)]
@@ -58,30 +67,30 @@ def test_a_full_queue_refuses_and_says_when_to_come_again(serving, slow):
         assert refused.status_code == 429
         assert refused.headers["retry-after"] == "1"
         assert refused.json()["error"]["code"] == "queue_full"
-        slow()
+        release()
         assert [one.result().status_code for one in waiting] == [200, 200]
     assert worker.post("/v1/inference", LONG).status_code == 200
     assert 'bitnet_refused_total{model_name="tiny"} 1.0' in worker.http.get("/metrics").text
 
 
 @pytest.mark.parametrize("passes", [0, 1, 7])  # that run before the client goes
-def test_a_client_that_goes_frees_its_place(serving, slow, cancelled, passes):
+def test_a_client_that_goes_frees_its_place(serving, release, cancelled, passes):
     worker = serving(max_batch=1, queue=1)
     connection = open_stream(worker, LONG)
     until(lambda: worker.slot.open_jobs == 1)
-    slow(passes)
+    release(passes)
     if passes:
         assert b"200 OK" in connection.recv(100)
     connection.close()
     assert cancelled.wait(PATIENCE_S)
-    slow()
+    release()
     until(lambda: worker.slot.open_jobs == 0)
     text = worker.http.get("/metrics").text
     assert 'bitnet_answers_total{finish="cancelled",model_name="tiny"} 1.0' in text
     assert worker.post("/v1/inference", LONG).status_code == 200
 
 
-def test_a_client_that_goes_before_a_whole_answer_frees_its_place_too(serving, slow, cancelled):
+def test_a_client_that_goes_before_a_whole_answer_frees_its_place_too(serving, release, cancelled):
     worker = serving(max_batch=1, queue=1)
     content = json.dumps(LONG).encode()
     with socket.create_connection(("127.0.0.1", worker.port), timeout=PATIENCE_S) as connection:
@@ -91,24 +100,47 @@ def test_a_client_that_goes_before_a_whole_answer_frees_its_place_too(serving, s
         )
         until(lambda: worker.slot.open_jobs == 1)
     assert cancelled.wait(PATIENCE_S)
-    slow()
+    release()
     until(lambda: worker.slot.open_jobs == 0)
     assert 'finish="cancelled",model_name="tiny"} 1.0' in worker.http.get("/metrics").text
 
 
-def test_a_slow_reader_holds_up_no_other(serving):
-    worker = serving(max_batch=2, queue=4)
-    with open_stream(worker, LONG):  # never reads
-        until(
-            lambda: (
-                'bitnet_answers_total{finish="length",model_name="tiny"} 1.0' in metrics_of(worker)
-            )
-        )
+@pytest.fixture
+def waits_for_reader(monkeypatch):
+    """An event that is set once the worker waits for a client to read.
+
+    The worker has small buffers for what it sends, so that an answer does not fit into them.
+    """
+    waits = threading.Event()
+    protocol = connection.PatientProtocol
+    connection_made = protocol.connection_made
+    pause_writing = protocol.pause_writing
+
+    def shrink_buffers(self, transport):
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        transport.set_write_buffer_limits(0)
+        connection_made(self, transport)
+
+    def tell(self):
+        pause_writing(self)
+        waits.set()
+
+    monkeypatch.setattr(protocol, "connection_made", shrink_buffers)
+    monkeypatch.setattr(protocol, "pause_writing", tell)
+    return waits
+
+
+def test_a_slow_reader_holds_up_no_other(serving, waits_for_reader):
+    worker = serving({"llama.context_length": 1024}, max_batch=2, queue=4, max_output_tokens=1000)
+    with open_stream(worker, ENDLESS | {"max_tokens": 1000}, receive_buffer=4096):  # never reads
+        assert waits_for_reader.wait(PATIENCE_S)
         assert worker.post("/v1/inference", LONG).status_code == 200
+        until(lambda: worker.slot.open_jobs == 0)
+        assert 'bitnet_answers_total{finish="length",model_name="tiny"} 2.0' in metrics_of(worker)
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_half_closed_connection_gets_its_answer(serving, slow, monkeypatch, streams):
+def test_a_half_closed_connection_gets_its_answer(serving, release, monkeypatch, streams):
     monkeypatch.setattr(connection, "PROBES_S", (0.0, 0.05, 0.1))
     worker = serving()
     content = json.dumps(LONG | {"stream": streams}).encode()
@@ -118,13 +150,13 @@ def test_a_half_closed_connection_gets_its_answer(serving, slow, monkeypatch, st
             b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(content) + content
         )
         until(lambda: worker.slot.open_jobs == 1)
-        slow(3)
+        release(3)
         half.shutdown(socket.SHUT_WR)
         received = b""
         # A probe of the worker: is the client still there?
         while received.count(b"100 Continue") + received.count(b"\n:\n") < 1:
             received += half.recv(65536)
-        slow()
+        release()
         reply = http.client.HTTPResponse(Prefixed(half, received))
         reply.begin()
         text = reply.read().decode()
@@ -134,7 +166,7 @@ def test_a_half_closed_connection_gets_its_answer(serving, slow, monkeypatch, st
     assert json.loads(last)["tokens_generated"] == 40
 
 
-def test_a_half_closed_stream_of_lines_has_lines_of_json_only(serving, slow, monkeypatch):
+def test_a_half_closed_stream_of_lines_has_lines_of_json_only(serving, release, monkeypatch):
     monkeypatch.setattr(connection, "PROBES_S", (0.0, 0.05, 0.1))
     worker = serving()
     asked = {"model": "tiny", "prompt": "ab", "raw": True, "options": {"num_predict": 40}}
@@ -145,12 +177,12 @@ def test_a_half_closed_stream_of_lines_has_lines_of_json_only(serving, slow, mon
             b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(content) + content
         )
         until(lambda: worker.slot.open_jobs == 1)
-        slow(3)
+        release(3)
         received = half.recv(65536)
         half.shutdown(socket.SHUT_WR)
         while b"1\r\n \r\n" not in received:  # a probe, as a chunk
             received += half.recv(65536)
-        slow()
+        release()
         reply = http.client.HTTPResponse(Prefixed(half, received))
         reply.begin()
         lines = reply.read().decode().split("\n")
@@ -189,15 +221,15 @@ class Chained(io.RawIOBase):
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_each_answer_that_begins_has_an_end_and_a_client_that_goes_is_not_an_error(
-    serving, slow, cancelled, streams
+    serving, release, cancelled, streams
 ):
     worker = serving(max_batch=1)
     going = open_stream(worker, LONG | {"stream": streams})
     until(lambda: any('action="inference_start"' in line for line in worker.lines))
-    slow(2)
+    release(2)
     going.close()
     assert cancelled.wait(PATIENCE_S)
-    slow()
+    release()
     worker.post("/v1/inference", LONG)
     worker.post("/v1/inference", LONG | {"stream": True})
 
@@ -245,7 +277,7 @@ def test_a_stream_beyond_its_deadline_ends_with_an_error_event(late):
     assert "[DONE]" not in text
 
 
-def test_one_failed_pass_fails_its_answers_and_the_worker_goes_on(serving, monkeypatch, caplog):
+def test_one_failed_pass_fails_its_answers_and_the_worker_goes_on(serving, monkeypatch):
     worker = serving()
     step = Scheduler.step
     calls = []
@@ -283,7 +315,7 @@ def test_a_stream_that_fails_ends_with_an_error_event(serving, monkeypatch):
     assert "[DONE]" not in text
 
 
-def test_a_draining_worker_finishes_and_takes_nothing_new(serving, slow):
+def test_a_draining_worker_finishes_and_takes_nothing_new(serving, release):
     worker = serving()
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(worker.post, "/v1/inference", LONG)
@@ -294,18 +326,18 @@ def test_a_draining_worker_finishes_and_takes_nothing_new(serving, slow):
         assert refused.headers["retry-after"] == "5"
         assert worker.http.get("/health/ready").status_code == 503
         assert worker.http.get("/health/live").status_code == 200
-        slow()
+        release()
         assert running.result().json()["tokens_generated"] == 40
 
 
-def test_an_answer_without_a_token_at_a_drain_is_refused_instead_of_empty(serving, slow):
+def test_an_answer_without_a_token_at_a_drain_is_refused_instead_of_empty(serving, release):
     worker = serving(max_batch=1)
     with ThreadPoolExecutor(3) as pool:
         replies = [pool.submit(worker.post, "/v1/inference", LONG) for _ in range(2)]
         replies.append(pool.submit(worker.post, "/v1/inference", LONG | {"stream": True}))
         until(lambda: worker.slot.open_jobs == 3)
         worker.slot.drain(0)
-        slow()
+        release()
         statuses = [reply.result().status_code for reply in replies]
     refused = [reply.result() for reply in replies if reply.result().status_code == 503]
     assert len(refused) >= 2, statuses  # one had the place and may have written a token
@@ -315,19 +347,19 @@ def test_an_answer_without_a_token_at_a_drain_is_refused_instead_of_empty(servin
         assert reply.result() in refused or re.search('"tokens_generated":[1-9]', text), text
 
 
-def test_metrics_also_have_the_names_of_vllm_and_llama_server(serving, slow):
+def test_metrics_also_have_the_names_of_vllm_and_llama_server(serving, release):
     worker = serving(max_batch=1, kv_budget_bytes=10**8)
     body = {"prompt": "abcdef", "max_tokens": 5}
     with ThreadPoolExecutor() as pool:
         replies = [pool.submit(worker.post, "/v1/inference", body) for _ in range(2)]
         until(lambda: worker.slot.open_jobs == 2)
-        slow(1)
+        release(1)
         until(lambda: 'vllm:num_requests_running{model_name="tiny"} 1.0' in metrics_of(worker))
         text = metrics_of(worker)
         assert 'vllm:num_requests_waiting{model_name="tiny"} 1.0' in text
         assert 'llamacpp:requests_processing{model_name="tiny"} 1.0' in text
         assert 'llamacpp:requests_deferred{model_name="tiny"} 1.0' in text
-        slow()
+        release()
         assert all(reply.result().status_code == 200 for reply in replies)
     until(lambda: 'vllm:num_requests_running{model_name="tiny"} 0.0' in metrics_of(worker))
     text = metrics_of(worker)
@@ -341,6 +373,9 @@ def test_metrics_also_have_the_names_of_vllm_and_llama_server(serving, slow):
     assert float(values[f"llamacpp:prompt_tokens_total{label}"]) == prompt - hits
     assert hits > 0
     assert values[f"vllm:time_to_first_token_seconds_count{label}"] == "2.0"
+    # llama-server's time of prompts leaves the time in the queue out.
+    first_s = float(values[f"vllm:time_to_first_token_seconds_sum{label}"])
+    assert 0 < float(values[f"llamacpp:prompt_seconds_total{label}"]) < first_s
     # Two answers of five tokens have four gaps each.
     assert values[f"vllm:inter_token_latency_seconds_count{label}"] == "8.0"
     assert values[f"vllm:e2e_request_latency_seconds_count{label}"] == "2.0"

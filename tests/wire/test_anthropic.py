@@ -30,13 +30,13 @@ def client(worker, anthropic):
 
 
 @pytest.fixture
-def wanted():
+def requested():
     greedy = {"temperature": 0}  # newer clients have no argument for it
     return {"model": "tiny", "max_tokens": 8, "messages": ASK, "extra_body": greedy}
 
 
-def test_a_message_is_what_the_model_writes(client, wanted, path):
-    reply = client.messages.create(**wanted)
+def test_a_message_is_what_the_model_writes(client, requested, path):
+    reply = client.messages.create(**requested)
     with load(path) as model:
         assert reply.content[0].text == model.chat(ASK, max_tokens=8)
     assert (reply.stop_reason, reply.role, reply.model) == ("max_tokens", "assistant", "tiny")
@@ -46,14 +46,14 @@ def test_a_message_is_what_the_model_writes(client, wanted, path):
     assert usage.output_tokens == 8
 
 
-def test_the_clients_stream_is_the_whole_message(client, wanted):
-    whole = client.messages.create(**wanted)
-    with client.messages.stream(**wanted) as stream:
+def test_the_clients_stream_is_the_whole_message(client, requested):
+    whole = client.messages.create(**requested)
+    with client.messages.stream(**requested) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
     assert text == whole.content[0].text == final.content[0].text
     assert (final.stop_reason, final.usage.output_tokens) == ("max_tokens", 8)
-    kinds = [event.type for event in client.messages.create(**wanted, stream=True)]
+    kinds = [event.type for event in client.messages.create(**requested, stream=True)]
     assert kinds[:2] == ["message_start", "content_block_start"]
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
 
@@ -70,16 +70,16 @@ def test_instructions_come_first_and_blocks_are_texts(client):
     assert count(messages=[{"role": "user", "content": blocks}]) == plain + 1
 
 
-def test_a_stop_sequence_is_named(client, wanted):
-    text = client.messages.create(**wanted).content[0].text
-    reply = client.messages.create(**wanted, stop_sequences=["never", text[2:4]])
+def test_a_stop_sequence_is_named(client, requested):
+    text = client.messages.create(**requested).content[0].text
+    reply = client.messages.create(**requested, stop_sequences=["never", text[2:4]])
     assert (reply.stop_reason, reply.stop_sequence) == ("stop_sequence", text[2:4])
     assert reply.content[0].text == text[: text.index(text[2:4])]
 
 
-def test_a_tool_is_used_and_its_result_goes_back(client, wanted):
+def test_a_tool_is_used_and_its_result_goes_back(client, requested):
     pytest.importorskip("llguidance")
-    request = wanted | {
+    request = requested | {
         "max_tokens": 300, "tools": [TOOL], "tool_choice": {"type": "tool", "name": "weather"},
     }  # fmt: skip
     reply = client.messages.create(**request)
@@ -97,15 +97,15 @@ def test_a_tool_is_used_and_its_result_goes_back(client, wanted):
         *ASK, {"role": "assistant", "content": [block.model_dump()]},
         {"role": "user", "content": [result]},
     ]  # fmt: skip
-    after = client.messages.create(**wanted | {"messages": turns, "tools": [TOOL]})
+    after = client.messages.create(**requested | {"messages": turns, "tools": [TOOL]})
     assert after.usage.input_tokens > reply.usage.input_tokens
 
 
-def test_an_answer_follows_a_schema(client, wanted):
+def test_an_answer_follows_a_schema(client, requested):
     pytest.importorskip("llguidance")
     form = {"type": "json_schema", "schema": {"const": {"a": 1}}}
     body = {"temperature": 0, "output_config": {"format": form}}
-    reply = client.messages.create(**wanted | {"max_tokens": 50, "extra_body": body})
+    reply = client.messages.create(**requested | {"max_tokens": 50, "extra_body": body})
     assert json.loads(reply.content[0].text) == {"a": 1}
 
 
@@ -133,16 +133,17 @@ def test_what_is_not_served_is_refused_in_anthropics_form(worker, fields, words)
     facts = reply.json()
     assert (reply.status_code, facts["type"]) == (400, "error")
     assert facts["error"]["type"] == "invalid_request_error"
-    assert facts["error"]["message"].startswith(words) or words in facts["error"]["message"]
+    assert words in facts["error"]["message"]
 
 
-def test_errors_are_raised_as_exceptions_of_the_client(path, worker, client, wanted, anthropic):
+@pytest.mark.usefixtures("patient")
+def test_errors_are_raised_as_exceptions_of_the_client(path, requested, anthropic):
     with listening(path, app_options={"api_key": "secret"}, strict_names=True) as closed:
         with (
             anthropic.Anthropic(base_url=closed.address, api_key="secret", max_retries=0) as strict,
             pytest.raises(anthropic.NotFoundError, match="no model 'other'"),
         ):
-            strict.messages.create(**wanted | {"model": "other"})
+            strict.messages.create(**requested | {"model": "other"})
         with anthropic.Anthropic(
             base_url=closed.address, api_key="secret", max_retries=0
         ) as allowed:

@@ -92,8 +92,8 @@ def test_reasoning_that_is_not_a_text_is_refused():
 def test_ollamas_results_name_their_function():
     form = FORMS["ollama"]
     result = TOLD | {"tool_name": "get_weather"}
-    body = {"model": "m", "messages": [USER, CALLED, result], "tools": [TOOL]}
-    body["messages"][1] = CALLED | {"content": ""}
+    messages = [USER, CALLED | {"content": ""}, result]
+    body = {"model": "m", "messages": messages, "tools": [TOOL]}
     (request,) = form.requests(form.read(body), None, None)
     assert request.messages[2]["name"] == "get_weather"
 

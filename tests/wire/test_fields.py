@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import bitnet
 from bitnet.base.errors import InvalidFormat, Unsupported, UsageError
+from bitnet.base.trust import encodable
 from bitnet.runtime.request import EVERYTHING, SAMPLING, Request
 from bitnet.wire import forms, openai, schemas
 from bitnet.wire.fields import DIALECTS, NAMES
@@ -52,6 +53,7 @@ def _try(path, body, model):
     failure of the test.
     """
     form = FORMS[path]
+    fields = None
     try:
         fields = form.read(body)
         requests = form.requests(fields, Request(max_tokens=EVERYTHING), model)
@@ -61,9 +63,10 @@ def _try(path, body, model):
             request.check()
         form.list_ignored(fields, model)
     except UsageError as error:
-        renamed = form.rename(error)
-        assert renamed.message.encode()  # it can be sent: no half of a surrogate pair is in it
-        return renamed
+        # An error of `read` has the client's name of the field.
+        sent = error if fields is None else form.rename(error, fields)
+        assert sent.message.encode()  # it can be sent: no half of a surrogate pair is in it
+        return sent
     except (Unsupported, InvalidFormat):  # by this model; a status of 400 as well
         return None
     return None
@@ -72,10 +75,15 @@ def _try(path, body, model):
 @pytest.mark.parametrize("path", FORMS)
 def test_a_strange_value_in_any_field_is_taken_or_refused_by_name(path, model):
     form = FORMS[path]
-    body = _minimal(form)
     for field in [*form.fields, "no_such_field", "\ud800"]:
+        body = _minimal(form)
+        names = {encodable(field)}
+        if field == "texts":  # exactly one of texts and documents must be given
+            del body["documents"]
+            names.add("documents")
         for value in STRANGE:
-            _try(path, body | {field: value}, model)
+            error = _try(path, body | {field: value}, model)
+            assert error is None or error.field.split(".")[0] in names, error
 
 
 VALUES = st.recursive(
@@ -174,7 +182,9 @@ OUTPUT = {"type": "json_schema", "schema": {"pattern": "\0"}}
         ("/v1/messages", {"output_config": {"format": OUTPUT}}, "output_config.format"),
         ("/completion", {"n_predict": -5}, "n_predict"),
         ("/v1/chat/completions", {"logit_bias": {str(at): 1 for at in range(2000)}}, "logit_bias"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a\0"}]}, "messages"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a\0"}]}, "messages.0"),
+        ("/v1/messages", {"system": "a\0"}, "system"),
+        ("/v1/rerank", {"documents": ["a", "b\0"]}, "documents"),
     ],
 )  # fmt: skip
 def test_an_error_has_the_clients_name_of_the_field(path, values, field, model):

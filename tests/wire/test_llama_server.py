@@ -33,6 +33,19 @@ def test_a_stream_is_the_whole_completion(worker):
     assert events[-1]["tokens_predicted"] == 8
 
 
+def test_the_events_of_a_stream_have_all_tokens_of_the_completion(worker):
+    plain = worker.post("/completion", GREEDY).json()["content"]
+    # Tokens of a stop text are in the last event, and those of a text that is held back in the next
+    # one. As in llama.cpp's server, a stream has them without return_tokens.
+    for stop in ([], [plain[3:5]], [plain[3:5] + "é"]):
+        request = GREEDY | {"stop": stop}
+        whole = worker.post("/completion", request | {"return_tokens": True}).json()
+        reply = worker.post("/completion", request | {"stream": True})
+        events = [json.loads(one.removeprefix("data: ")) for one in reply.text.split("\n\n") if one]
+        assert [token for event in events for token in event["tokens"]] == whole["tokens"] != []
+        assert "".join(event["content"] for event in events) == whole["content"]
+
+
 def test_the_probabilities_are_those_of_openais_route_with_ids(worker):
     request = GREEDY | {"n_probs": 3, "return_tokens": True}
     facts = worker.post("/completion", request).json()
@@ -164,13 +177,14 @@ def test_only_the_prompt_is_run_if_no_token_is_requested(worker):
     """As editors do, so that the next completion finds the prompt's keys and values."""
     reply = worker.post("/completion", GREEDY | {"prompt": "abcd", "n_predict": 0}).json()
     assert (reply["content"], reply["tokens_predicted"]) == ("", 0)
+    assert (reply["timings"]["predicted_n"], reply["stop_type"]) == (0, "limit")
     after = worker.post("/completion", GREEDY | {"prompt": "abcd", "n_predict": 2}).json()
     assert after["tokens_cached"] > 0
 
 
 def test_a_reply_has_only_the_requested_fields(worker):
-    wanted = {"response_fields": ["content", "timings/prompt_n", "no_such/field"]}
-    reply = worker.post("/completion", GREEDY | wanted).json()
+    names = ["content", "timings/prompt_n", "no_such/field"]
+    reply = worker.post("/completion", GREEDY | {"response_fields": names}).json()
     assert set(reply) == {"content", "prompt_n"}
 
 

@@ -63,13 +63,13 @@ VECTORS = (EMBED.name, EMBED_ONE.name)  # an empty text is answered: it has a ve
 )
 def test_a_body_without_a_prompt_loads_or_unloads(form, field, prompt, empty, keep_alive, idle_s):
     body = {"model": "tiny", "keep_alive": keep_alive}
-    assert form.use(form.read(body | {field: prompt})) == ("answer", idle_s)
+    assert form.model_use(form.read(body | {field: prompt})) == ("answer", idle_s)
     without = form.read(body | {field: empty})
     if form.name in VECTORS:
-        assert form.use(without) == ("answer", idle_s)
+        assert form.model_use(without) == ("answer", idle_s)
         return
     action = "unload" if idle_s == 0 else "load"
-    assert form.use(without) == form.use(form.read(body)) == (action, idle_s)
+    assert form.model_use(without) == form.model_use(form.read(body)) == (action, idle_s)
     reply = form.empty_reply(without, action)
     assert (reply["model"], reply["done"], reply["done_reason"]) == ("tiny", True, action)
 
@@ -80,7 +80,7 @@ def test_a_keep_alive_that_is_not_a_duration_is_refused(form, field, prompt, emp
         for wrong in ("soon", "", "h", "1h 30m", "1d", "--5m", "5m-", "inf"):
             body = form.read({"model": "tiny", "keep_alive": wrong, field: text})
             with pytest.raises(UsageError, match="keep_alive"):
-                form.use(body)
+                form.model_use(body)
 
 
 def test_every_form_with_a_keep_alive_is_tested_here():

@@ -13,27 +13,27 @@ NAMED = {"type": "function", "name": "weather"}
 
 
 @pytest.fixture
-def wanted():
+def requested():
     return {"model": "tiny", "input": "abc", "max_output_tokens": 8, "temperature": 0}
 
 
-def test_a_response_is_what_the_model_writes(client, wanted, path):
-    reply = client.responses.create(**wanted)
+def test_a_response_is_what_the_model_writes(client, requested, path):
+    reply = client.responses.create(**requested)
     with load(path) as model:
         assert reply.output_text == model.chat(ASK, max_tokens=8)
         messages = [{"role": "system", "content": "b"}, *ASK]
         expected = model.chat(messages, max_tokens=8)
     assert (reply.status, reply.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert (reply.usage.output_tokens, reply.store) == (8, False)
-    assert client.responses.create(**wanted, instructions="b").output_text == expected
+    assert client.responses.create(**requested, instructions="b").output_text == expected
     turns = [{"role": "developer", "content": "b"},
              {"role": "user", "content": [{"type": "input_text", "text": "abc"}]}]  # fmt: skip
-    assert client.responses.create(**wanted | {"input": turns}).output_text == expected
+    assert client.responses.create(**requested | {"input": turns}).output_text == expected
 
 
-def test_the_clients_stream_is_the_whole_response(client, wanted):
-    whole = client.responses.create(**wanted)
-    events = list(client.responses.create(**wanted, stream=True))
+def test_the_clients_stream_is_the_whole_response(client, requested):
+    whole = client.responses.create(**requested)
+    events = list(client.responses.create(**requested, stream=True))
     kinds = [event.type for event in events]
     assert kinds[:4] == [
         "response.created", "response.in_progress", "response.output_item.added",
@@ -48,9 +48,9 @@ def test_the_clients_stream_is_the_whole_response(client, wanted):
     assert text == events[-1].response.output_text == whole.output_text
 
 
-def test_functions_are_called_and_their_results_go_back(client, wanted):
+def test_functions_are_called_and_their_results_go_back(client, requested):
     pytest.importorskip("llguidance")
-    request = wanted | {"max_output_tokens": 300, "tools": [TOOL], "tool_choice": NAMED}
+    request = requested | {"max_output_tokens": 300, "tools": [TOOL], "tool_choice": NAMED}
     reply = client.responses.create(**request)
     (call,) = reply.output
     assert (reply.status, call.type, call.name) == ("completed", "function_call", "weather")
@@ -63,18 +63,18 @@ def test_functions_are_called_and_their_results_go_back(client, wanted):
     assert "".join(deltas) == call.arguments == final.output[0].arguments
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
     turns = [*ASK, call.model_dump(exclude_none=True), result]
-    after = client.responses.create(**wanted | {"input": turns}, tools=[TOOL])
+    after = client.responses.create(**requested | {"input": turns}, tools=[TOOL])
     assert after.usage.input_tokens > reply.usage.input_tokens
 
 
-def test_an_answer_follows_a_schema(client, wanted):
+def test_an_answer_follows_a_schema(client, requested):
     pytest.importorskip("llguidance")
     form = {"type": "json_schema", "name": "x", "schema": {"const": {"a": 1}}}
-    reply = client.responses.create(**wanted | {"max_output_tokens": 50}, text={"format": form})
+    reply = client.responses.create(**requested | {"max_output_tokens": 50}, text={"format": form})
     assert json.loads(reply.output_text) == {"a": 1}
 
 
-def test_what_cannot_change_the_answer_is_named(worker, wanted):
+def test_what_cannot_change_the_answer_is_named(worker, requested):
     fields = {
         "reasoning": {"effort": "low", "summary": "auto"},
         "include": ["reasoning.encrypted_content"],
@@ -84,12 +84,29 @@ def test_what_cannot_change_the_answer_is_named(worker, wanted):
         "tools": [TOOL, {"type": "web_search"}, {"type": "custom", "name": "apply_patch"}],
         "store": False,
     }
-    reply = worker.post("/v1/responses", wanted | fields)
+    reply = worker.post("/v1/responses", requested | fields)
     assert reply.status_code == 200, reply.text
     assert set(reply.headers["bitnet-ignored"].split(", ")) == {
         "reasoning.effort", "reasoning.summary", "include", "text.verbosity", "client_metadata",
         "prompt_cache_key", "tools.web_search", "tools.custom",
     }  # fmt: skip
+
+
+def test_entries_of_a_part_that_cannot_change_the_answer_are_named(worker, requested):
+    part = {"type": "input_text", "text": "a", "annotations": [{"type": "url_citation"}]}
+    turn = {"role": "user", "content": [part]}
+    reply = worker.post("/v1/responses", requested | {"input": [turn]})
+    assert reply.headers["bitnet-ignored"] == "input.content.annotations"
+
+
+def test_a_summary_beside_the_reasoning_itself_is_named(worker, requested):
+    item = {
+        "type": "reasoning",
+        "summary": [{"type": "summary_text", "text": "a"}],
+        "content": [{"type": "reasoning_text", "text": "b"}],
+    }
+    reply = worker.post("/v1/responses", requested | {"input": [item, *ASK]})
+    assert reply.headers["bitnet-ignored"] == "input.summary"
 
 
 @pytest.mark.parametrize(
@@ -101,11 +118,16 @@ def test_what_cannot_change_the_answer_is_named(worker, wanted):
         ({"tools": [{"type": "mcp"}]}, "tools.0"),
         ({"tools": [TOOL | {"stricct": True}]}, "tools.0.stricct"),
         ({"tools": [TOOL], "tool_choice": {"type": "mcp"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": NAMED | {"strict": True}}, "tool_choice.strict"),
         ({"text": {"verbose": "low"}}, "text.verbose"),
         ({"text": {"format": {"type": "xml"}}}, "text.format"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
          "input.0.content.0"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input.0"),
+        ({"input": [{"type": "reasoning", "summary": [{"type": "image", "text": "a"}]}]},
+         "input.0.summary.0"),
+        ({"input": [{"type": "reasoning", "content": [{"type": "text", "text": "a", "x": 1}]}]},
+         "input.0.content.0.x"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"input": [{"role": "user", "content": "a", "contents": "b"}]}, "input.0.contents"),
         ({"top_logprobs": 1}, "top_logprobs"),
@@ -113,19 +135,19 @@ def test_what_cannot_change_the_answer_is_named(worker, wanted):
         ({"unknown": 1}, "unknown"),
     ],
 )  # fmt: skip
-def test_what_is_not_served_is_refused_by_its_field(worker, wanted, fields, param):
-    reply = worker.post("/v1/responses", wanted | fields)
+def test_what_is_not_served_is_refused_by_its_field(worker, requested, fields, param):
+    reply = worker.post("/v1/responses", requested | fields)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
 
 
-def test_log_probabilities_are_those_of_the_text(client, worker, wanted):
+def test_log_probabilities_are_those_of_the_text(client, worker, requested):
     with_logprobs = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
-    whole = client.responses.create(**wanted, **with_logprobs)
+    whole = client.responses.create(**requested, **with_logprobs)
     (part,) = whole.output[0].content
     assert "".join(entry.token for entry in part.logprobs) == part.text
     assert all(len(entry.top_logprobs) == 2 for entry in part.logprobs)
     assert part.logprobs[0].logprob == part.logprobs[0].top_logprobs[0].logprob < 0
-    *events, last = client.responses.create(**wanted, **with_logprobs, stream=True)
+    *events, last = client.responses.create(**requested, **with_logprobs, stream=True)
     assert last.response.output[0].content[0].logprobs == part.logprobs
     deltas = [event for event in events if event.type == "response.output_text.delta"]
     tokens = [entry.token for event in deltas for entry in event.logprobs]
@@ -136,9 +158,9 @@ def test_log_probabilities_are_those_of_the_text(client, worker, wanted):
     assert [entry.logprob for entry in part.logprobs] == expected
 
 
-def test_log_probabilities_come_if_they_are_included(worker, wanted):
-    reply = worker.post("/v1/responses", wanted)
+def test_log_probabilities_come_if_they_are_included(worker, requested):
+    reply = worker.post("/v1/responses", requested)
     assert reply.json()["output"][0]["content"][0]["logprobs"] == []
     both = ["message.output_text.logprobs", "reasoning.encrypted_content"]
-    named = worker.post("/v1/responses", wanted | {"include": both})
+    named = worker.post("/v1/responses", requested | {"include": both})
     assert named.headers["bitnet-ignored"] == "include"

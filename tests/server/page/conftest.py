@@ -46,15 +46,15 @@ class Person:
         self.sent = []  # bodies of requests to /v1/chat/completions
         page.context.set_default_timeout(PATIENCE_S * 1000)
         page.on("pageerror", lambda error: self.problems.append(str(error)))
-        page.on("console", self._noted)
-        page.on("request", self._asked)
+        page.on("console", self._note_problem)
+        page.on("request", self._note_request)
 
-    def _noted(self, message):
+    def _note_problem(self, message):
         # The browser writes a line of its own for each status of 400 and above.
         if message.type == "error" and "Failed to load resource" not in message.text:
             self.problems.append(message.text)
 
-    def _asked(self, request):
+    def _note_request(self, request):
         self.urls.append(request.url)
         if request.url.endswith("/v1/chat/completions"):
             self.sent.append(request.post_data_json)
@@ -149,10 +149,10 @@ def writer(serving):
 
 
 @pytest.fixture
-def dictated(person):
+def dictate(person):
     """Have the model write exactly a text from now on, by a grammar in the page's own requests."""
 
-    def dictate(text):
+    def dictate_text(text):
         def handle(route):
             body = route.request.post_data_json | {"structured_outputs": {"choice": [text]}}
             route.continue_(post_data=json.dumps(body))
@@ -160,4 +160,4 @@ def dictated(person):
         person.page.unroute("**/v1/chat/completions")
         person.page.route("**/v1/chat/completions", handle)
 
-    return dictate
+    return dictate_text

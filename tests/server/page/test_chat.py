@@ -38,10 +38,10 @@ def test_a_person_can_chat_with_the_keyboard_alone(worker, person):
     person.expect(person.questions).to_have_text(["abc\nd", "e"])
 
 
-def test_stop_ends_the_answer_keeps_what_there_is_and_says_so(serving, person, slow, cancelled):
+def test_stop_ends_the_answer_keeps_what_there_is_and_says_so(serving, person, release, cancelled):
     worker = serving()
     person.goes_to(worker.address)
-    slow(6)  # run six passes, and hold the model
+    release(6)  # run six passes, and hold the model
     person.writes("abc")
     person.expect(person.answers).not_to_be_empty()
     person.button("Stop").click()
@@ -49,14 +49,14 @@ def test_stop_ends_the_answer_keeps_what_there_is_and_says_so(serving, person, s
     assert 0 < len(person.answers.inner_text()) <= 6
     person.expect(note(person)).to_have_text("You stopped this answer.")
     assert cancelled.wait(PATIENCE_S)
-    slow()
+    release()
     until(lambda: not worker.slot.open_jobs)
     assert 'finish="cancelled",model_name="tiny"} 1.0' in worker.http.get("/metrics").text
 
 
-def test_escape_stops_an_answer_and_what_was_typed_meanwhile_stays(worker, person, slow):
+def test_escape_stops_an_answer_and_what_was_typed_meanwhile_stays(worker, person, release):
     person.goes_to(worker.address)
-    slow(4)  # run four passes, and hold the model
+    release(4)  # run four passes, and hold the model
     person.writes("abc")
     person.expect(person.answers).not_to_be_empty()
     person.text.fill("next")
@@ -65,10 +65,12 @@ def test_escape_stops_an_answer_and_what_was_typed_meanwhile_stays(worker, perso
     person.waits()
     person.expect(person.text).to_have_value("next")
     assert len(person.sent) == 1
-    slow()
+    release()
 
 
-def test_an_answer_that_was_stopped_before_it_began_gives_the_question_back(worker, person, slow):
+def test_an_answer_that_was_stopped_before_it_began_gives_the_question_back(
+    worker, person, release
+):
     person.goes_to(worker.address)
     person.writes("abc")
     person.expect(person.button("Stop")).to_be_visible()
@@ -77,7 +79,7 @@ def test_an_answer_that_was_stopped_before_it_began_gives_the_question_back(work
     person.expect(person.text).to_have_value("abc")
     person.expect(person.questions).to_have_count(0)
     person.expect(person.conversations).to_have_count(0)
-    slow()
+    release()
 
 
 def test_an_answer_at_its_limit_says_so(worker, person):
@@ -88,10 +90,10 @@ def test_an_answer_at_its_limit_says_so(worker, person):
     person.expect(person.page.locator(".metrics")).to_contain_text("3 tokens")
 
 
-def test_an_answer_that_was_cut_off_can_be_continued(writer, person, dictated):
+def test_an_answer_that_was_cut_off_can_be_continued(writer, person, dictate):
     person.goes_to(writer.address)
     person.sets(Tokens_at_most="4")
-    dictated("a long answer")
+    dictate("a long answer")
     person.says("abc")
     person.expect(note(person)).to_contain_text("limit of tokens")
     beginning = person.answers.inner_text()
@@ -113,9 +115,9 @@ def test_an_answer_that_was_cut_off_can_be_continued(writer, person, dictated):
     assert len(stored["nodes"]) == 2
 
 
-def test_a_whole_answer_has_neither_a_note_nor_a_button_to_continue(writer, person, dictated):
+def test_a_whole_answer_has_neither_a_note_nor_a_button_to_continue(writer, person, dictate):
     person.goes_to(writer.address)
-    dictated("a whole answer.")
+    dictate("a whole answer.")
     person.says("abc")
     person.expect(person.answers).to_have_text("a whole answer.")
     person.expect(note(person)).to_have_count(0)
@@ -170,18 +172,18 @@ def test_a_file_that_is_not_text_or_too_large_is_refused(worker, person, content
     person.expect(person.page.locator("#attached li")).to_have_count(0)
 
 
-def test_an_answer_of_a_worker_that_had_to_stop_says_so(serving, person, slow):
+def test_an_answer_of_a_worker_that_had_to_stop_says_so(serving, person, release):
     worker = serving()
     person.goes_to(worker.address)
-    slow(4)
+    release(4)
     person.writes("abc")
     person.expect(person.answers).not_to_be_empty()
     worker.slot.drain(0)
-    slow()
+    release()
     person.expect(note(person)).to_contain_text("the worker had to stop")
 
 
-def test_an_answer_beyond_the_deadline_says_so(serving, person, slow, monkeypatch):
+def test_an_answer_beyond_the_deadline_says_so(serving, person, release, monkeypatch):
     is_late = []
 
     def monotonic():
@@ -191,11 +193,11 @@ def test_an_answer_beyond_the_deadline_says_so(serving, person, slow, monkeypatc
     monkeypatch.setattr(scheduler, "time", clock)
     worker = serving(deadline_s=900)
     person.goes_to(worker.address)
-    slow(4)
+    release(4)
     person.writes("abc")
     person.expect(person.answers).not_to_be_empty()
     is_late.append(True)
-    slow()
+    release()
     person.expect(note(person)).to_have_text(
         "Cut off by the worker's deadline: the answer was not ready after 900 s."
     )
@@ -246,11 +248,11 @@ def test_a_refused_message_is_reported_and_can_be_sent_again(worker, person):
     person.expect(person.text).to_have_value("abc")
 
 
-def test_regenerate_keeps_the_first_answer_beside_the_new_one(writer, person, dictated):
+def test_regenerate_keeps_the_first_answer_beside_the_new_one(writer, person, dictate):
     person.goes_to(writer.address)
-    dictated("one")
+    dictate("one")
     person.says("abc")
-    dictated("two")
+    dictate("two")
     person.button("Regenerate").click()
     person.expect(person.answers).to_have_text(["two"])
     person.waits()
@@ -263,13 +265,13 @@ def test_regenerate_keeps_the_first_answer_beside_the_new_one(writer, person, di
     person.expect(person.answers).to_have_text(["two"])
 
 
-def test_a_question_can_be_edited_and_sent_again(writer, person, dictated):
+def test_a_question_can_be_edited_and_sent_again(writer, person, dictate):
     person.goes_to(writer.address)
-    dictated("one")
+    dictate("one")
     person.says("first")
     person.says("second")
     person.button("Edit").first.click()
-    dictated("two")
+    dictate("two")
     person.page.get_by_label("Edited message").fill("changed")
     person.button("Send again").click()
     person.expect(person.answers).to_have_text(["two"])
@@ -280,9 +282,9 @@ def test_a_question_can_be_edited_and_sent_again(writer, person, dictated):
     person.expect(person.questions).to_have_text(["first", "second"])
 
 
-def test_an_edited_question_that_is_refused_is_still_in_its_box(writer, person, dictated):
+def test_an_edited_question_that_is_refused_is_still_in_its_box(writer, person, dictate):
     person.goes_to(writer.address)
-    dictated("one")
+    dictate("one")
     person.says("first")
     person.sets(Top_p="3")
     person.button("Edit").click()
@@ -397,9 +399,9 @@ def test_a_worker_with_a_key_wants_it_on_the_page_too(serving, person):
     person.expect(person.answers).to_have_count(2)
 
 
-def test_reasoning_within_the_text_is_folded_away(writer, person, dictated):
+def test_reasoning_within_the_text_is_folded_away(writer, person, dictate):
     person.goes_to(writer.address)
-    dictated("<think>so</think>yes")
+    dictate("<think>so</think>yes")
     person.says("abc")
     person.expect(person.answers.nth(1)).to_have_text("yes")
     person.expect(person.answers.nth(0)).to_be_hidden()

@@ -2,10 +2,12 @@
 
 import json
 
+from waiting import PATIENCE_S
 
-def test_a_conversation_survives_a_reload(writer, person, dictated):
+
+def test_a_conversation_survives_a_reload(writer, person, dictate):
     person.goes_to(writer.address)
-    dictated("**one**")
+    dictate("**one**")
     person.says("first")
     person.text.fill("not sent")
     person.reloads()
@@ -16,25 +18,25 @@ def test_a_conversation_survives_a_reload(writer, person, dictated):
     assert [one["content"] for one in person.sent[-1]["messages"]] == ["first", "**one**", "second"]
 
 
-def test_a_page_that_was_closed_in_the_middle_says_so(worker, person, slow):
+def test_a_page_that_was_closed_in_the_middle_says_so(worker, person, release):
     person.goes_to(worker.address)
-    slow(4)  # run four passes, and hold the model
+    release(4)  # run four passes, and hold the model
     person.writes("abc")
     person.expect(person.answers).not_to_be_empty()
     person.expect(person.conversations).to_have_text(["abc"])  # it is kept
     person.reloads()
     person.expect(person.questions).to_have_text(["abc"])
     person.expect(person.page.locator(".cut:visible")).to_contain_text("page was closed")
-    slow()
+    release()
 
 
-def test_conversations_are_kept_apart(writer, person, dictated):
+def test_conversations_are_kept_apart(writer, person, dictate):
     person.goes_to(writer.address)
-    dictated("one")
+    dictate("one")
     person.says("first")
     person.button("New chat").click()
     person.expect(person.questions).to_have_count(0)
-    dictated("two")
+    dictate("two")
     person.says("second")
     assert person.sent[-1]["messages"] == [{"role": "user", "content": "second"}]
     person.expect(person.conversations).to_have_text(["second", "first"])
@@ -45,25 +47,27 @@ def test_conversations_are_kept_apart(writer, person, dictated):
     person.expect(person.answers).to_have_text(["one"])
 
 
-def test_an_answer_is_written_on_while_another_conversation_is_read(writer, person, dictated, slow):
+def test_an_answer_is_written_on_while_another_conversation_is_read(
+    writer, person, dictate, release
+):
     person.goes_to(writer.address)
-    dictated("one two three")
-    slow(6)
+    dictate("one two three")
+    release(6)
     person.writes("first")
     person.expect(person.answers).not_to_be_empty()
     person.button("New chat").click()
     person.expect(person.answers).to_have_count(0)
-    slow()
+    release()
     person.waits()
     person.expect(person.questions).to_have_count(0)
     person.conversations.first.click()
     person.expect(person.answers).to_have_text(["one two three"])
 
 
-def test_a_message_to_another_conversation_waits_and_says_so(writer, person, dictated, slow):
+def test_a_message_to_another_conversation_waits_and_says_so(writer, person, dictate, release):
     person.goes_to(writer.address)
-    dictated("one two three")
-    slow(6)
+    dictate("one two three")
+    release(6)
     person.writes("first")
     person.expect(person.answers).not_to_be_empty()
     person.button("New chat").click()
@@ -73,7 +77,7 @@ def test_a_message_to_another_conversation_waits_and_says_so(writer, person, dic
     person.writes("second")
     person.expect(person.page.get_by_role("alert")).to_contain_text("in another conversation")
     person.expect(person.text).to_have_value("second")
-    slow()
+    release()
     person.conversations.first.click()
     person.expect(person.answers).to_have_text(["one two three"])
 
@@ -94,12 +98,12 @@ def test_a_conversation_can_be_named(worker, person):
     person.expect(person.page.get_by_role("heading", level=1)).to_have_text("About letters")
 
 
-def test_search_looks_at_names_and_messages(writer, person, dictated):
+def test_search_looks_at_names_and_messages(writer, person, dictate):
     person.goes_to(writer.address)
-    dictated("the sea is blue")
+    dictate("the sea is blue")
     person.says("first")
     person.button("New chat").click()
-    dictated("grass")
+    dictate("grass")
     person.says("second")
     search = person.page.get_by_role("searchbox")
     search.fill("blue SEA")
@@ -150,15 +154,15 @@ def test_the_focus_stays_in_a_field_to_which_the_user_has_gone(worker, person):
     person.expect(search).to_be_focused()
 
 
-def test_the_search_steps_through_the_messages_it_found_in_every_version(writer, person, dictated):
+def test_the_search_steps_through_the_messages_it_found_in_every_version(writer, person, dictate):
     person.goes_to(writer.address)
-    dictated("the sea is **blue**")
+    dictate("the sea is **blue**")
     person.says("first")
-    dictated("no water")
+    dictate("no water")
     person.button("Regenerate").click()
     person.expect(person.answers).to_have_text(["no water"])
     person.waits()
-    dictated("the sea again")
+    dictate("the sea again")
     person.says("second")
     person.button("New chat").click()
     search = person.page.get_by_role("searchbox")
@@ -178,7 +182,7 @@ def test_the_search_steps_through_the_messages_it_found_in_every_version(writer,
     assert person.page.evaluate("CSS.highlights.size") == 0
 
 
-def saved(person, name):
+def save_as(person, name):
     """Name and text of the file that the menu item *name* of the only conversation saves."""
     with person.page.expect_download() as waiting:
         person.page.get_by_role("button", name="Actions:").click()
@@ -186,19 +190,19 @@ def saved(person, name):
     return waiting.value.suggested_filename, waiting.value.path().read_text()
 
 
-def test_what_is_exported_can_be_read_and_imported(writer, person, dictated):
+def test_what_is_exported_can_be_read_and_imported(writer, person, dictate):
     person.goes_to(writer.address)
     person.sets(System_prompt="be kind")
-    dictated("one")
+    dictate("one")
     person.says("first")
-    dictated("two")
+    dictate("two")
     person.button("Regenerate").click()
     person.expect(person.answers).to_have_text(["two"])
     person.waits()
-    name, text = saved(person, "Markdown")
+    name, text = save_as(person, "Markdown")
     assert name == "first.md"
     assert text == "# first\n\n**System prompt**\n\nbe kind\n\n## You\n\nfirst\n\n## tiny\n\ntwo\n"
-    name, text = saved(person, "JSON")
+    name, text = save_as(person, "JSON")
     assert name == "first.json"
     nodes = json.loads(text)["conversation"]["nodes"]
     assert [(one["role"], one["content"]) for one in nodes] == [
@@ -249,15 +253,16 @@ def test_a_conversation_can_be_deleted_and_had_back(worker, person):
     person.expect(person.questions).to_have_count(0)
 
 
-def test_a_conversation_that_is_being_answered_stays_deleted(worker, person, slow, cancelled):
+def test_a_conversation_that_is_being_answered_stays_deleted(worker, person, release, cancelled):
     person.goes_to(worker.address)
-    slow(4)
+    release(4)
     person.writes("abc")
     person.expect(person.answers).not_to_be_empty()
     person.does("Delete", "abc")
     person.waits()
     person.expect(person.button("Undo")).to_be_visible()
-    slow()
+    assert cancelled.wait(PATIENCE_S)
+    release()
     person.reloads()
     person.expect(person.conversations).to_have_count(0)
 
@@ -289,10 +294,10 @@ def test_another_tab_sees_what_changes(worker, person):
     assert second_tab.problems == []
 
 
-def test_a_tab_that_is_read_stays_where_it_is_while_another_one_writes(writer, person, dictated):
+def test_a_tab_that_is_read_stays_where_it_is_while_another_one_writes(writer, person, dictate):
     person.page.set_viewport_size({"width": 900, "height": 300})
     person.goes_to(writer.address)
-    dictated("a\n" * 18 + "b")
+    dictate("a\n" * 18 + "b")
     person.says("abc")
     reader = type(person)(person.page.context.new_page())
     reader.page.set_viewport_size({"width": 900, "height": 300})

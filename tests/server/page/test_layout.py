@@ -101,30 +101,29 @@ def test_the_box_grows_with_its_text_and_shrinks_again(worker, person, size):
     assert person.text.bounding_box()["height"] == one_line
 
 
-def test_scrolling_up_is_respected_while_an_answer_comes(writer, person, dictated, slow):
+def test_scrolling_up_is_respected_while_an_answer_comes(writer, person, dictate, release):
     person.page.set_viewport_size({"width": 900, "height": 400})
     person.goes_to(writer.address)
     imported(person, "a\n" * 40)
-    dictated("b\n" * 12 + "end")
-    slow(8)
+    dictate("b\n" * 12 + "end")
+    release(8)
     person.writes("abc")
     person.expect(person.answers.nth(1)).to_contain_text("b")
     until(lambda: person.page.evaluate(SCROLLED) < 2)
     person.page.locator("#talk").evaluate("(talk) => { talk.scrollTop = 100; }")
     person.expect(person.button("↓ Latest")).to_be_visible()
-    slow(8)
-    slow()
+    release()
     person.waits()
     assert person.page.locator("#talk").evaluate("(talk) => talk.scrollTop") == 100
     person.button("↓ Latest").click()
     until(lambda: person.page.evaluate(SCROLLED) < 2)
     person.expect(person.button("↓ Latest")).to_be_hidden()
-    dictated("c\n" * 12 + "end")
+    dictate("c\n" * 12 + "end")
     person.says("d")
     assert person.page.evaluate(SCROLLED) < 2  # a new answer is followed again
 
 
-def test_a_screen_reader_hears_sentences(writer, person, dictated, slow):
+def test_a_screen_reader_hears_sentences(writer, person, dictate, release):
     person.goes_to(writer.address)
     person.page.evaluate(
         """() => {
@@ -138,12 +137,12 @@ def test_a_screen_reader_hears_sentences(writer, person, dictated, slow):
     speech = person.page.locator("#speech")
     person.expect(speech).to_have_attribute("aria-live", "polite")
     person.expect(person.page.get_by_role("log")).to_have_attribute("aria-live", "off")
-    dictated("**one** two. three\n```py\nx = 1\n```\n| a | b |\nend")
-    slow(13)  # passes, a character each: up to the end of the first sentence
+    dictate("**one** two. three\n```py\nx = 1\n```\n| a | b |\nend")
+    release(13)  # passes, a character each: up to the end of the first sentence
     person.writes("abc")
     person.expect(person.answers).to_contain_text("one two")
     assert person.page.evaluate("window.heard") in ([], ["one two."])
-    slow()
+    release()
     person.waits()
     person.expect(speech).to_contain_text("End of the answer.")
     assert person.page.evaluate("window.heard") == [
@@ -223,16 +222,16 @@ def test_placeholders_can_be_read_in_light_and_dark(worker, person, scheme):
 
 
 @pytest.mark.parametrize("wish", ["reduce", "no-preference"])
-def test_nothing_moves_for_people_who_do_not_want_it(worker, person, slow, wish):
+def test_nothing_moves_for_people_who_do_not_want_it(worker, person, release, wish):
     person.page.emulate_media(reduced_motion=wish)
     person.goes_to(worker.address)
-    slow(4)
+    release(4)
     person.writes("abc")
     person.expect(person.page.locator("article[aria-busy=true] .markdown p")).not_to_be_empty()
     moving = person.page.evaluate("document.getAnimations().length")
     # Without the wish, a sign moves while the answer is written.
     assert (moving == 0) == (wish == "reduce")
-    slow()
+    release()
     person.waits()
     assert person.page.evaluate("document.getAnimations().length") == 0
 

@@ -113,11 +113,11 @@ def test_prices_are_not_formulas(rendered):
     )
 
 
-def test_code_is_coloured_by_its_language_and_copied_as_it_is(writer, person, dictated):
+def test_code_is_coloured_by_its_language_and_copied_as_it_is(writer, person, dictate):
     person.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     person.goes_to(writer.address)
     code = "def a(b):\n  return 1 # 'c'"
-    dictated(f"```py\n{code}\n```")
+    dictate(f"```py\n{code}\n```")
     person.says("abc")
     block = person.answers.locator("figure.code")
     person.expect(block.locator("figcaption span")).to_have_text("py")
@@ -133,13 +133,13 @@ def test_code_is_coloured_by_its_language_and_copied_as_it_is(writer, person, di
     assert person.page.evaluate("navigator.clipboard.readText()") == f"```py\n{code}\n```"
 
 
-def test_without_the_clipboard_of_secure_pages_copying_works_too(writer, person, dictated):
+def test_without_the_clipboard_of_secure_pages_copying_works_too(writer, person, dictate):
     person.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     person.page.add_init_script(
         "Object.defineProperty(navigator, 'clipboard', {configurable: true, value: undefined})"
     )
     person.goes_to(writer.address)
-    dictated("a *b*")
+    dictate("a *b*")
     person.says("abc")
     person.button("Copy answer").click()
     person.expect(person.button("Copy answer")).to_have_text("Copied")
@@ -198,10 +198,10 @@ def test_hostile_text_is_text(rendered, text):
     check(rendered(f"> - {text}\n\n1. **{text}**", range(0, 60, 7)))
 
 
-def test_hostile_answers_of_a_model_are_text(writer, person, dictated):
+def test_hostile_answers_of_a_model_are_text(writer, person, dictate):
     person.goes_to(writer.address)
     text = "<img src=x onerror=a()> **b**"
-    dictated(text)
+    dictate(text)
     person.says("<script>a</script>")
     person.expect(person.answers).to_have_text("<img src=x onerror=a()> b")
     person.expect(person.answers.locator("strong")).to_have_text("b")
