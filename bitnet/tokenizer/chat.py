@@ -321,7 +321,10 @@ class TemplateProcess:
         return text if kind == chat_child.TEXT else None
 
     def reaches(self, template: str) -> list[str]:
-        """Names in *template* that ``chat_child.reach`` reports; empty if it cannot be compiled."""
+        """Names in *template* that lead out of the conversation, such as ``.__class__``.
+
+        ``chat_child.reach`` finds them. The list is empty if *template* cannot be compiled.
+        """
         kind, text = self._run(template, None, "", reaches=True)
         if kind == chat_child.STOPPED:
             raise InvalidFormat(f"the chat template was stopped: {text}", hint=_HINT)

@@ -71,7 +71,11 @@ def builds_ends(name: str) -> bool:
     """True if the class *name* puts tokens of its own choice around a text."""
     sections = _row_named(name).get("sections", ())
     processors = [each["post_processor"] for each in sections if isinstance(each, dict)]
-    return any(processor != "that of the file" for processor in processors)
+    # GPT-NeoX's class builds a template of the text alone.
+    return any(
+        processor != "that of the file" and processor.get("special_tokens") != []
+        for processor in processors
+    )
 
 
 def check_rank_class(file: TokenizerFile) -> None:

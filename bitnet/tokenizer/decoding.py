@@ -87,6 +87,7 @@ class _SentencePiece(_Chain):
         self._strip_on: bool = self._options["remove_extra_whitespaces"]
         self._strip_first: bool = self._options["add_space_prefix"] or self._strip_on
         self._strip = self._strip_first
+        # Behind one of these ids, pieces are stripped as at the beginning.
         self._restarts = frozenset(self._options["restarts"])
         self._unknown: int | None = self._options["unknown_id"]
         self._unknown_text: str = self._options["unknown_text"]
@@ -184,7 +185,10 @@ Chain: TypeAlias = _Bytes | _SentencePiece | _Steps
 def start_decoding(
     steps: Sequence[Sequence[Any]], spellings: Engine, texts: dict[int, str]
 ) -> Chain:
-    """A new decoding by *steps*; *texts* are of added tokens spelled otherwise, by id."""
+    """A new decoding by *steps*; *texts* are of added tokens spelled otherwise, by id.
+
+    *texts* also caches the texts of other tokens: decodings may share it.
+    """
     chains: dict[str, type[Chain]] = {"Bytes": _Bytes, "SentencePiece": _SentencePiece}
     return chains.get(steps[0][0], _Steps)(steps, spellings, texts)
 
@@ -390,9 +394,6 @@ class _CleanUp(DecodingStep):
     def take(self, part: Part) -> Iterable[Part]:
         self._held += part.text
         return ()
-
-    def inside(self, text: str) -> str:
-        return clean_up(text)
 
     def finish(self) -> Iterable[Part]:
         text = self._held

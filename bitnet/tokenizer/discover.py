@@ -83,7 +83,7 @@ class ModelFacts:
 
     @property
     def family(self) -> str:
-        """Name of the model in messages: its architecture without version suffixes."""
+        """The architecture, but ``bitnet`` for each that begins so, such as ``bitnet-b1.58``."""
         return "bitnet" if self.architecture.startswith("bitnet") else self.architecture
 
     def padding(self, vocab_size: int) -> int | None:

@@ -8,6 +8,7 @@ beside it count, follows the rules of :mod:`~bitnet.tokenizer.from_files` and
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import BitnetError
@@ -15,7 +16,7 @@ from bitnet.formats.other_folders import ADAPTER, ADAPTER_WEIGHTS
 from bitnet.tokenizer.discover import disagreement
 from bitnet.tokenizer.from_files import tokenizer_names
 from bitnet.tokenizer.load import load_tokenizer
-from bitnet.tokenizer.side_files import TEMPLATE_FOLDER, read_json
+from bitnet.tokenizer.side_files import TokenizerFile, read_json, template_files, templates_in
 
 if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint, Inventory
@@ -99,12 +100,15 @@ def list_files(checkpoint: Checkpoint) -> list[FileUse]:
 def compare_tokenizer_files(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, str]:
     """Difference from *tokenizer* of each other tokenizer file of the folder, by its name.
 
-    The text is empty for a file with the same tokenizer.
+    The text is empty for a file with the same tokenizer. If the tokenizer that transformers reads
+    is refused, *tokenizer* may be from outside of the folder: then every file is another one.
     """
     files = checkpoint.inventory
     results = {}
-    for name in tokenizer_names(files)[1:]:
+    for name in tokenizer_names(files):
         path = files.path(name)
+        if path == Path(tokenizer.source):
+            continue
         try:
             results[name] = disagreement(tokenizer, load_tokenizer(path, files=files))
         except BitnetError as error:
@@ -112,19 +116,31 @@ def compare_tokenizer_files(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dic
     return results
 
 
+def find_unknown_stops(checkpoint: Checkpoint, tokenizer: Tokenizer) -> list[int]:
+    """Ids at which the folder's JSON files end an answer and for which *tokenizer* has no token.
+
+    Generation never ends at such an id. A *tokenizer* from outside of the folder has its own ids.
+    """
+    source = Path(tokenizer.source)
+    if source.parent != checkpoint.path:
+        return []
+    stops = TokenizerFile(source, files=checkpoint.inventory).side.declared_stops
+    return [id for id in stops if not 0 <= id < tokenizer.vocab_size]
+
+
 class _Templates:
     """Chat templates of a folder, in files of their own and in ``tokenizer_config.json``."""
 
     def __init__(self, files: Inventory) -> None:
         self.has_jinja = "chat_template.jinja" in files
-        self.has_named = (files.root / TEMPLATE_FOLDER).is_dir()
+        self.named = template_files(files)  # names of the files in the folder for templates
         config: Any = read_json(files, _CONFIG) if _CONFIG in files else {}
         self.config: dict[str, Any] = config if isinstance(config, dict) else {}
 
     @property
     def are_in_files(self) -> bool:
         """True if files of templates count, and no template in a JSON file does."""
-        return self.has_jinja or self.has_named
+        return self.has_jinja or bool(self.named)
 
 
 def _describe(name: str, files: Inventory, templates: _Templates) -> FileUse:
@@ -141,7 +157,7 @@ def _describe(name: str, files: Inventory, templates: _Templates) -> FileUse:
         return FileUse(name, "weights", name in files.names, _reason_against_weights(name, files))
     if name.endswith(_INDEX):
         return FileUse(name, "file of each tensor", name in files.names, "one file has the weights")
-    if name.startswith(f"{TEMPLATE_FOLDER}/"):
+    if name in templates.named:
         return FileUse(name, "chat template with a name", True)
     if name in _TOKENIZER_SIDE:
         reason = _reason_against(name, files, templates)
@@ -179,7 +195,7 @@ def _reason_against(name: str, files: Inventory, templates: _Templates) -> str:
 
 def _has_template_in_config(templates: _Templates) -> bool:
     """True if ``tokenizer_config.json`` has a chat template."""
-    return isinstance(templates.config.get("chat_template"), (str, list, dict))
+    return bool(templates_in(templates.config, {}))
 
 
 def _unread_reason(name: str) -> str:

@@ -122,6 +122,8 @@ def spec_from_folder(
             " - tokenizer.model (SentencePiece)\n"
             " - tokenizer.json (HuggingFace format)\n"
             " - tekken.json (Mistral)\n"
+            " - vocab.json with merges.txt (GPT-2)\n"
+            " - qwen.tiktoken (Qwen)\n"
             f"in {folder}",
             hint="put one of them there, or name a file with --tokenizer FILE",
         )

@@ -401,7 +401,8 @@ class _Fields:
         """An array of strings."""
         values = list(self._array(name))
         if not set(map(type, values)) <= {str}:
-            raise self._wrong(_PREFIX + name, "an array of strings", values[0])
+            wrong = next(value for value in values if type(value) is not str)
+            raise self._wrong(_PREFIX + name, "an array of strings", wrong)
         return values
 
     @cached_property

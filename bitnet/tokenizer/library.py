@@ -74,7 +74,8 @@ def tokenizer_json(spec: TokenizerSpec, *, finds_raw: bool = False) -> dict[str,
     else:
         pre_tokenizer = _steps(spec.pre_tokenizer)
     # Of several entries with one id, the last one is written. That for normalized text also finds
-    # the token in raw text (spelled with U+2581), unless spaces are beside it: these become U+2581.
+    # the token, which is spelled with U+2581, in raw text, but perhaps not at the same place if a
+    # space, which becomes U+2581, is beside it: in " \u2581\u2581x" one character earlier.
     added = sorted(spec.added, key=lambda token: (token.id, token.normalized != finds_raw))
     return {
         "version": "1.0",

@@ -25,7 +25,7 @@ PATTERN_BYTES = 16_384
 PATTERN_DEPTH = 32
 PATTERN_PROGRAM = 20_000
 PATTERN_REPEAT = 1_000
-# Of matching one text: minimum steps, and steps per byte.
+# Of matching one text: steps that any text may take, and further steps for each of its bytes.
 BASE_STEPS = 20_000
 STEPS_PER_BYTE = 150
 STEPS = 64  # normalizers and pre-tokenizers of one tokenizer

@@ -33,23 +33,25 @@ def write_post_processor(spec: TokenizerSpec) -> dict[str, Any] | None:
 def _write_template(spec: TokenizerSpec) -> dict[str, Any]:
     """Template with the affixes of *spec* and its ids between two texts.
 
-    If *spec* has none between two, each of them has the affixes, as transformers usually writes it.
+    If *spec* has none between two, each of them has the affixes, with its own type, as transformers
+    usually writes it.
     """
     before, after = spec.affixes
-    middle = (*after, *before)
-    second_type = 1
-    if spec.middle_ids is not None:
-        middle = spec.middle_ids
+    if spec.middle_ids is None:
+        second_type = 1
+        between = [*_list_items(spec, after), *_list_items(spec, before, second_type)]
+    else:
         second_type = spec.second_type
+        between = _list_items(spec, spec.middle_ids)
 
     first = [*_list_items(spec, before), {"Sequence": {"id": "A", "type_id": 0}}]
     second = {"Sequence": {"id": "B", "type_id": second_type}}
     end = _list_items(spec, after, second_type)
-    ids_by_text = {spec.tokens[id]: id for id in (*before, *middle, *after)}
+    ids_by_text = {spec.tokens[id]: id for id in (*before, *(spec.middle_ids or ()), *after)}
     return {
         "type": "TemplateProcessing",
         "single": [*first, *_list_items(spec, after)],
-        "pair": [*first, *_list_items(spec, middle), second, *end],
+        "pair": [*first, *between, second, *end],
         "special_tokens": {
             text: {"id": text, "ids": [id], "tokens": [text]} for text, id in ids_by_text.items()
         },

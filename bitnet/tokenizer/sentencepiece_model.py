@@ -211,8 +211,9 @@ def write_model(spec: TokenizerSpec) -> bytes:
         elif kind == TokenType.UNKNOWN or not 1 <= kind <= len(TokenType) or not piece:
             kind = TokenType.CONTROL
         body = _pack_field(1, (piece or f"\U0010ffff{id}").encode())
-        # The tag is field 2, of 32 bits.
-        body += b"\x15" + struct.pack("<f", score) + _pack_field(3, kind)
+        # The tag of field 2 with the wire type of 32 bits. Adding 0.0 makes 0.0 of -0.0, which
+        # version 0.2.3 of the library takes for a lower score, unlike earlier ones and llama.cpp.
+        body += b"\x15" + struct.pack("<f", score + 0.0) + _pack_field(3, kind)
         out += _pack_field(1, body)
     trainer = _pack_field(3, _BPE if spec.model == "spm" else _UNIGRAM)
     trainer += _pack_field(44, spec.unknown_text.encode())

@@ -203,6 +203,7 @@ class TokenizerSpec:
     def decoding(self) -> tuple[Step, ...]:
         """The decoding steps: *decoder*, or those implied by the model."""
         if self.byte_level and [step.type for step in self.decoder] in ([], ["ByteLevel"]):
+            # A ByteLevel decoder also decodes added tokens; without a decoder, they are their text.
             return (Step("Bytes", {"respell": bool(self.decoder), "apart": False}),)
         if self.decoder:
             return self.decoder

@@ -142,7 +142,7 @@ def _versions_in_store(repository: str) -> Iterator[dict[str, Path]]:
     store = Store(settings.cache_dir())
     versions: dict[str, dict[str, Path]] = {}
     for record in store.index:
-        # Records of the kind ``version`` have an address in place of a repository.
+        # Records of the kind ``version`` have an address or a packaged model for a repository.
         if record.repo == repository and record.file in _FILES and record.kind != "version":
             path = store.path_of(record.sha256)
             if path.is_file():

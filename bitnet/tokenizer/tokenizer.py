@@ -371,8 +371,8 @@ class TokenStream:
     def __init__(self, tokenizer: Tokenizer, chain: Chain, *, skip_special: bool = False) -> None:
         self._tokenizer = tokenizer
         self._chain = chain
-        self._skipped = tokenizer.special_ids if skip_special else frozenset()
-        self._due = 0  # characters of skipped ids that the chain has still to return
+        self._hidden = tokenizer.special_ids if skip_special else frozenset()
+        self._due = 0  # characters of the ids of :meth:`skip` that the chain has still to return
 
     def push(self, id: int) -> str:
         """Text that becomes certain with *id*; often empty while a character is incomplete.
@@ -381,8 +381,8 @@ class TokenStream:
             UsageError: *id* is not in the vocabulary.
         """
         id = self._tokenizer.check_id(id)
-        hidden = id in self._skipped
-        return self._without_due(self._chain.leave_out() if hidden else self._chain.take(id))
+        is_hidden = id in self._hidden
+        return self._without_due(self._chain.leave_out() if is_hidden else self._chain.take(id))
 
     def finish(self) -> str:
         """Text that was held back; a character that was never completed is U+FFFD."""
@@ -395,7 +395,7 @@ class TokenStream:
             UsageError: an id is not in the vocabulary.
         """
         returned = "".join(map(self.push, ids))
-        full_text = self._tokenizer.decode(ids, skip_special=bool(self._skipped))
+        full_text = self._tokenizer.decode(ids, skip_special=bool(self._hidden))
         # The bytes of an incomplete character at the end belong to the text that follows.
         self._due = max(len(full_text.rstrip("\ufffd")) - len(returned), 0)
 

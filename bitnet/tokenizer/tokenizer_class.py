@@ -156,6 +156,7 @@ class _Reading:
         # A null keeps the option of the file.
         is_null = self._config.get("add_prefix_space", False) is None
         follows = former.prefix_space != "converts" and not is_null
+        # With ``both``, versions 4.46 and 4.57 set the option; with ``new``, only 4.57 does.
         if stated is not None and stated != prefix and follows:
             if former.prefix_space == "new" and former.is_between:
                 raise self._refuse("add_prefix_space", prefix, _BETWEEN)
@@ -427,8 +428,6 @@ class _Reading:
         section = {**sections["model"], "vocab": model["vocab"]}
         if kind == "BPE":
             section["merges"] = model["merges"]
-        if section.get("unk_token") is not None and "unk_id" in section:
-            section["unk_id"] = None
         if isinstance(section.get("unk_id"), str):
             texts = [entry[0] for entry in model["vocab"]]
             if section["unk_id"] not in texts:
@@ -471,8 +470,11 @@ class _Reading:
 
     def _post_processor(self, processor: Any, vocabulary: AddedVocabulary) -> Any:
         """The post-processor of the class, with the ids of its tokens."""
-        if processor == "that of the file":
-            return self._file.get("post_processor")
+        own = self._file.get("post_processor")
+        # If the document was made from a vocabulary file, *own* is made of keys of side files, and
+        # replaces that of the class.
+        if processor == "that of the file" or (self._side.from_vocabulary and own is not None):
+            return own
         processor = dict(processor)
         if "special_tokens" in processor:
             texts = processor["special_tokens"]

@@ -78,8 +78,6 @@ def _check_normalized_twice(
         return
     normalized = {entry["content"] for entry in document["added_tokens"] if entry["normalized"]}
     texts = once_normalized - normalized
-    if _kind(document["model"]) == "WordPiece":
-        texts |= normalized
     for text, changed in _normalize_texts(sorted(texts), normalizer, source).items():
         if changed != text:
             raise refusal(

@@ -31,7 +31,7 @@ from bitnet.models.transformer import differences
 from bitnet.tokenizer.chat import chat_template
 from bitnet.tokenizer.comparison import compatibility, measure_agreement
 from bitnet.tokenizer.discover import resolve_tokenizer
-from bitnet.tokenizer.folder_files import compare_tokenizer_files, list_files
+from bitnet.tokenizer.folder_files import compare_tokenizer_files, find_unknown_stops, list_files
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf, read_files
 from bitnet.tokenizer.template_origin import oddities_of, templates_of
 from bitnet.verify.attest import HINT, compare, recognise, summarize, unread_files
@@ -139,7 +139,7 @@ class _Examination:
     # file with the expectations above. If there is one, they must cover the tokenizer and every
     # other file of the folder, even those that no reader opens
     proof: Path | None = None
-    ignore_keys: Collection[str] = ()
+    ignore_keys: Collection[str] = ()  # metadata keys that the model is opened without
 
     # results of earlier checks that later ones need
     trace: Mapping[str, Any] | None = None  # recorded pass of a model with the same content
@@ -330,11 +330,11 @@ class _Examination:
         if checkpoint.gguf:
             for counts in code_counts(checkpoint.gguf, full=True):
                 anomalies += code_anomalies(counts)
-        if anomalies := worst(anomalies):
+        if worst_first := worst(anomalies):
             command = f"bitnet crossval {shell_quote(self.path)}"
             hint = f"compare with another engine: {command}, or fetch it again"
-            texts = [anomaly.text for anomaly in anomalies]
-            return self._report(anomalies[0].severity, summarize(texts), hint)
+            texts = [anomaly.text for anomaly in worst_first]
+            return self._report(worst_first[0].severity, summarize(texts), hint)
         return "finite, no row of zeros outside the embedding"
 
     def _unusual(self, odd: Iterable[str]) -> Finding:
@@ -420,14 +420,14 @@ class _Examination:
         if self.judged is None or self.tokenizer is not None:
             return replace(self._report("ok", text), details=lines)
         differences = compare_tokenizer_files(checkpoint, self.judged)
-        different = {name: text for name, text in differences.items() if text}
-        if not different:
+        differing = [f"{name}: {text}" for name, text in differences.items() if text]
+        if not differing:
             same = f"; the same tokenizer: {', '.join(differences)}" if differences else ""
             return replace(self._report("ok", text + same), details=lines)
-        chosen = Path(self.judged.source).name
-        differing = "; ".join(f"{name}: {text}" for name, text in different.items())
-        hint = f"other programs may read another file: name one with --tokenizer {chosen}"
-        text = f"{text}; not the tokenizer of {chosen}, which transformers reads: {differing}"
+        source = Path(self.judged.source)
+        role = ", which transformers reads" if source.parent == checkpoint.path else ""
+        hint = f"other programs may read another: name one with --tokenizer {shell_quote(source)}"
+        text = f"{text}; not the tokenizer of {source}{role}: {'; '.join(differing)}"
         return replace(self._report("warning", text, hint), details=lines)
 
     @_check("vocabulary")
@@ -477,10 +477,10 @@ class _Examination:
     @_check("stop ids")
     def _stop_ids(self) -> Finding | str:
         tokenizer = self._require_tokenizer()
-        outside = [id for id in tokenizer.stop_ids if not 0 <= id < tokenizer.vocab_size]
-        if outside:
-            text = f"{outside} are outside the vocabulary of {tokenizer.vocab_size:,}"
-            return self._report("failed", text, f"bitnet inspect-gguf {shell_quote(self.path)}")
+        unknown = find_unknown_stops(self._require_checkpoint(), tokenizer)
+        if unknown:
+            text = f"no token has the id {unknown[0]}, which the folder names as an end of answers"
+            return self._report("warning", text, COMPARE)
         if not tokenizer.stop_ids:
             text = "none is known: generation stops only at its limit"
             return self._report("warning", text, "stop at a text: --stop TEXT")

@@ -221,7 +221,7 @@ def _differences(
             return f"key {key} is {'not attested' if key in keys else 'missing'}"
         if key in content.lists and key in attestation.lists:
             return f"{key}: {attestation.lists[key].locate(content.lists[key])}"
-        value_text = repr(content.values.get(key, "another list"))
+        value_text = repr(content.values[key]) if key in content.values else "a list"
         value_text = value_text if len(value_text) <= 60 else f"{value_text[:60]}..."
         return f"key {key} is {value_text}, attested is another value"
 
@@ -385,14 +385,14 @@ def compare(attestation: Attestation, checkpoint: Checkpoint) -> list[str]:
 def recognise(checkpoint: Checkpoint) -> Recognition | None:
     """The known model that *checkpoint* is, or is a damaged copy of; ``None`` if neither.
 
-    Its bytes are read only if names, shapes and types of its tensors are those of a known model,
-    or its file has the name of one.
+    Its bytes are read only if names, shapes and types of most of its tensors are those of a known
+    model, or its file has the name of one.
     """
     content: Content | None = None
     for attestation in attestations_by_name().values():
         has_name = checkpoint.path.name in attestation.files
         content = content or content_of(checkpoint)
-        if not has_name and not _same_directory(attestation, content):
+        if not has_name and not _most_tensors_agree(attestation, content):
             continue
         tensors, keys = _differences(attestation, content)
         # Only matrices count: norms are the same in every conversion of a model. A file whose keys
@@ -431,7 +431,7 @@ def summarize(texts: Sequence[str]) -> str:
     return "; ".join(texts[:_SHOWN]) + ending
 
 
-def _same_directory(attestation: Attestation, content: Content) -> bool:
+def _most_tensors_agree(attestation: Attestation, content: Content) -> bool:
     """True if most tensors of *content*, and most attested ones, agree in name, shape and type."""
     same = sum(
         (was.shape, was.encoding) == (now.shape, _encoding(now))

@@ -77,8 +77,20 @@ def test_every_expression_of_a_job_selects_tests(words):
     paths = paths or ["tests/formats"]  # of the whole suite, a folder that has such tests
     options = [["-k", value_of(words, "-k")], ["-m", value_of(words, "-m")]]
     tests = collected([*paths, *(word for option in options if option[1] for word in option)])
+    # Without -k the only alternative is the empty text: then any test will do.
     for alternative in value_of(words, "-k").split(" or "):
         assert any(alternative in test for test in tests), alternative
+
+
+def test_a_job_runs_each_test_that_compares_with_the_source_of_llama_cpp():
+    words = {word for call in CALLS for word in call}
+    comparing = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if "BITNET_LLAMA_CPP" in path.read_text(encoding="utf-8") and path != Path(__file__)
+    }
+    assert comparing
+    assert comparing <= words
 
 
 def test_every_job_that_a_workflow_names_is_one_of_the_script():

@@ -107,6 +107,7 @@ def _opened(data, name, read):
         path = Path(folder) / name
         path.write_bytes(data)
         try:
+            # Without a fingerprint, no compiled form in the cache is used.
             return replace(read(path), fingerprint="")
         except BitnetError:
             return None

@@ -9,6 +9,8 @@ from sentencepiece_configurations import compare_model, random_model
 from tokenizer_configurations import Outcome, compare, random_document
 
 from bitnet.base import native
+from bitnet.tokenizer import Tokenizer
+from bitnet.tokenizer.compiled import NotNative
 
 # Files for which our ids or texts once differed from the library's.
 FOUND = Path(__file__).parent / "found"
@@ -56,6 +58,21 @@ def test_a_file_that_once_differed_from_the_library_no_longer_does(path, tmp_pat
     else:
         outcome = compare_model(path.read_bytes(), tmp_path)
     assert not outcome.differences
+
+
+def test_an_engine_that_raises_any_exception_differs_from_the_library(tmp_path, monkeypatch):
+    def fail(*_args, **_options):
+        raise NotNative("no ids")
+
+    for name in ("encode", "spans", "decode", "stream"):
+        monkeypatch.setattr(Tokenizer, name, fail)
+    for outcome in (
+        compare(random_document(2), tmp_path, count=2),
+        compare_model(random_model(2), tmp_path, count=2),
+    ):
+        assert not outcome.refusals
+        assert outcome.differences
+        assert all("NotNative: no ids" in line for line in outcome.differences)
 
 
 def test_the_fuzzer_keeps_each_file_that_differs_and_prints_the_difference(

@@ -13,7 +13,8 @@ from bitnet.base.errors import TokenizerNotFound, Unsupported, UsageError
 from bitnet.formats.containers import open_checkpoint
 from bitnet.tokenizer import load_tokenizer, resolve_tokenizer
 from bitnet.tokenizer.comparison import compatibility
-from bitnet.tokenizer.folder_files import compare_tokenizer_files, list_files
+from bitnet.tokenizer.folder_files import compare_tokenizer_files, find_unknown_stops, list_files
+from bitnet.verify import verify_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -59,6 +60,20 @@ def test_files_that_do_not_count_are_named_with_the_reason(folder):
     assert {use.name for use in by_name.values()} == {path.name for path in folder.iterdir()}
 
 
+def test_only_jinja_files_count_in_the_folder_of_templates(folder):
+    (folder / "tokenizer_config.json").write_text('{"chat_template": []}')
+    templates = folder / "additional_chat_templates"
+    templates.mkdir()
+    (templates / "README.md").write_text("# Templates")
+    by_name = uses(folder)
+    assert not by_name["additional_chat_templates/README.md"].is_read
+    assert by_name["chat_template.json"].is_read
+    (templates / "tools.jinja").write_text("x")
+    by_name = uses(folder)
+    assert by_name["additional_chat_templates/tools.jinja"].is_read
+    assert not by_name["chat_template.json"].is_read
+
+
 def test_a_second_tokenizer_is_compared_and_its_difference_named(folder):
     shutil.copy(FIXTURES / "spm" / "tiny.model", folder / "tokenizer.model")
     checkpoint = open_checkpoint(folder)
@@ -66,6 +81,43 @@ def test_a_second_tokenizer_is_compared_and_its_difference_named(folder):
     assert [*differences] == ["tokenizer.model"]
     assert differences["tokenizer.model"]
     assert uses(folder)["tokenizer.model"].reason == "transformers reads tokenizer.json"
+
+
+def test_a_tokenizer_of_another_folder_is_compared_with_every_file(folder):
+    shutil.copy(FIXTURES / "spm" / "tiny.model", folder / "tokenizer.model")
+    shutil.copy(folder / "tokenizer.json", folder.parent)
+    (folder / "tokenizer.json").write_text("{}")  # so the search chooses that of the parent
+    chosen = folder.parent / "tokenizer.json"
+    assert resolve_tokenizer(folder).source == str(chosen)
+    (finding,) = [check for check in verify_model(folder) if check.subject == "files"]
+    assert finding.severity == "warning"
+    assert f"not the tokenizer of {chosen}: tokenizer.json: it cannot be read" in finding.text
+    assert "tokenizer.model: 1,000 tokens, not 4" in finding.text
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_an_end_of_answers_that_is_not_a_token_is_named(folder, name, monkeypatch):
+    values = json.loads((folder / "config.json").read_text())
+    (folder / name).write_text(json.dumps(values | {"eos_token_id": [1, 9, -1]}))
+    monkeypatch.chdir(folder)
+    for path in (folder, Path()):
+        checkpoint = open_checkpoint(path)
+        tokenizer = resolve_tokenizer(checkpoint)
+        assert find_unknown_stops(checkpoint, tokenizer) == [9, -1]
+    assert tokenizer.stop_ids == {1}
+    (finding,) = [check for check in verify_model(folder) if check.subject == "stop ids"]
+    assert finding.severity == "warning"
+    assert finding.text.startswith("no token has the id 9,")
+    (folder / name).write_text(json.dumps(values | {"eos_token_id": 1}))
+    (finding,) = [check for check in verify_model(folder) if check.subject == "stop ids"]
+    assert (finding.severity, finding.text) == ("ok", "1 </s>")
+
+
+def test_a_tokenizer_from_elsewhere_has_its_own_ends_of_answers(folder):
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | {"eos_token_id": 9}))
+    elsewhere = shutil.copy(folder / "tokenizer.json", folder.parent)
+    assert find_unknown_stops(open_checkpoint(folder), load_tokenizer(Path(elsewhere))) == []
 
 
 def test_two_kinds_of_tokenizers_that_nothing_chooses_between_are_refused(tmp_path):

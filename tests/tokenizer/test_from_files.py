@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from rank_files import write_ranks
-from tokenizer_folders import _byte_vocabulary
+from tokenizer_folders import byte_vocabulary
 from tokenizers import AddedToken as LibraryToken
 from tokenizers import (
     Tokenizer,
@@ -22,6 +22,7 @@ from tokenizers import (
 from bitnet.base.errors import InvalidFormat, NotFound, TokenizerNotFound, Unsupported
 from bitnet.tokenizer import load_tokenizer
 from bitnet.tokenizer.from_files import (
+    TOKENIZER_FILES,
     spec_from_file,
     spec_from_folder,
 )
@@ -232,7 +233,7 @@ def test_the_fingerprint_covers_the_configuration(tmp_path):
     assert spec_from_folder(tmp_path).fingerprint != before
 
 
-def test_an_empty_folder_names_both_files(tmp_path):
+def test_of_an_empty_folder_every_file_that_is_looked_for_is_named(tmp_path):
     with pytest.raises(TokenizerNotFound) as caught:
         spec_from_folder(tmp_path)
     assert str(caught.value).startswith(
@@ -240,6 +241,7 @@ def test_an_empty_folder_names_both_files(tmp_path):
         " - tokenizer.model (SentencePiece)\n"
         " - tokenizer.json (HuggingFace format)"
     )
+    assert all(f" - {name}" in str(caught.value) for name in TOKENIZER_FILES)
 
 
 @pytest.mark.parametrize(
@@ -305,6 +307,9 @@ def test_the_kind_of_a_file_follows_from_its_content_and_not_its_name(tmp_path):
         # Ids of transformers 5.24 for " the<s>the".
         ("GPT2Tokenizer", {}, [268, 66, 121, 68, 263]),
         ("GPT2Tokenizer", {"add_bos_token": True, "bos_token": "<s>"}, [0, 268, 0, 263]),
+        ("GPTNeoXTokenizer", {}, [268, 66, 121, 68, 263]),
+        ("GPTNeoXTokenizer", {"add_bos_token": True, "bos_token": "<s>"}, [0, 268, 0, 263]),
+        ("GPTNeoXTokenizer", {"add_eos_token": True}, [268, 66, 121, 68, 263, 5]),
         ("RobertaTokenizer", {}, [0, 268, 0, 263, 2]),
         ("BartTokenizerFast", {}, [0, 268, 0, 263, 2]),
         ("Qwen2Tokenizer", {"add_prefix_space": True}, [268, 38, 66, 121, 38, 68, 263]),
@@ -447,7 +452,7 @@ def test_a_rank_file_of_a_class_that_reads_no_ranks_is_refused(tmp_path):
 
 def vocabulary_of_a_class(folder, name, keys):
     """``vocab.json`` and ``merges.txt`` of no known tokenizer, and *keys* of the class *name*."""
-    tokens, merges = _byte_vocabulary()
+    tokens, merges = byte_vocabulary()
     texts = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>", *tokens]
     files = {
         "vocab.json": json.dumps({text: id for id, text in enumerate(texts)}),

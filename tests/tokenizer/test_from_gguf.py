@@ -287,6 +287,7 @@ def test_missing_scores_are_named_by_their_key_with_another_tokenizer_as_the_hin
         {"bos_token_id": "one"},
         {"add_bos_token": 1},
         {"model": 3},
+        # There is no BOS: 99 is outside of the vocabulary, and so is 1, the default.
         {"add_bos_token": True, "bos_token_id": 99, "tokens": ["a"], "scores": [0.0]},
     ],
 )

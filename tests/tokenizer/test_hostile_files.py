@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from charsmaps import charsmap
 from json_places import places_in, put
-from sentencepiece_writer import write_model
+from sentencepiece_writer import sentencepiece_bytes
 from small_specs import BYTE_LEVEL_STEP, byte_level, pieces, split, words
 
 from bitnet.base import native
@@ -213,9 +213,9 @@ def _builder(spec):
     return lambda **changes: module.build_tokenizer(**(parts | changes))
 
 
-def _step(kind, text, a=1, b=0):
-    """The section of steps with one step: kind, mode, flag, text and an empty second text."""
-    return struct.pack("<5I", 1, kind, a, b, len(text)) + text + struct.pack("<I", 0)
+def _step(kind, text):
+    """The section of steps with one step: kind, mode 1, flag 0, text and an empty second text."""
+    return struct.pack("<5I", 1, kind, 1, 0, len(text)) + text + struct.pack("<I", 0)
 
 
 def _config(model, flags, unknown_id, longest):
@@ -455,7 +455,7 @@ SPACES = Step("Replace", {"pattern": {"String": " "}, "content": "\u2581"})
 def _class_folder(folder):
     """Read a ``tokenizer.model`` whose class in transformers builds merges of the pieces."""
     spec = pieces("spm", tokens=["<unk>", "<s>", "</s>", LONG], scores=[0.0] * 4)
-    model = write_model(replace(spec, token_types=[2, 3, 3, 1], bos_id=1, eos_id=2))
+    model = sentencepiece_bytes(replace(spec, token_types=[2, 3, 3, 1], bos_id=1, eos_id=2))
     (folder / "tokenizer.model").write_bytes(model)
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
     spec_from_file(folder / "tokenizer.model")

@@ -90,13 +90,14 @@ def test_an_interrupt_ends_an_endless_template():
         assert process.stdout.readline() == "rendering\n"
         errors = ""
         try:
-            for _ in range(60):  # one that comes just before the wait begins is noticed after it
+            # Again and again: one just before the process waits is noticed only after the wait.
+            for _ in range(60):
                 process.send_signal(signal.SIGINT)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     _, errors = process.communicate(timeout=1)
                     break
         finally:
-            process.kill()  # one that has ended stays as it is
+            process.kill()  # without effect if it has ended
     assert "KeyboardInterrupt" in errors
     assert process.returncode != 0
 
@@ -150,7 +151,7 @@ def test_values_that_are_nested_too_deep_are_refused_as_such(depth):
 
 @pytest.fixture
 def child(monkeypatch, tmp_path):
-    """Runs a script in place of the one that renders templates."""
+    """A function that puts a script in place of the one that renders templates."""
 
     def use(script):
         path = tmp_path / "child.py"

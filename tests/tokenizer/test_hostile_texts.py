@@ -1,6 +1,7 @@
 """Texts made to take long: every built-in pattern stays within its steps, and the bound holds."""
 
 import json
+import sys
 import threading
 
 import pytest
@@ -70,24 +71,30 @@ def test_a_pattern_beyond_its_steps_is_stopped_and_the_next_text_runs():
 
 @needs_native
 def test_other_threads_run_while_a_text_is_matched():
-    began = threading.Event()
-    rounds = []
+    may_run = threading.Event()
+    has_run = threading.Event()
 
-    def count():
-        began.wait()
-        while not done:
-            rounds.append(None)
+    def run():
+        may_run.wait()
+        has_run.set()
 
-    done = []
-    thread = threading.Thread(target=count)
-    thread.start()
     text = "a" * 200_000
-    began.set()
-    with pytest.raises(module.OverBudget):
-        module.regex_find_all("a{0,1000}a{0,1000}b", text)
-    done.append(True)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(60)  # the thread runs only while this one has released the GIL
+    try:
+        thread = threading.Thread(target=run)
+        thread.start()
+        may_run.set()
+        for _ in range(20):  # a busy machine may start the thread late
+            with pytest.raises(module.OverBudget):
+                module.regex_find_all("a{0,1000}a{0,1000}b", text)
+            if has_run.is_set():
+                break
+        ran_beside = has_run.is_set()
+    finally:
+        sys.setswitchinterval(interval_s)
     thread.join()
-    assert rounds
+    assert ran_beside
 
 
 @needs_native

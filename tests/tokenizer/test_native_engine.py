@@ -75,7 +75,7 @@ PARTS = [*CORPUS, "<sep>", "ell", "  "]
 def normalizing(name):
     """A specification with the normalizer *name*.
 
-    With "replace", its last added token is one that a text has after an "a" was put before it.
+    With "replace", the last added token is "anorm": the normalizer makes this text of "norm".
     """
     spec = byte_level(normalizer=NORMALIZERS[name])
     if name != "replace":

@@ -41,14 +41,15 @@ LONG = {
 }
 mixed = st.text(
     st.one_of(
-        st.sampled_from("abcAsSkKxyz'- .,\r\n\t 019]一二字ſKé\u0301²Ⅷ\u3000"),
+        st.sampled_from("abcAsSkKxyz'- .,\r\n\t 019]一二字ſ\u212aé\u0301²Ⅷ\u3000"),
         st.characters(exclude_categories=["Cs"]),
     ),
     max_size=40,
 )
-# Parts of expressions in which the case of letters or the length of an escape matters.
+# Parts of expressions in which the case of letters or the length of an escape matters. U+212A, the
+# Kelvin sign, equals K if case is ignored.
 _ATOMS = st.one_of(
-    st.sampled_from(["s", "S", "f", "F", "i", "t", "T", "k", "K", "l", "a", "'", "ſ", "K", "é"]),
+    st.sampled_from([*"sSfFitTkKla'ſ\u212aé"]),
     st.sampled_from(
         ["[sS]", "[sf]", "[^s]", "[a-t]", "[s&&[^t]]", r"\p{L}", r"\p{Lu}", r"\s", "."]
     ),
@@ -65,7 +66,7 @@ _GROUPS = st.builds(
     st.lists(_QUANTIFIED, min_size=1, max_size=3).map("".join),
 )
 patterns = st.lists(_GROUPS, min_size=1, max_size=2).map("".join)
-folded = st.text("sSſßẞfFiItTkKKlaAéÉ'ﬀﬁﬂﬆﬅ\x04A\x41\0 ", max_size=20)
+folded = st.text("sSſßẞfFiItTkK\u212alaAéÉ'ﬀﬁﬂﬆﬅ\x04A\x41\0 ", max_size=20)
 
 
 def _expressions():
@@ -131,12 +132,17 @@ def test_an_expression_that_is_not_computed_exactly_is_refused(pattern):
 
 
 @pytest.mark.parametrize("text", LONG.values(), ids=LONG)
-def test_a_long_run_is_cut_within_the_steps_of_the_engine(text):
+def test_a_long_run_is_matched_within_the_step_limit_of_the_engine(text):
     for name in ("llama-bpe", "deepseek-llm", "gpt-4o"):
         for step in PRE_TOKENIZERS[name].steps:
             pattern = step.options.get("pattern")
-            if isinstance(pattern, dict):
-                assert "".join(module.regex_find_all(pattern["Regex"], text)) in text
+            if not isinstance(pattern, dict):
+                continue
+            regex = pattern["Regex"]
+            # From each space, Oniguruma looks for the end of the spaces again, for minutes.
+            is_slow = regex == r"\s+$" and text == LONG["spaces"]
+            expected = [] if is_slow else _oracle(regex, text)
+            assert module.regex_find_all(regex, text) == expected, (name, regex)
 
 
 @pytest.mark.parametrize("name", ["L", "N", "P", "S", "M", "Lu", "Ll", "Lo", "Nd", "Han", "Hangul"])

@@ -9,6 +9,7 @@ from vocabularies import PACKED, SMALL, spec, text
 
 from bitnet.base import native
 from bitnet.tokenizer import Tokenizer, TokenSpan
+from bitnet.tokenizer.load import load_spec
 
 NEEDS_NATIVE = pytest.mark.skipif(native.module() is None, reason="no native module")
 # Vocabularies in the form of a ``tokenizer.json``, which the library opens.
@@ -47,7 +48,7 @@ def _same(ours, library, whole):
 @pytest.mark.parametrize("name", ["llama3", "phi3"])
 def test_offsets_of_real_files_are_those_of_the_library(test_data, name):
     path = test_data / "tokenizers" / name / "tokenizer.json"
-    ours = Tokenizer.from_spec(spec_of(path))
+    ours = Tokenizer.from_spec(load_spec(path))
     assert ours.engine == "native"
     library = tokenizers.Tokenizer.from_file(str(path))
     rng = random.Random(19)
@@ -55,17 +56,10 @@ def test_offsets_of_real_files_are_those_of_the_library(test_data, name):
         _same(ours, library, text(rng))
 
 
-def spec_of(path):
-    """The specification of the file at *path*."""
-    from bitnet.tokenizer.load import load_spec
-
-    return load_spec(path)
-
-
 def test_offsets_with_a_space_that_a_step_adds_are_those_of_the_library(tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(_bytes_model()))
-    ours = Tokenizer.from_spec(spec_of(path))
+    ours = Tokenizer.from_spec(load_spec(path))
     library = tokenizers.Tokenizer.from_file(str(path))
     rng = random.Random(23)
     for _ in range(300):

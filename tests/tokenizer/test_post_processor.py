@@ -107,6 +107,13 @@ def test_ids_between_two_texts_that_no_file_states_are_exported(middle, second_t
     assert joined.type_ids == [0] * (2 + len(middle)) + [second_type] * 2
 
 
+def test_each_of_two_texts_that_nothing_joins_has_the_ends_with_its_own_type(tmp_path):
+    (path, *_others) = export_tokenizer(replace(ENCODER, middle_ids=None), tmp_path)
+    joined = Library.from_file(str(path)).encode("a", "b")
+    assert joined.ids == [0, 3, 1, 0, 4, 1]  # [CLS] a [SEP] [CLS] b [SEP]
+    assert joined.type_ids == [0, 0, 0, 1, 1, 1]
+
+
 def test_without_ids_around_or_between_texts_the_section_is_empty():
     assert write_post_processor(byte_level(add_bos=False)) is None
 

@@ -10,6 +10,8 @@ from bitnet.tokenizer.spec import BYTE_TO_CHARACTER, TokenizerSpec
 from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, pre_tokenizer
 
 FROM_BYTE_SPELLING = {char: byte for byte, char in enumerate(BYTE_TO_CHARACTER)}
+# The normalizer that puts U+2581 in place of spaces.
+SPM = pre_tokenizer("gemma4").normalizer
 
 
 def spelled(name, text):
@@ -62,10 +64,6 @@ def test_the_pieces_of_every_pre_tokenizer_join_to_the_text(name):
     if name == "whitespace":  # removes white space
         expected = "".join(text.split())
     assert joined_pieces == expected
-
-
-# The normalizer that puts U+2581 in place of spaces.
-SPM = pre_tokenizer("gemma4").normalizer
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,12 @@
-"""SentencePiece BPE of the portable engine against its definition, one join at a time."""
+"""SentencePiece BPE of both engines against its definition, one join at a time."""
 
 import random
 
 import pytest
 from small_specs import pieces
+from tokenizer_configurations import ENGINES
 
-from bitnet.tokenizer.library import open_engine
+from bitnet.base import native
 
 # Types of pieces, as SentencePiece numbers them.
 NORMAL = 1
@@ -16,7 +17,8 @@ LETTERS = "ab\u2581"
 def join_by_definition(text, scores, unused):
     """Pieces of *text*: the best-scored neighbours are joined first, of equal ones the left.
 
-    Unused pieces are taken apart as they were last offered; characters that are unused are unknown.
+    An unused piece is split into the two neighbours that were last found to make it. Unused
+    characters are unknown; several in a row are unknown once.
     """
     symbols = list(text)
     halves = {}
@@ -65,8 +67,16 @@ def vocabulary(rng):
     return list(tokens), scores, rng.choices([NORMAL, UNUSED], [3, rng.choice([0, 2])], k=size)
 
 
+@pytest.fixture(params=ENGINES)
+def open_engine(request):
+    """The function that opens an engine for a specification."""
+    if request.param == "native" and native.module() is None:
+        pytest.skip("the native module is missing")
+    return ENGINES[request.param]
+
+
 @pytest.mark.parametrize("seed", range(8))
-def test_pieces_are_joined_in_the_order_of_their_scores(seed):
+def test_pieces_are_joined_in_the_order_of_their_scores(seed, open_engine):
     rng = random.Random(seed)
     for _ in range(150):
         tokens, scores, types = vocabulary(rng)
@@ -75,7 +85,7 @@ def test_pieces_are_joined_in_the_order_of_their_scores(seed):
         )
         by_token = dict(zip(tokens, scores, strict=True))
         unused = {token for token, kind in zip(tokens, types, strict=True) if kind == UNUSED}
-        engine = open_engine(spec)[0]
+        engine = open_engine(spec)
         for _ in range(4):
             text = "".join(rng.choices(LETTERS, k=rng.randint(0, 50)))
             pieces_of_text = [spec.tokens[id] for id in engine.encode(text)]
@@ -83,10 +93,10 @@ def test_pieces_are_joined_in_the_order_of_their_scores(seed):
 
 
 @pytest.mark.parametrize("step", [1.0, -1.0])
-def test_long_runs_join_alike_whether_longer_pieces_score_more_or_less(step):
+def test_long_runs_join_alike_whether_longer_pieces_score_more_or_less(step, open_engine):
     runs = ["a" * 2**i for i in range(9)]
     scores = [step * i for i in range(len(runs))]
     spec = pieces("spm", tokens=["<unk>", *runs], scores=[0.0, *scores], token_types=[2] + [1] * 9)
     # The longest piece, 256 letters, has the id 9; that of 64 has 7.
-    ids = open_engine(spec)[0].encode("a" * (1000 * 256 + 64))
+    ids = open_engine(spec).encode("a" * (1000 * 256 + 64))
     assert ids == [9] * 1000 + [7]

@@ -8,12 +8,13 @@ import pytest
 import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
-from sentencepiece_writer import write_model
+from sentencepiece_writer import sentencepiece_bytes
 
 from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported
 from bitnet.tokenizer.from_files import spec_from_file
 from bitnet.tokenizer.library import library_engine
-from bitnet.tokenizer.sentencepiece_model import check_charsmap, parse_model
+from bitnet.tokenizer.sentencepiece_model import check_charsmap, parse_model, write_model
+from bitnet.tokenizer.spec import AddedToken, TokenType
 from bitnet.tokenizer.tokenizer import Tokenizer
 
 TINY = Path(__file__).parents[1] / "fixtures" / "spm" / "tiny.model"
@@ -99,6 +100,30 @@ def test_a_bos_that_is_switched_off_is_written_and_read_as_none():
     assert parse_model(write_model(model)).bos_id is None
 
 
+def test_pieces_that_the_library_does_not_know_are_written_as_control_tokens():
+    model = parse_model(TINY.read_bytes())
+    empty, untyped, unknown = (len(model.tokens) - back for back in (1, 2, 3))
+    tokens, types = list(model.tokens), list(model.token_types)
+    tokens[empty] = ""
+    types[untyped] = len(TokenType) + 1
+    types[unknown] = TokenType.UNKNOWN  # beside that of *unknown_id*
+    written = write_model(replace(model, tokens=tokens, token_types=types))
+    library = sentencepiece.SentencePieceProcessor(model_proto=written)
+    for id in (empty, untyped, unknown):
+        assert (model.token_types[id], library.is_control(id)) == (TokenType.NORMAL, True)
+    assert [id for id in range(len(tokens)) if library.is_unknown(id)] == [model.unknown_id]
+
+
+def test_spaces_of_an_added_token_are_written_as_its_own_text_has_them():
+    model = parse_model(TINY.read_bytes())
+    last = len(model.tokens) - 1
+    # As in GGUF, where U+2581 of a token is a space.
+    spaces = replace(model, tokens=[*model.tokens[:last], "a  b"])
+    added = replace(spaces, added=(AddedToken(last, "a\u2581\u2581b"),))
+    assert parse_model(write_model(added)).tokens[last] == "a\u2581\u2581b"
+    assert parse_model(write_model(spaces)).tokens[last] == "a  b"
+
+
 @given(data=st.data())
 def test_damaged_models_end_in_our_own_errors(data):
     content = bytearray(TINY.read_bytes()[:400])
@@ -113,7 +138,7 @@ def test_damaged_models_end_in_our_own_errors(data):
 
 def test_word_models_are_refused_by_name():
     # Kind 3 is WORD in SentencePiece's file format.
-    data = write_model(parse_model(TINY.read_bytes()), kind=3)
+    data = sentencepiece_bytes(parse_model(TINY.read_bytes()), kind=3)
     with pytest.raises(Unsupported, match="word"):
         parse_model(data)
 
@@ -133,7 +158,8 @@ def test_the_unknown_id_is_that_of_the_piece_whose_type_is_unknown():
     model = parse_model(TINY.read_bytes(), source="tiny")
     # Types 1 and 2 are normal and unknown pieces.
     moved = replace(model, unknown_id=model.token_types.index(1))
-    assert parse_model(write_model(moved), source="moved").unknown_id == model.token_types.index(2)
+    again = parse_model(sentencepiece_bytes(moved), source="moved")
+    assert again.unknown_id == model.token_types.index(2)
 
 
 # The type of all normal and unknown pieces: normal, so that none is unknown, or unknown.
@@ -142,4 +168,4 @@ def test_a_model_with_no_or_several_unknown_pieces_is_refused(changed):
     model = parse_model(TINY.read_bytes(), source="tiny")
     types = [changed if kind in (1, 2) else kind for kind in model.token_types]
     with pytest.raises(InvalidFormat, match="pieces for unknown text, expected 1"):
-        parse_model(write_model(replace(model, token_types=types)), source="changed")
+        parse_model(sentencepiece_bytes(replace(model, token_types=types)), source="changed")

@@ -113,8 +113,9 @@ def test_a_token_of_added_tokens_json_is_special_only_if_a_role_or_the_new_key_n
     path = write(tmp_path, byte_level(), special_tokens_map=former, **files)
     (id,) = encode(path, "<x>")
     assert id not in load_tokenizer(path).special_ids
-    write(tmp_path, byte_level(), special_tokens_map={"extra_special_tokens": ["<x>"]})
-    assert id in load_tokenizer(path).special_ids
+    for naming in ({"extra_special_tokens": ["<x>"]}, {"pad_token": "<x>"}):
+        write(tmp_path, byte_level(), special_tokens_map=naming)
+        assert id in load_tokenizer(path).special_ids
 
 
 def test_a_role_keeps_the_flags_of_a_token_whose_id_another_one_takes(tmp_path):
@@ -251,6 +252,13 @@ def test_the_mask_of_mpnet_takes_the_space_before_it(tmp_path):
     assert not mask.rstrip
 
 
+def test_the_ends_that_mpnets_class_adds_are_not_found_in_lower_cased_text(tmp_path):
+    path = write(tmp_path, BERT, tokenizer_config={"tokenizer_class": "MPNetTokenizer"})
+    (end,) = encode(path, "</s>")
+    assert encode(path, "a </s>")[-1] == end
+    assert end not in encode(path, "a </S>")
+
+
 @pytest.mark.parametrize("key", ["do_lower_case", "strip_accents", "tokenize_chinese_chars"])
 def test_an_option_of_an_encoder_that_is_not_a_flag_is_refused_by_name(key, tmp_path):
     named = {"tokenizer_class": "BertTokenizer", key: "yes"}
@@ -368,9 +376,9 @@ def test_a_search_chooses_tokenizer_json_and_not_tokenizer_model(tmp_path):
     document = byte_level()
     write(tmp_path, document, config={"vocab_size": len(document["model"]["vocab"])})
     outcome = search(model_facts(tmp_path), exhaustive=True)
-    verdicts = {row.path.name: (row.verdict, row.reason) for row in outcome.candidates[:2]}
-    assert verdicts["tokenizer.json"][0] == "chosen"
-    assert verdicts["tokenizer.model"][0] != "chosen"
+    verdicts = {row.path.name: row.verdict for row in outcome.candidates[:2]}
+    assert verdicts["tokenizer.json"] == "chosen"
+    assert verdicts["tokenizer.model"] != "chosen"
 
 
 def test_a_file_that_transformers_does_not_read_never_replaces_one_that_is_refused(tmp_path):

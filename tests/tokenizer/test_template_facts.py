@@ -9,7 +9,8 @@ from bitnet.tokenizer import chat_child
 from bitnet.tokenizer.chat import ChatTemplate
 from bitnet.tokenizer.template_facts import EFFORT_VARIABLES
 
-# Parts of templates: the beginning of a message, the end of the loop, and calls of tools.
+# Parts of templates: the beginning of a message, the end of the loop, and calls of tools. WRITTEN
+# stands for the code that writes the arguments of a call.
 EACH = "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
 END = "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 CALLS = (

@@ -366,7 +366,7 @@ def test_a_digest_on_the_command_line_is_compared(bitnet, original, digits, code
     assert bitnet("verify", "--model", original, f"--sha256={digits}").code == code
 
 
-def test_an_empty_name_to_compare_with_is_not_no_comparison(bitnet, original):
+def test_an_empty_name_to_compare_with_is_a_wrong_call(bitnet, original):
     assert bitnet("verify", "--model", original, "--against=").code == 2
 
 

@@ -345,7 +345,11 @@ def test_every_file_that_is_read_is_in_the_inventory(original, tmp_path, opened,
 
 
 def findings(folder, **options):
-    """Findings of ``verify_model`` by the name of the check."""
+    """Findings of ``verify_model`` by the name of the check.
+
+    The option *proof* is the file of the attestation, which need not exist. With it, every file of
+    the folder and the tokenizer must be covered.
+    """
     return {finding.subject: finding for finding in verify_model(folder, **options)}
 
 
@@ -407,7 +411,7 @@ def test_a_tokenizer_from_elsewhere_is_covered_by_its_pin_alone(original, tmp_pa
         (folder / name).unlink()
     own = tmp_path / "tokenizer.json"  # one folder up, where it is looked for
     shutil.copy(original / "tokenizer.json", own)
-    # *proof* is the file of the attestation, which covers what it names alone.
+    # With *proof*, a tokenizer outside of the folder is covered by a pin only.
     options = {"against": attest(open_checkpoint(folder), trace=False), "proof": tmp_path / "a"}
     finding = findings(folder, **options)["tokenizer"]
     assert (finding.severity, "is not covered" in finding.text) == ("failed", True)

@@ -277,7 +277,8 @@ def test_a_statement_with_odd_values_is_read_or_refused(right_statement, tmp_pat
         open_bundle(path, None)
 
 
-# Names that files may have and that a bundle cannot list; an attestation lists them like others.
+# Names that files may have and that a bundle cannot list. An attestation lists all but the one that
+# begins with a backslash: on Windows, such a path leaves the folder.
 ODD_NAMES = ["a\nb", "\udcff.txt", "a:b", "\\x", '"dsseEnvelope": ', "\t"]
 
 
@@ -290,35 +291,30 @@ def test_attest_writes_nothing_that_verify_refuses(bitnet, model, tmp_path, name
         pytest.skip("this file system has no such names")
     attestation = tmp_path / "attestation.json"
     done = bitnet("attest", model, "--no-trace", "--output", attestation)
-    if done.code == 0:
-        assert identity(bitnet, model, "--against", attestation)[0] == "ok"
-    else:
+    if name.startswith("\\"):
         assert done.code == 13
         assert not attestation.exists()
+    else:
+        assert done.code == 0, done.err
+        assert identity(bitnet, model, "--against", attestation)[0] == "ok"
     bundle = tmp_path / "bundle.json"
     done = bitnet("attest", model, "--no-trace", "--bundle", bundle)
-    if done.code == 0:
-        assert identity(bitnet, model, "--against", bundle)[0] == "ok"
-    else:
-        assert done.code == 13
-        assert not bundle.exists()
+    assert done.code == 13
+    assert not bundle.exists()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="such names cannot exist")
 @pytest.mark.parametrize("name", ODD_NAMES, ids=ascii)
 @pytest.mark.parametrize("option", ["--output", "--bundle"])
-def test_attest_writes_nothing_about_a_file_that_verify_refuses(bitnet, tmp_path, name, option):
+def test_a_single_file_is_attested_and_verified_under_any_name(bitnet, tmp_path, name, option):
     folder = tmp_path / "models"
     folder.mkdir()
     file = folder / f"{name}.gguf"
     shutil.move(tiny_gguf(folder / "tiny.gguf"), file)
     proof = tmp_path / "proof.json"
     done = bitnet("attest", file, "--no-trace", option, proof)
-    if done.code == 0:
-        assert identity(bitnet, file, "--against", proof)[0] == "ok"
-    else:
-        assert done.code == 13
-        assert not proof.exists()
+    assert done.code == 0, done.err
+    assert identity(bitnet, file, "--against", proof)[0] == "ok"
 
 
 @pytest.mark.parametrize("name", ["https://in-toto.io/Statement/v1", '"dsseEnvelope"'])
