@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 _INPUT_WIDTH = 256  # numbers that each token has for each layer
 _RANK = 64  # of the low-rank residuals
 _OWN_CACHES = 20  # layers with keys and values of their own, from the first on
-# Layers, from the first on, whose gates are lowered by a threshold and then at least 0; and that
-# threshold, in standard deviations above the mean: below it are 95 % of a normal distribution.
+# Layers, from the first on, that compute ``gate = max(gate - mean - d * deviation, 0)``; and d: 5 %
+# of a normal distribution are above it.
 _SPARSE_LAYERS = 10
 _DEVIATIONS = 1.64485
 _SOFTCAP = 30.0  # bound of their logits
@@ -270,7 +270,8 @@ def _kind(cache: CacheKind) -> str:
 def _tensors(checkpoint: Checkpoint, config: ModelConfig, engine: LlamaCppSupport) -> _Texts:
     kind = checkpoint.architecture
     names = checkpoint.weights
-    for name in names:  # of tensors that only some models of a family have
+    for name in names:
+        # Only some models of a family have these tensors.
         is_optional = name == "output.weight" or name.startswith("rope_f") or name.endswith(".bias")
         if is_optional and not name.endswith(engine.tensors):
             deviation = (

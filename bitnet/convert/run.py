@@ -129,7 +129,11 @@ class ConversionPlan:
 
 
 def plan_conversion(source: Path, request: ConvertOptions) -> ConversionPlan:
-    """Plan for converting the model at *source*; no weights are read."""
+    """Plan for converting the model at *source*, for which no whole matrix is decoded.
+
+    For some ternary types, the first rows of an embedding and of a head are decoded, to see
+    whether they are ternary.
+    """
     checkpoint = open_checkpoint(
         source, i2_s_layout=request.i2_s_layout, ignore_keys=request.ignore_key
     )

@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from bitnet.crossval.trace import Position, Prompt, PromptTrace, Trace
     from bitnet.tokenizer import Tokenizer
 
-_TINY = 1e-12  # least probability of all tokens that are not stored; anything below is rounding
+# Of the tokens that are not stored, together: their least probability, since anything below is
+# rounding, and the error of their probability, since stored logits are rounded.
+_TINY = 1e-12
+_ROUNDING = 1e-7
 _ALIKE = 1e-6  # spread of log-probabilities below which no slope is measured
-_ROUNDING = 1e-7  # error of the probability of these tokens, since stored logits are rounded
 _LEAST = 10  # tokens stored at a position; fewer than that are not a distribution
 _SHOWN = 8  # faults that are listed
 # Texts that decode differently on purpose: see :class:`bitnet.crossval.evidence.TokenizerParity`.
@@ -228,9 +230,10 @@ def _nll(position: Position | None, following: int | None) -> float | None:
 def tokenizer_parity(
     tokenizer: Tokenizer, theirs: Trace, texts: Sequence[tuple[str, bool]]
 ) -> TokenizerParity | None:
-    """*tokenizer* compared with the reference's on *texts*; None without one of these two.
+    """*tokenizer* compared with the reference's on *texts*.
 
-    If the reference left out a text, all of them count as read differently.
+    None if the reference has no tokenizer, or if there are no *texts*. If the reference left out a
+    text, all of them count as read differently.
     """
     if theirs.tokenized is None or not texts:
         return None

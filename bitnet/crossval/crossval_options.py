@@ -26,13 +26,19 @@ class CrossvalOptions:
         formerly=("reference",),
     )
     recording: str = option(
-        "", "compare with the trace in this file, written by --record", metavar="FILE"
+        "",
+        "compare with the trace in this file, written by --record",
+        metavar="FILE",
+        needs_text=True,
     )
     prompts: str = option(
-        "", "UTF-8 file with one prompt per line; default: seven built-in ones", metavar="FILE"
+        "",
+        "UTF-8 file with one prompt per line; default: seven built-in ones",
+        metavar="FILE",
+        needs_text=True,
     )
     tokenizer_only: bool = option(False, "compare the tokenizers and nothing else")
-    # None: not given, so that `--check` and `--recording`, which ignore a number, can refuse it
+    # None: not given. `--check` and `--recording` refuse a number, which would change nothing there
     max_positions: int | None = option(
         None,
         f"positions to compare at most, spread over all prompts; default: {_MAX_POSITIONS}",
@@ -68,6 +74,7 @@ class CrossvalOptions:
         "",
         "derive the verdict of this report.json again from its rows",
         metavar="FILE",
+        needs_text=True,
     )
     replay: bool = option(False, "with --check: repeat the whole comparison")
 

@@ -6,7 +6,8 @@ longer than requested.
 The thresholds are mean KL divergences in nats, measured on SmolLM2-135M (Q4_1) and Gemma-3-270M
 (Q4_K_M), six prompts with 272 positions: benchmarks/results/crossval.md has the tables.
 Correct engines that round activations to 8 bits (``int8``) differ by as much as :data:`NOISE` says,
-so no fixed bound can be lower; one that the differences of this model allow may be.
+so no fixed bound can be lower. A bound that depends on what was measured on the model under test
+may be lower: see :func:`kl_of_ours` and :func:`kl_between`.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ def keys_of(
     """Key and factor of each value of *program* that a module reads or returns, by our name.
 
     The factor is part of our tensor, but transformers applies it after the module: our value is
-    the module's times the factor. Tensors that a folder stores in another form have no keys: the
-    output of their module is not the product with our tensor.
+    the module's times the factor. Where a folder stores a tensor in another form, the output of its
+    module has no key: that output is not the product with our tensor.
     """
     scales = layout(config).scales
     changed = find_changed(checkpoint)

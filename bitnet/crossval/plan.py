@@ -98,13 +98,13 @@ def spread(lengths: Sequence[int], limit: int) -> list[int]:
     return [share.get(at, 0) for at in range(len(lengths))]
 
 
-def _steps(model: LanguageModel, wanted: int) -> int:
-    """Tokens of each continuation of *model*, *wanted* or 0 if continuations are not compared.
+def _steps(model: LanguageModel, requested: int) -> int:
+    """Tokens of each continuation of *model*, as *requested*, or 0 if none is compared.
 
     In a mixture of experts a rounding may change every later token, and a model that makes vectors
     of texts does not continue them.
     """
-    return wanted if model.config.writes and not has_experts(model) else 0
+    return requested if model.config.writes and not has_experts(model) else 0
 
 
 def has_experts(model: LanguageModel) -> bool:

@@ -13,8 +13,9 @@ OpenMP. Fields of the request:
 - ``suppressed``: ids that no continuation has, and ids that none begins with;
 - ``causal``: if false, a prompt runs in one pass;
 - ``headless``: if true, logits are products of hidden states and embeddings, as in this runtime;
-- ``whole``: instead of running the only prompt, write its intermediates to ANSWER.safetensors;
-  those whose names begin with one of these have a row for every id, others for the last ids;
+- ``whole``: if it is there, the only prompt has no logits in the answer: its intermediates are
+  written to ANSWER.safetensors. Those whose names begin with one of its texts, or whose weight is
+  one of them, have a row for every id, others for the last ids;
 - ``family``: title of the model's family, for intermediates of transformers.
 
 The answer is a trace (:mod:`bitnet.crossval.trace`), or ``{"error": ...}``.
@@ -93,7 +94,7 @@ def answer(request: dict[str, Any], tensors: Path) -> dict[str, Any]:
             arrays = _intermediates(engine, ids, whole_names, stop=stop)
         else:
             arrays = engine.intermediates(
-                ids, family=request["family"], whole=whole_names, stop=stop
+                ids, family=request["family"], whole=whole_names, first=stop
             )
         _write_tensors(tensors, arrays)
 

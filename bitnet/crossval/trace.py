@@ -94,7 +94,7 @@ class PromptTrace:
 
     prompt: str  # the text
     ids: tuple[int, ...]  # its tokens, as they were run
-    # distribution at each of *ids* from *first* on, or at some of these
+    # distribution at each of *ids* from *first* on; an incomplete answer has fewer, the first ones
     positions: tuple[Position, ...] = ()
     greedy: tuple[int, ...] = ()  # the likeliest continuation, token by token
     top2_gaps: tuple[float, ...] = ()  # logit gap of each of *greedy* to the second token

@@ -160,7 +160,7 @@ class TransformersEngine:
         }
 
     def intermediates(
-        self, ids: Sequence[int], *, family: str, whole: Sequence[str], stop: int
+        self, ids: Sequence[int], *, family: str, whole: Sequence[str], first: int
     ) -> dict[str, NDArray[np.float32]]:
         """Inputs and results of the modules in a pass over *ids*, by key.
 
@@ -168,7 +168,7 @@ class TransformersEngine:
             ids: the prompt.
             family: title of the family whose names the weights have.
             whole: keys of the values that are returned for every id.
-            stop: index of the first id whose other values are returned.
+            first: values that are not in *whole* are returned from the id of this index on.
         """
         values: dict[str, NDArray[np.float32]] = {}
         calls: Counter[str] = Counter()
@@ -182,8 +182,8 @@ class TransformersEngine:
             calls[key] += 1
             rows = _rows_of(tensor, len(ids))
             if rows is not None:
-                first = 0 if own_key in whole else stop
-                values[own_key] = rows[first:].clone().numpy()
+                begin = 0 if own_key in whole else first
+                values[own_key] = rows[begin:].clone().numpy()
 
         handles = []
         for path, module in self._model.named_modules():
@@ -196,7 +196,7 @@ class TransformersEngine:
         finally:
             for handle in handles:
                 handle.remove()
-        values[LOGITS] = logits[stop:]
+        values[LOGITS] = logits[first:]
         return values
 
     def _keys_of(

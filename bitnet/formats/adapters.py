@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 MERGE = "merge the adapter into its model with PEFT, and run that"  # hint of refusals
 _AGAIN = "fetch the adapter again"
 _MODEL = "config.json"
-_TASKS = "lora_adaptations"  # key of it that lists the tasks
+_TASKS = "lora_adaptations"  # key of config.json that lists the tasks
 _LARGEST = float(np.finfo(np.float32).max)
 _POOLER = "pooler."  # module that vectors of texts do not need
 _TABLES = "_embeddings"  # end of the names of modules whose factors are in the other order
@@ -76,19 +76,22 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Change:
-    """Change of one matrix, ``(outputs, inputs)``, by an adapter: factors, or another matrix."""
+    """Change of one matrix, ``(outputs, inputs)``, by an adapter.
+
+    It has factors, another matrix, or both: then the product is added to the other matrix.
+    """
 
     pair: Pair | None  # factors of what is added to it; None: nothing
     # Euclidean norms to which its rows are scaled, ``(outputs,)``; None: they are not
     magnitudes: NDArray[np.float32] | None
-    matrix: NDArray[np.float32] | None  # the matrix that replaces it; None: it is only changed
+    matrix: NDArray[np.float32] | None  # the other matrix, which replaces it; None: it stays
 
     @property
     def outputs(self) -> int:
         """Rows of the matrix."""
         if self.matrix is not None:
             return len(self.matrix)
-        assert self.pair is not None, "there is one or the other"
+        assert self.pair is not None, "there is one or the other, or both"
         return len(self.pair.b)
 
     def shapes(self) -> Iterator[tuple[int, ...]]:
@@ -101,7 +104,8 @@ class Change:
     def take(self, rows: NDArray[np.intp]) -> Change:
         """The change of these *rows* of the matrix; a matrix that replaces it stays whole.
 
-        Only the embedding, the head and the token types are replaced, whose rows have one order.
+        Only the embedding, the head and the token types are replaced: their rows are never taken in
+        another order.
         """
         pair = self.pair
         magnitudes = self.magnitudes
@@ -117,10 +121,10 @@ class Change:
             return self
         return replace(self, pair=self.pair._replace(scale=self.pair.scale * factor))
 
-    def scale_rows(self, factors: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> Change:
-        """The change with the rows of its product scaled; the function *factors* scales B's."""
-        assert self.pair is not None, "factors are on what is added"
-        return replace(self, pair=self.pair._replace(b=factors(self.pair.b)))
+    def scale_rows(self, scaled: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> Change:
+        """The change with the rows of its product scaled; *scaled* returns B with scaled rows."""
+        assert self.pair is not None, "a change without factors has no product"
+        return replace(self, pair=self.pair._replace(b=scaled(self.pair.b)))
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,8 @@ class Adapter:
 def read_adapter(path: Path) -> Adapter:
     """The adapter at *path*: a GGUF file, or a folder with ``adapter_config.json``.
 
-    A model's folder that has adapters of tasks (Jina v3) has each at ``FOLDER/TASK``.
+    If a model's own tensors have adapters of tasks (Jina v3), ``FOLDER/TASK`` names one of them:
+    there is no file or folder of that name.
     """
     path = resolve_unnamed(path)
     if path.is_dir():

@@ -152,6 +152,7 @@ def _read_scales(facts: _State) -> NDArray[np.float32]:
     scales = read_floats(facts.part("absmax"), facts.model).reshape(-1)
     if "nested_blocksize" not in facts.values:
         return scales
+    # The values of *scales* are codes from here on, and only their number is used.
     nested_scales = read_floats(facts.part("nested_absmax"), facts.model).reshape(-1)
     nested_table = read_floats(facts.part("nested_quant_map"), facts.model)
     block = facts.size("nested_blocksize")

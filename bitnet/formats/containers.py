@@ -44,11 +44,7 @@ def open_gguf(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     ignored |= find_ignored_keys(metadata, gguf.architecture)
     metadata = effective_keys(metadata, gguf.architecture)
     rounds_inputs = _rounds_inputs(gguf, metadata, family)
-    weights = {}
-    for name, info in gguf.tensors.items():
-        # Has no effect on types that are not ternary.
-        rounds_if_ternary = info.type.name not in registry.OF_ANY_MODEL
-        weights[name] = gguf.weight(name, rounds_input=rounds_inputs or rounds_if_ternary)
+    weights = {name: gguf.weight(name, rounds_input=rounds_inputs) for name in gguf.tensors}
     return Checkpoint(
         gguf.path,
         gguf.architecture,

@@ -147,9 +147,10 @@ def transpose_by_shape(tensors: Mapping[str, Weight], width: int, model: str) ->
 
 
 def split_gates(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight]:
-    """*tensors* by GGUF name, with ``ffn_gate_up_exps`` split into ``ffn_gate_exps`` and ``up``.
+    """*tensors* by GGUF name, with each fused matrix of gate and up split into the two.
 
-    Those of a shared expert, ``shexp``, are split in the same way.
+    ``ffn_gate_up_exps`` becomes ``ffn_gate_exps`` and ``ffn_up_exps``. For a shared expert, the
+    names end in ``shexp``.
     """
     split: dict[str, Weight] = {}
     for name, tensor in tensors.items():

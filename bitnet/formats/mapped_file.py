@@ -103,7 +103,10 @@ class MappedFile(mmap.mmap):
             finalizer()
 
     def check(self) -> None:
-        """Check that the file is the one that was mapped, and :meth:`watch` later reads."""
+        """Check that the file has not changed since it was mapped, and call :meth:`watch`.
+
+        A file that was renamed over its path is not a change: the mapped one is still there.
+        """
         self.watch()
         try:
             now = os.fstat(self._file)

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class ScaleGrid:
-    """Factors of a matrix: one in all, or one for each row, group of columns, or block."""
+    """Factors of a matrix: one in all, or one for each row, group of columns, or block.
+
+    Zero points are stored in the same way, and read as the *factors* of a grid of their own.
+    """
 
     factors: NDArray[np.float32]  # (rows, columns) of blocks
     block: tuple[int, int]  # rows and columns of a block; the last blocks may be smaller

@@ -98,9 +98,8 @@ class Modules:
     answers: tuple[int, int] | None = None
 
 
-def read_modules(files: Inventory, ignore: IgnoredKeys | None = None) -> Modules:
+def read_modules(files: Inventory, ignore: IgnoredKeys) -> Modules:
     """Modules behind the transformer, as *files* say without the keys to *ignore*."""
-    ignore = ignore or IgnoredKeys()
     name = "modules.json"
     if name not in files:
         return Modules()

@@ -242,7 +242,7 @@ class KVCache:
     def reusable(self, length: int) -> int:
         """The longest prefix of at most *length* positions to which the cache can be truncated."""
         length = max(0, min(length, self.length))
-        while (shorter := min(part.reach(length) for part in self._parts)) < length:
+        while (shorter := min(part.reusable(length) for part in self._parts)) < length:
             length = shorter
         return length
 

@@ -100,7 +100,7 @@ class Pages:
         del self._spare[1:]
         self._set(pages)
 
-    def reach(self, length: int) -> int:
+    def reusable(self, length: int) -> int:
         """The longest prefix of at most *length* positions that can be continued."""
         if not self.window:
             return length
@@ -255,7 +255,7 @@ class States:
         """Free the copies of other lengths than *lengths*."""
         self._copies = {at: copy for at, copy in self._copies.items() if at in lengths}
 
-    def reach(self, length: int) -> int:
+    def reusable(self, length: int) -> int:
         """The longest length, up to *length*, that the state can return to."""
         if not self.size:
             return length
@@ -287,14 +287,14 @@ class States:
         self._length = length
 
     def cut(self, length: int) -> None:
-        """Return to *length*, which :meth:`reach` gave, even if a pass was interrupted."""
+        """Return to *length*, which :meth:`reusable` gave, even if a pass was interrupted."""
         self._copies = {at: copy for at, copy in self._copies.items() if at <= length}
         if self._length != length:
             self._live = self._copies[length].copy() if self.size and length else self._live[:0]
             self._length = length
 
     def copy(self, source: States, length: int) -> None:
-        """Share what *source* has up to *length*, which its :meth:`reach` gave."""
+        """Share what *source* has up to *length*, which its :meth:`reusable` gave."""
         self._copies = {at: copy for at, copy in source._copies.items() if at <= length}
         if source._length == length:
             state = source._live

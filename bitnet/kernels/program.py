@@ -153,7 +153,10 @@ class Ops(ABC):
         """
 
     def reads(self, prepared: Prepared) -> list[NDArray[np.uint8]]:  # noqa: ARG002
-        """Bytes of mapped files that operations on *prepared* read; none where it is a copy."""
+        """Arrays of bytes that operations on *prepared* read: parts of mapped files, or copies.
+
+        Decoded numbers, such as floats, are not among them.
+        """
         return []
 
     def compile(

@@ -79,6 +79,9 @@ class ReferenceOps(Ops):
             return _Table(weight)
         return registry.dequantize(weight).astype(self.dtype, copy=False)
 
+    def reads(self, prepared: Any) -> list[NDArray[np.uint8]]:
+        return [prepared.weight.data] if isinstance(prepared, _Table) else []
+
     def run(self, instruction: Instruction, on: Pass) -> None:
         if name := KERNELS.get(type(instruction).__name__):
             _calls[f"{name}/numpy"] += 1

@@ -325,6 +325,8 @@ def _order_of(
             f"{family.title} models have another order",
             hint="run it with the model in the same form",
         )
+    # row_order() goes from a folder to its file, so that it needs the style of the folder's rows,
+    # also if the checkpoint is the file.
     order = row_order(matrix, replace(checkpoint, rope_style=family.rope_style), config)
     if order is None:
         return folder_order

@@ -402,6 +402,7 @@ class Builder(ValueWriter):
         The arguments are those of :class:`~bitnet.kernels.mixer_instructions.DeltaRule`.
         """
         heads = beta.width
+        # Files of Kimi delta attention (a decay for each row) store it with one more axis.
         a = self.vector("ssm_a", (heads,) if alpha.width == heads else (heads, 1))
         dt = self.vector("ssm_dt.bias", (alpha.width,))
         read = self.value(v.width)
@@ -428,6 +429,7 @@ class Builder(ValueWriter):
         """
         heads = dt.width
         a = self.vector("ssm_a", (heads, decays))
+        # Files of Mamba 2 models store it with one more axis.
         skip = self.vector("ssm_d", (heads, 1) if decays == 1 else (heads,))
         bias = self.vector("ssm_dt.bias", (heads,)) if decays == 1 else ""
         read = self.value(x.width)

@@ -58,10 +58,10 @@ _NAMES = {
     LayerInput: ("per_layer_embd_out", "pe_in"),
     LowRank: ("laurel_out", ""),
 }
+#: The same names for the mixers within a :class:`Sum`.
+_NAMES_IN_SUM = {Experts: ("ffn_moe", "ffn_norm_2"), FeedForward: ("ffn_mlp", "ffn_norm_1")}
 #: Norm before the experts of a block that also has a feed-forward network beside them.
 _BESIDE_NETWORK = "ffn_norm_exps"
-#: The same names of the mixers within a :class:`Sum`.
-_NAMES_IN_SUM = {Experts: ("ffn_moe", "ffn_norm_2"), FeedForward: ("ffn_mlp", "ffn_norm_1")}
 
 
 def hidden_program(decoder: ModelConfig, tensors: Container[str]) -> Program:

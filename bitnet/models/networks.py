@@ -150,7 +150,9 @@ def _inside_experts(write: Builder, mixer: Experts, x: Register, chosen: Registe
 
 def _run_shared_expert(write: Builder, mixer: Experts, h: Register, scale: float) -> Register:
     """The network of every token, times the sigmoid of its gate where it has one."""
-    network = FeedForward(mixer.shared, mixer.activation, mixer.gated, mixer.shared_fused)
+    network = FeedForward(
+        mixer.shared, mixer.activation, gated=mixer.gated, fused=mixer.shared_fused
+    )
     if mixer.shared_gated:
         logit = write.linear(h, "ffn_gate_inp_shexp", 1)
         y = feed_forward(write, network, h, scale, suffix="_shexp")

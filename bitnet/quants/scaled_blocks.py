@@ -126,13 +126,13 @@ class ScaledBlocks:
         return blocks.reshape(-1)
 
 
-def _base4(count: int, start: int = 2, *, strided: bool = False) -> CodeBytes:
-    """*count* bytes of four digits in base 4 each."""
+def _base4(start: int, count: int, *, strided: bool = False) -> CodeBytes:
+    """*count* bytes, from *start* on, of four digits in base 4 each."""
     return CodeBytes(start, count, 4, 4, strided)
 
 
 def _base3(start: int, count: int, digits: int = 5) -> CodeBytes:
-    """*count* bytes of *digits* digits in base 3 each; a byte has room for five."""
+    """*count* bytes, from *start* on, of *digits* digits in base 3; a byte has room for five."""
     return CodeBytes(start, count, digits, 3, strided=True)
 
 
@@ -142,12 +142,12 @@ SCALED_BLOCKS = {
     for layout in (
         ScaledBlocks("TQ1_0", 256, 54, 52, (_base3(0, 32), _base3(32, 16), _base3(48, 4, 4))),
         ScaledBlocks(
-            "TQ2_0", 256, 66, 64, (_base4(32, 0, strided=True), _base4(32, 32, strided=True))
+            "TQ2_0", 256, 66, 64, (_base4(0, 32, strided=True), _base4(32, 32, strided=True))
         ),
         ScaledBlocks("Q1_0", 128, 18, 0, (CodeBytes(2, 16, 8, 2, strided=False),)),
-        ScaledBlocks("Q2_0", 64, 18, 0, (_base4(16),), double=True),
-        ScaledBlocks("Q2_0_G128", 128, 34, 0, (_base4(32),), double=True),
-        ScaledBlocks("PQ2_0", 128, 34, 0, (_base4(32),), double=True),
+        ScaledBlocks("Q2_0", 64, 18, 0, (_base4(2, 16),), double=True),
+        ScaledBlocks("Q2_0_G128", 128, 34, 0, (_base4(2, 32),), double=True),
+        ScaledBlocks("PQ2_0", 128, 34, 0, (_base4(2, 32),), double=True),
         ScaledBlocks("PTQ1_0", 128, 28, 26, (_base3(0, 16), _base3(16, 8), _base3(24, 2, 4))),
     )
 }

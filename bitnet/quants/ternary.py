@@ -1,4 +1,4 @@
-"""Ternary matrices: codes -1, 0, +1 (in some encodings also 2), their scales, and three encodings.
+"""Ternary matrices: codes -1, 0, +1 (in some encodings also 2), their scales, and five encodings.
 
 I2_S is bitnet.cpp's: two bits per weight and one scale per tensor. A tensor of ``n`` weights is
 ``n / 4`` bytes of codes, one little-endian float32 scale, and padding up to ``n / 4 + 32`` bytes.

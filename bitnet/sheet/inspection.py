@@ -144,6 +144,7 @@ class Inspection:
         """Text for *key*, which may state the vocabulary size and is absent."""
         own = f"{self.architecture}.vocab_size"
         if key not in (own, "tokenizer.ggml.vocab_size") and self.architecture:
+            # The key is llama.vocab_size, and the architecture another one.
             return f"absent (normal); the key of this architecture is {printable(own)}"
         if not self.vocabulary.derived_from:
             return "absent, and nothing in the file to derive it from"

@@ -96,8 +96,8 @@ class ModelSheet:
         """The page as text, safe to print on a terminal."""
         first, *rows = self.plan.lines()
         yield first
-        tokenizer_rows = ("tokenizer", "chat template")  # described below
-        yield from (row for row in rows if not row.strip().startswith(tokenizer_rows))
+        tokenizer_rows = ("  tokenizer ", "  chat template ")  # described below
+        yield from (row for row in rows if not row.startswith(tokenizer_rows))
         yield ""
         yield from self._tokenizer_lines()
         yield ""

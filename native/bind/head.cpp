@@ -1,4 +1,4 @@
-// Python binding of the exact head.
+// Python binding of the exact head: an output head with a copy of six bits a weight.
 #include "bind/module.hpp"
 
 #include <nanobind/stl/vector.h>

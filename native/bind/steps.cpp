@@ -18,7 +18,7 @@ namespace {
 constexpr const char* kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// Steps that have no options.
+// Steps without options that are read here. That of Precompiled, its table, is given on its own.
 constexpr std::pair<std::string_view, StepKind> kPlainNormalizers[] = {
     {"NFC", StepKind::kNfc},
     {"NFKC", StepKind::kNfkc},

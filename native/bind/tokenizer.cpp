@@ -310,7 +310,7 @@ nb::list scan_parts(nb::str text) {
     nb::list cuts;
     for (size_t at = 0, characters = 0; at < input.size(); ++at) {
         if (unicode::continues(input[at])) continue;
-        if (Scanner::parts(input, at)) cuts.append(characters);
+        if (Scanner::may_cut(input, at)) cuts.append(characters);
         ++characters;
     }
     return cuts;

@@ -287,7 +287,7 @@ std::string build_tokenizer(const TokenizerParts& parts) {
 
     config.flags &= ~uint32_t{kWordsApart};
     const bool unigram = config.model == uint32_t(ModelKind::kUnigram);
-    const bool affixed = !unigram && config.model == uint32_t(ModelKind::kBpe) &&
+    const bool affixed = config.model == uint32_t(ModelKind::kBpe) &&
                          !(parts.prefix.empty() && parts.suffix.empty());
     if (find_parts(offsets, parts, config) && !unigram && !affixed) config.flags |= kWordsApart;
     if (config.max_token_bytes > limits::kTokenBytes) wrong("a token is too long");
@@ -348,7 +348,7 @@ std::string build_tokenizer(const TokenizerParts& parts) {
         joined.assign(without_merges.token(left))
             .append(without_merges.token(right).substr(parts.prefix.size()));
         results[rank] = without_merges.find(joined.data(), joined.size());
-        if (results[rank] == kNoId) wrong("a merge makes a text that is no token");
+        if (results[rank] == kNoId) wrong("a merge makes a text that is not a token");
         const uint64_t pair = uint64_t(left) << 21 | right;
         size_t i = hash_pair(left, right) & (merge_slots.size() - 1);
         size_t tried = 1;

@@ -62,7 +62,7 @@ struct Config {
 
     // True if no token contains text[at - 1] followed by text[at], or by the U+2581 that begins
     // there. Answers between two ASCII characters and before U+2581, not in runs of it; else false.
-    bool parts(std::string_view text, size_t at) const {
+    bool may_cut(std::string_view text, size_t at) const {
         const auto before = uint8_t(text[at - 1]), behind = uint8_t(text[at]);
         if (before < 128 && behind < 128)
             return (strangers[before][behind / 32] >> behind % 32 & 1) != 0;
@@ -81,7 +81,7 @@ enum ConfigFlag : uint32_t {
     // A Unigram model after steps, as the tokenizers library runs it: scores are doubles.
     kSteps = 32,
     kFuseUnknown = 64,
-    kWordsApart = 128  // parts are merged one by one, see Config::parts; filled in by the builder
+    kWordsApart = 128  // parts are merged one by one, see Config::may_cut; filled in by the builder
 };
 
 enum TokenFlag : uint8_t {

@@ -252,9 +252,9 @@ private:
     WordCache<8, 16, 11> phrases_;
 };
 
-// SentencePiece Unigram: the segmentation with the best sum of scores.
-// `lowest` is the lowest score of a normal piece; a character without a piece scores less.
+// The lowest score of a normal piece of a Unigram model; a character without a piece scores less.
 double lowest_score(const TokenizerFile& file);
+// SentencePiece Unigram: the segmentation with the best sum of scores. `lowest` is lowest_score().
 void encode_unigram(const TokenizerFile& file, double lowest, std::string_view text, Budget& budget,
                     Ids& out, Spans* spans = nullptr);
 // The same as the tokenizers library does it: sums are doubles, and unknown neighbours are one

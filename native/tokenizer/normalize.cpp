@@ -1,5 +1,4 @@
 // Normalizers as the `tokenizers` library runs them, with the origins that it gives every byte.
-
 #include "tokenizer/models.hpp"
 #include "tokenizer/steps.hpp"
 #include "tokenizer/unicode.hpp"
@@ -233,7 +232,7 @@ void lower(Normalized& text) {
     apply(text, changes, 0);
 }
 
-// The blocks that BERT calls CJK characters.
+// The blocks of CJK characters in the library: one begins at 2B920, and not at 2B820 as in BERT.
 bool is_chinese(uint32_t code) {
     const auto in = [code](uint32_t first, uint32_t last) { return code >= first && code <= last; };
     return in(0x4E00, 0x9FFF) || in(0x3400, 0x4DBF) || in(0x20000, 0x2A6DF) ||

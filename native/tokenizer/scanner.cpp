@@ -11,8 +11,8 @@ enum : uint8_t {
     kNumber = 2,
     kSpace = 4,
     kBreak = 8,
-    kUpper = 16,
-    kLower = 32,
+    kUpper = 16,  // in o200k's set of capitals, which has Lm, Lo and M too (cased_words)
+    kLower = 32,  // in o200k's set of small letters, which has these too
     kMark = 64
 };
 constexpr uint32_t kFlat = 0x34000;  // code points in the table of classes; those above are rare
@@ -201,7 +201,7 @@ Scanner::Scanner(std::string_view pattern) : classes_(classes()) {
     if (are(kTail) && at == ways.size()) kind_ = kind;
 }
 
-bool Scanner::parts(std::string_view text, size_t at) {
+bool Scanner::may_cut(std::string_view text, size_t at) {
     const char* const begin = text.data();
     const char* const end = begin + text.size();
     const auto class_before = [&](const char*& p) {

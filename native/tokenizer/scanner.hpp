@@ -111,7 +111,7 @@ public:
     // has both, and a match that ends at the letter does not depend on the space. It is so between
     // a line break and a letter, unless white space is before the line break, which \\s+(?!\\S)
     // would then leave to the next match.
-    static bool parts(std::string_view text, size_t at);
+    static bool may_cut(std::string_view text, size_t at);
 
 private:
     // Of GPT-2, LLaMA-3 and o200k.

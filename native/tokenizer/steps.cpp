@@ -120,7 +120,8 @@ void PreTokenizer::rewrite(Cut& cut, std::string out, Origin origin) {
     cut.pieces.swap(pieces_);
 }
 
-// Puts a space or its stand-in before pieces that do not start with it.
+// Puts a space before pieces that do not start with one. Metaspace puts its symbol there, and in
+// place of every space.
 void PreTokenizer::prefix(Cut& cut, const TokenizerStep& step) {
     const bool meta = step.kind == StepKind::kMetaspace;
     std::string out;

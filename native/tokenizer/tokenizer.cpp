@@ -191,59 +191,61 @@ void TokenizerEngine::encode_text(Worker& worker, std::string_view text, bool pa
 // Encodes a stretch between tokens found in raw text. The spans are in bytes of the stretch.
 void TokenizerEngine::encode_stretch(Worker& worker, std::string_view text, Place place, Ids& out,
                                      Spans* spans) {
-    Normalized whole;
-    whole.traced = spans != nullptr || worker.asks_for_first;
+    Normalized stretch;
+    stretch.traced = spans != nullptr || worker.asks_for_first;
     std::string_view normalized = text;
     const size_t known = spans != nullptr ? spans->size() : 0;
     if (is_sentencepiece()) {
-        whole.text = normalize_sentencepiece(file_, charsmap_, untouched_, text,
-                                             spans != nullptr ? &whole.origin : nullptr);
-        normalized = whole.text;
+        stretch.text = normalize_sentencepiece(file_, charsmap_, untouched_, text,
+                                               spans != nullptr ? &stretch.origin : nullptr);
+        normalized = stretch.text;
     } else if (!worker.normalizer.empty()) {
-        whole.text.assign(text);
-        worker.normalizer.run(whole, worker.budget);
-        normalized = whole.text;
+        stretch.text.assign(text);
+        worker.normalizer.run(stretch, worker.budget);
+        normalized = stretch.text;
     }
     if (model() == ModelKind::kUnigram && is_sentencepiece()) {
         encode_model(worker, normalized, out, spans);
-        return locate(spans, known, 0, whole.origin);
+        return locate(spans, known, 0, stretch.origin);
     }
     normalized_.split(
         normalized, place.parse_special,
         [&](size_t begin, size_t end) {
-            encode_pieces(worker, normalized.substr(begin, end - begin), whole, begin,
+            encode_pieces(worker, normalized.substr(begin, end - begin), stretch, begin,
                           place.at_start, out, spans);
         },
         [&](uint32_t id, size_t begin, size_t end) {
-            add_id(worker, id, source_of(whole.origin, {begin, end}), out, spans);
+            add_id(worker, id, source_of(stretch.origin, {begin, end}), out, spans);
         });
 }
 
 // Encodes a part between tokens found in normalized text, in which it begins at `begin`. The spans
 // are in bytes of the stretch.
-void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, const Normalized& whole,
-                                    size_t begin, bool at_start, Ids& out, Spans* spans) {
-    const bool whole_text = worker.pre.empty() || worker.pre.leaves_whole(text);
-    if (spans == nullptr && (whole_text ? has_parts() : scans(worker)))
+void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text,
+                                    const Normalized& stretch, size_t begin, bool at_start,
+                                    Ids& out, Spans* spans) {
+    const bool is_one_piece = worker.pre.empty() || worker.pre.leaves_whole(text);
+    if (spans == nullptr && (is_one_piece ? has_parts() : scans(worker)))
         return worker.relay != nullptr ? relay_stretches(worker, text)
                                        : encode_uniform(worker, text, out);
-    if (whole_text) {
+    if (is_one_piece) {
         const size_t first = spans != nullptr ? spans->size() : 0;
         encode_model(worker, text, out, spans);
-        return locate(spans, first, begin, whole.origin);
+        return locate(spans, first, begin, stretch.origin);
     }
     Cut& cut = worker.cut;
     cut.text = text;
     cut.pieces.assign(1, {0, text.size()});
-    cut.traced = whole.traced;
-    // With origins, pieces know where they begin in the stretch; without, only in this part.
-    cut.at_start = at_start && (begin == 0 || !whole.origin.empty());
+    cut.traced = stretch.traced;
+    // at_start is about a piece at 0: of the stretch if there are origins, which lead to it; else
+    // of this part, which begins the text only if it begins the stretch.
+    cut.at_start = at_start && (begin == 0 || !stretch.origin.empty());
     cut.origin.clear();
-    if (!whole.origin.empty()) {
-        cut.origin.assign(whole.origin.begin() + ptrdiff_t(begin),
-                          whole.origin.begin() + ptrdiff_t(begin + text.size()));
+    if (!stretch.origin.empty()) {
+        cut.origin.assign(stretch.origin.begin() + ptrdiff_t(begin),
+                          stretch.origin.begin() + ptrdiff_t(begin + text.size()));
     }
-    const size_t by = whole.origin.empty() ? begin : 0;
+    const size_t by = stretch.origin.empty() ? begin : 0;
     worker.pre.run(cut, worker.budget);
     if (model() == ModelKind::kBpe && spans == nullptr && has_parts()) {
         const char* const limit = cut.text.data() + cut.text.size();
@@ -273,18 +275,18 @@ void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, const
     }
 }
 
-// Encodes the parts of a text that is readable up to limit, see Config::parts.
+// Encodes the parts of a text that is readable up to limit, see Config::may_cut.
 void TokenizerEngine::add_parts(Worker& worker, std::string_view text, const char* limit,
                                 Ids& out) {
     for (size_t at = 0, stop = 0; at < text.size(); at = stop) {
         stop = at + 1;
-        while (stop < text.size() && !file_.config.parts(text, stop)) ++stop;
+        while (stop < text.size() && !file_.config.may_cut(text, stop)) ++stop;
         add_piece(worker, text.data() + at, text.data() + stop, limit, out);
     }
 }
 
 // Encodes a text of which each piece depends only on where the one before ends: the pieces are the
-// matches of a scanner, or parts of a text that is one piece for the model, see kWordsApart.
+// matches of a scanner, or parts of a text that is one piece for the model, see has_parts().
 void TokenizerEngine::encode_uniform(Worker& worker, std::string_view text, Ids& out) {
     const char* const end = text.data() + text.size();
     if (scans(worker)) {
@@ -307,7 +309,7 @@ void TokenizerEngine::relay_stretches(Worker& worker, std::string_view text) {
     for (size_t at = 0, stop = 0; at < text.size(); at = stop) {
         stop = std::min(text.size(), at + kPiecesBytes);
         while (stop < text.size() &&
-               !(scanned ? Scanner::parts(text, stop) : file_.config.parts(text, stop)))
+               !(scanned ? Scanner::may_cut(text, stop) : file_.config.may_cut(text, stop)))
             ++stop;
         worker.relay->add_piece(text.substr(at, stop - at), Pieces::kIsStretch);
     }

@@ -100,15 +100,15 @@ private:
     void encode_text(Worker& worker, std::string_view text, bool parse_special, Ids& out,
                      Spans* spans);
     void encode_stretch(Worker& worker, std::string_view text, Place place, Ids& out, Spans* spans);
-    void encode_pieces(Worker& worker, std::string_view text, const Normalized& whole, size_t begin,
-                       bool at_start, Ids& out, Spans* spans);
+    void encode_pieces(Worker& worker, std::string_view text, const Normalized& stretch,
+                       size_t begin, bool at_start, Ids& out, Spans* spans);
     void encode_uniform(Worker& worker, std::string_view text, Ids& out);
     void add_parts(Worker& worker, std::string_view text, const char* limit, Ids& out);
     void relay_stretches(Worker& worker, std::string_view text);
     void add_piece(Worker& worker, const char* begin, const char* end, const char* limit, Ids& out);
     void add_id(Worker& worker, uint32_t id, Span where, Ids& out, Spans* spans);
     void encode_model(Worker& worker, std::string_view piece, Ids& out, Spans* spans);
-    // Whether a text can be merged part by part, see Config::parts.
+    // Whether a text can be merged part by part, see Config::may_cut.
     bool has_parts() const { return (file_.config.flags & kWordsApart) != 0; }
     // Whether the pieces are the matches of a scanner, see PreTokenizer::scans.
     bool scans(const Worker& worker) const {

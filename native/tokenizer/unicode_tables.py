@@ -159,6 +159,7 @@ def grapheme_classes() -> dict[int, int]:
         own = mapping([chr(code) for code in chunk if code]) if chunk[0] < 0x20000 else None
         for code in chunk:
             char = chr(code)
+            # Clusters of six bytes are not replaced as a whole, so controls are tested up to FFFF.
             if after_letter("a" + char) == "X":
                 classes[code] = 1  # kJoins
             elif own is not None and code and own(char + "b") == "X":
@@ -211,7 +212,8 @@ def encode_mapping(mapping: dict[int, list[int]]) -> str:
     An entry is three things: twice the gap in code points to the entry before; the number of codes
     that it becomes; and the difference of each to the last code in the same place of the entries
     before, in zigzag form. If the first number is odd, it begins a run of entries with one code
-    each: the length of the run follows, and the step between its code points, and its codes.
+    each: the length of the run comes after the gap, and then the step by which both code point and
+    code grow from one entry to the next.
     """
     items = sorted(mapping.items())
 

@@ -49,7 +49,8 @@ TILE_ROWS = 16  # rows of a tile
 BLOCK = 64  # columns of a block
 _BLOCK_BYTES = TILE_ROWS * BLOCK * 5 // 8
 _MIDDLE = 15.5  # of the codes 0 .. 31
-_FINER = 32  # how much finer the second codes of block 0 are
+# The columns of block 0, which add most to a logit, have a second code for what the first leaves.
+_FINER = 32  # how much finer these second codes are
 _GROUP = 4  # blocks whose sixth bits are next to each other
 
 FACTOR_BITS = 20  # columns are scaled by at most 2 to this power
@@ -246,13 +247,14 @@ def unpack_copy(
     :class:`HeadCopy`; with *sixth*, the weights include their sixth bits.
     """
     columns = len(arrays["order"])
-    blocks = -(-columns // BLOCK) + 1
-    counts_bytes = -(-blocks * TILE_ROWS // 64) * 64  # padded to a cache line
-    tiles = arrays["tiles"].reshape(-1, counts_bytes + blocks * _BLOCK_BYTES)
-    counts = tiles[:, : blocks * TILE_ROWS].reshape(-1, blocks, TILE_ROWS)
+    blocks = -(-columns // BLOCK) + 1  # the last one holds the second codes of block 0
+    # A tile begins with a norm for each block and row, a byte in units of the row's "residual".
+    norms_bytes = -(-blocks * TILE_ROWS // 64) * 64  # padded to a cache line
+    tiles = arrays["tiles"].reshape(-1, norms_bytes + blocks * _BLOCK_BYTES)
+    byte_norms = tiles[:, : blocks * TILE_ROWS].reshape(-1, blocks, TILE_ROWS)
     # A half of a block is eight groups of four columns. For each row it has four bytes with the
     # highest bits of all groups, then four times four bytes with the lower bits of two groups each.
-    packed = tiles[:, counts_bytes:].reshape(-1, blocks, 2, 5, TILE_ROWS, 4)
+    packed = tiles[:, norms_bytes:].reshape(-1, blocks, 2, 5, TILE_ROWS, 4)
     group = np.arange(8)
     high = packed[:, :, :, 0, None] >> group[:, None, None] & 1  # (tiles, blocks, 2, 8, 16, 4)
     low = packed[:, :, :, 1 + group // 2] >> (4 * (group % 2))[:, None, None] & 15
@@ -260,7 +262,7 @@ def unpack_copy(
     codes = codes.reshape(len(tiles) * TILE_ROWS, blocks, BLOCK)
     step = arrays["step"].astype(np.float64)[:, None, None]
     values = step * (codes - _MIDDLE)
-    values[:, 0] += values[:, -1] / _FINER  # the last block holds the second codes of block 0
+    values[:, 0] += values[:, -1] / _FINER
     if sixth:
         # A sixth bit moves a value by a quarter of its step, up or down.
         bits, norms = _sixth_bits(arrays["sixth"], blocks - 1, len(step))
@@ -269,7 +271,7 @@ def unpack_copy(
         values[:, :-1] += step * quarters[:, None] * (2.0 * bits - 1.0)
         return values[:rows, :-1].reshape(rows, -1), norms[:rows]
     norms = (
-        counts.transpose(0, 2, 1).reshape(-1, blocks)
+        byte_norms.transpose(0, 2, 1).reshape(-1, blocks)
         * arrays["residual"].astype(np.float64)[:, None]
     )
     return values[:rows, :-1].reshape(rows, -1), norms[:rows, :-1]

@@ -133,13 +133,12 @@ class Head:
         The logits stay bit-identical.
         """
         stored = self._stored
+        assert stored is not None, "it is set as long as there are costs"
         self.copy = None
         self._costs = None
         self._stored = None
         self.stopped = True
         logger.info("the exact head does not save time here: every step reads the whole head")
-        if stored is None:
-            return
         try:
             self._use(self._ops.prepare(stored))
         except MemoryError:

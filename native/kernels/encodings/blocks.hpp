@@ -133,6 +133,8 @@ constexpr bool is_ternary(Type t) { return t >= Type::Ternary && t <= Type::Tern
 // True for encodings in rows, as in a file; `tiled` gives the one with interleaved rows.
 constexpr bool can_tile(Type t) { return t <= Type::PTQ1_0; }
 constexpr Type tiled(Type t) { return Type(int(t) + int(Type::F32_R16)); }
+// The inverse of `tiled`.
+constexpr Type in_rows(Type t) { return Type(int(t) - int(Type::F32_R16)); }
 // *cols*, rounded up to whole blocks of a tile; the columns from *cols* on are zero weights.
 constexpr int64_t tiled_cols(Type t, int64_t cols) {
     const int step = encoding(tiled(t)).weights;

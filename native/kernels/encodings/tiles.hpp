@@ -1,9 +1,9 @@
 // Encodings with the rows of a matrix interleaved 16 by 16 (*_R16), which the fast kernels read.
 //
 // A tile is 16 rows (missing ones are zeros), so that one register holds the same four columns of
-// 16 rows and no sum crosses lanes. It has as many bytes as the rows in the file; those of Q4_K and
-// Q5_K have 3 % more, and those of IQ4_XS 1.5 %, because 6-bit scales become bytes. With r the row
-// in its tile:
+// 16 rows and no sum crosses lanes. It has as many bytes as the rows in the file; those of Q4_K
+// have 2.8 % more, those of Q5_K 2.3 % and those of IQ4_XS 1.5 %, because 6-bit scales become
+// bytes. With r the row in its tile:
 //
 //   F32 F16 BF16   column by column: weight [r]
 //   Q*_0 Q*_1      per 32 columns: scale f16 [r], minimum f16 [r] (Q*_1), high bits, codes
@@ -32,7 +32,7 @@ constexpr int kTileRows = 16;
 
 // Sizes in bytes of the parts of a tile's block, which has *groups* times 32 columns: the header of
 // the block, and high bits and codes of each group. *offset* is what kernels subtract from unsigned
-// codes; a table of codes is read with it added.
+// codes; to the entries of a table of codes they add it, so that these are unsigned, too.
 struct TileLayout {
     int groups, header, high, codes, offset;
     constexpr int unit() const { return high + codes; }
@@ -68,7 +68,8 @@ constexpr TileLayout tile_layout(Type type) {
     }
 }
 
-// Logarithm to base 2 of *power*, a power of two; 0 for 0. Every `offset` is one of these.
+// Logarithm to base 2 of *power*, a power of two; 0 for 0. Every TileLayout::offset is a power of
+// two or 0.
 constexpr int log2_of(int power) { return power <= 1 ? 0 : 1 + log2_of(power / 2); }
 
 constexpr bool tile_sizes_agree() {

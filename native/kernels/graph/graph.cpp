@@ -8,7 +8,7 @@
 namespace bitnet {
 
 int Graph::add_register(int64_t width, int64_t place) {
-    require(place >= 0 && place <= int64_t(registers_.size()),
+    require(place >= 0 && place <= int64_t(widths_.size()),
             "places in memory are numbered in order");
     registers_.push_back({checked(width), size_t(place)});
     if (int64_t(widths_.size()) <= place) widths_.resize(size_t(place) + 1);

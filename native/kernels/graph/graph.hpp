@@ -153,9 +153,12 @@ private:
         return checked_register(operands.integer(field));
     }
     std::vector<int> regs(const Operands& operands, const char* field) const;
+    // The registers in the field *parts*, checked to divide the one in the field *whole*.
     std::vector<int> groups(const Operands& operands, const char* parts, const char* whole) const;
     std::vector<const float*> biases(const Operands& operands,
                                      const std::vector<int64_t>& sizes) const;
+    // Offset of *size* floats in the state of a sequence: if *first*, those at the beginning of the
+    // part that the instruction's layer has there, else those at the end.
     int64_t state_offset(const Operands& operands, int64_t size, bool first) const;
     float* at(const Pass& pass, int r, int64_t row) const {
         const Register& own = registers_[size_t(r)];
@@ -180,14 +183,18 @@ private:
     void add_row(RowFunction function, PassFunction before = nullptr);
     // Adds a stage that runs *function* once for all rows.
     void add_whole(PassFunction function);
-    // Adds products of *x* with matrices that can share its rounding; `products` does so for
-    // experts.
+    // Adds products of *x* with matrices that can share its rounding.
     void product(int x, const std::vector<int>& outs, const std::vector<Matrix>& matrices,
                  const std::vector<const float*>& biases);
-    void gate_groups(int out, int g, int up, Gate kind);
+    // Adds products of *x* with the matrices of *experts*, the chosen ones of each token. If
+    // *apart*, each of these has an input of its own: the row of a token has them one by one.
     void products(int x, int experts, const std::vector<int>& outs,
                   const std::vector<std::vector<Matrix>>& matrices,
                   const std::vector<const float*>& biases, bool apart);
+    void gate_groups(int out, int g, int up, Gate kind);
+    // Adds a stage in which *kernel* runs each head of each sequence, position by position. Its
+    // arguments are *same*, with the state at *offset* of the sequence's states, and with the
+    // pointers to rows that fill(pass, args, row) sets, from *row* on.
     template <class Args, class Fill>
     void add_recurrence(Op op, const Args& same, int64_t offset,
                         void (*Kernels::*kernel)(const Args&, int64_t), Fill fill);

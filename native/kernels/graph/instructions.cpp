@@ -43,6 +43,7 @@ void Graph::embed(const Operands& operands) {
     add_row(
         [=](Pass& pass, int64_t row) {
             const int64_t token = pass.of_row[size_t(row)].token;
+            // If `rows` is above 0, tokens from there on have no row of their own and take row 0.
             const int64_t id = rows > 0 && token >= rows ? 0 : token;
             float* x = at(pass, out, row);
             read_row(table, id, x);

@@ -62,8 +62,6 @@ void Graph::convolve(const Operands& operands) {
     });
 }
 
-// Adds a stage in which *kernel* runs each head of each sequence, position by position. Its
-// arguments are *same*, with the pointers to rows that fill(pass, args, row) sets, from *row* on.
 template <class Args, class Fill>
 void Graph::add_recurrence(Op op, const Args& same, int64_t offset,
                            void (*Kernels::*kernel)(const Args&, int64_t), Fill fill) {

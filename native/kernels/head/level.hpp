@@ -1,5 +1,5 @@
-// `HeadKernels::tile` by the vectors of an instruction set, `Vec` of the including file. The 16
-// rows of a tile are lanes.
+// `HeadKernels::tile` by the vectors of an instruction set, `Vec` of the including file; each level
+// (ops/ops.hpp) compiles this file for itself. The 16 rows of a tile are lanes.
 #pragma once
 
 #include "head/pack.hpp"

@@ -32,7 +32,8 @@ struct Vec : Avx2 {
     // Tokens of a pass over unpacked weights, whose sums stay in registers (ternary/products.hpp).
     static constexpr int kTernaryTokens = 6, kGroupTokens = 6;
     static constexpr int kDepth = 0;  // sums of 32 bits hold any number of products
-    // Neighbouring digits of a byte that are multiplied without moving them (Fields, likewise).
+    // Neighbouring digits of a byte that are multiplied without a shift (`Fields` in
+    // ternary/products.hpp).
     static constexpr int places(int tokens) { return tokens == 1 ? 4 : 1; }
 
     static Int dot(Int sum, Int codes, Int x) { return dpbusd(sum, codes, x); }

@@ -73,10 +73,11 @@
 //
 // ---- where bits agree
 //
-// Block encodings with interleaved rows (*_R16), ternary ones, and attention give the same bits for
-// every instruction set, batch size and number of threads. So do float encodings, except that
-// `scalar` does not fuse. Block and float encodings in rows are multiplied as tiles
-// (linear_in_rows).
+// Block and grouped encodings with interleaved rows (*_R16), ternary ones, and attention give the
+// same bits for every instruction set, batch size and number of threads. So do float encodings,
+// except that `scalar` does not fuse. Block and float encodings in rows are multiplied as tiles
+// (linear_in_rows). Grouped ones in rows are stored to look up rows; `scalar` multiplies them at
+// every level, with the numerics of block encodings.
 #pragma once
 
 #include <cstddef>
@@ -176,7 +177,7 @@ struct AttentionArgs {
     int64_t layer_offset = 0;
     KvType kv_type = KvType::f16;
     int64_t tokens = 0, heads = 0, kv_heads = 0, head_dim = 0, start = 0;
-    int64_t window = 0;                  // keys a query sees, itself included; 0: all
+    int64_t window = 0;                  // keys less than this far away are seen; 0: all
     float scale = 1.0f, softcap = 0.0f;  // softcap 0: none
     // (heads,), scores of one more key of each head, whose value is 0; null: none
     const float* sinks = nullptr;

@@ -91,6 +91,8 @@ float dot_float(const LinearArgs& a, int64_t r, int64_t t) {
     return total;
 }
 
+// Of a block encoding with interleaved rows, or of a grouped one in rows: block encodings in rows
+// are multiplied by linear_in_rows.
 float dot_block(const LinearArgs& a, int64_t r, int64_t t) {
     const int lane = int(r % kTileRows);
     const uint8_t* row = a.weight + (is_tiled(a.type) ? r - lane : r) * a.row_bytes;

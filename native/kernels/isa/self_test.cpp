@@ -110,7 +110,7 @@ bool agrees(const Kernels& k, int64_t n, bool exact, Run run) {
 // Matrix of *type*: random rows, packed where the type has interleaved ones.
 std::vector<uint8_t> random_matrix(Type type, int64_t rows, int64_t cols, Random& random) {
     if (!is_tiled(type)) return random_weights(type, rows, cols, random);
-    const Type source = Type(int(type) - int(tiled(Type::F32)));
+    const Type source = in_rows(type);
     const std::vector<uint8_t> weights = random_weights(source, rows, cols, random);
     std::vector<uint8_t> out(size_t(weight_bytes(type, rows, tiled_cols(source, cols))));
     pack_rows(source, weights.data(), rows, cols, out.data());

@@ -11,8 +11,8 @@ using detail::active;
 
 namespace {
 
-// Rows of a unit, which share a page in the caches of a core: at most so many, unless kQueryBlock
-// tokens have more.
+// Rows (queries of one head each) of a unit, which share a page in the caches of a core: at most so
+// many, unless kQueryBlock tokens have more.
 constexpr int64_t kQueryRows = 128;
 // Units are larger than kQueryBlock tokens only if each thread has at least so many of them, so
 // that a slow core does not delay the others.
@@ -23,7 +23,8 @@ constexpr int64_t kSplitKeys = int64_t(kSplitPages) * kKeyBlock;
 struct Unit {
     const AttentionArgs* args;
     int64_t kv_head, t0, t1, first, last;
-    int64_t partials;  // offset of the results of its splits in shared memory; -1: it is one piece
+    // Where the results of its splits begin, if threads share them; -1: one thread computes all
+    int64_t partials;
 
     int64_t rows() const { return (t1 - t0) * (args->heads / args->kv_heads); }
     int64_t floats() const { return PartialAttention::floats(rows(), args->head_dim); }
@@ -65,7 +66,7 @@ void attend(const Unit& unit, int64_t first, int64_t last, float* partial, float
 
 void attention(const std::vector<AttentionArgs>& batch) {
     std::vector<Unit> units;
-    int64_t blocks = 0;
+    int64_t blocks = 0;  // of kQueryBlock tokens and one key head
     for (const AttentionArgs& a : batch)
         blocks += (a.tokens + kQueryBlock - 1) / kQueryBlock * a.kv_heads;
     // Blocks that a unit may have if each thread is to get enough units.
@@ -83,10 +84,10 @@ void attention(const std::vector<AttentionArgs>& batch) {
         const int64_t most_for_rows =
             std::max<int64_t>(1, kQueryRows / (kQueryBlock * (a.heads / a.kv_heads)));
         const int64_t size = kQueryBlock * std::min(most_for_threads, most_for_rows);  // tokens
-        // Last blocks first: with a causal mask they are the longest.
-        for (int64_t block = (a.tokens - 1) / size; block >= 0; --block)
+        // Last tokens first: with a causal mask they have the most keys.
+        for (int64_t i = (a.tokens - 1) / size; i >= 0; --i)
             for (int64_t head = 0; head < a.kv_heads; ++head) {
-                Unit unit{&a, head, block * size, std::min(a.tokens, (block + 1) * size), 0, 0, -1};
+                Unit unit{&a, head, i * size, std::min(a.tokens, (i + 1) * size), 0, 0, -1};
                 unit.first = a.first_key(unit.t0) / kSplitKeys;
                 unit.last = (a.end_key(unit.t1 - 1) - 1) / kSplitKeys + 1;
                 if (shares_splits && unit.last - unit.first > 1) {
@@ -123,6 +124,7 @@ void attention(const std::vector<AttentionArgs>& batch) {
             write(unit, PartialAttention(memory, rows, dim), memory + floats);
         }
     };
+    // This Split divides pieces among threads (system/thread_pool.hpp), not keys.
     Split(int64_t(pieces.size()), 1, work < kSerialWork).run(run);
     for (const Unit& unit : units) {
         if (unit.partials < 0) continue;

@@ -24,22 +24,22 @@ inline void fetch(const void* at) {
 }
 
 // Finishes the scores of one row: softcap, slope, biases by distance, and -infinity for keys that
-// it does not see. Fills in lanes of the *largest* score. *octave* is log2(e) in units of a score,
-// by which softcapped scores, slopes and biases are multiplied here.
-inline void finish_scores(const AttentionArgs& a, const QueryRow& row, float octave, float* score,
+// it does not see. Fills in lanes of the *largest* score. *nat* units of a score make a factor of
+// e. Softcapped scores, slopes and biases count in such factors, and are multiplied by *nat* here.
+inline void finish_scores(const AttentionArgs& a, const QueryRow& row, float nat, float* score,
                           RowLanes& largest) {
     constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth;
     if (a.softcap > 0.0f) {
         softcap(score + row.first, row.last - row.first, a.softcap, score + row.first);
-        for (int i = row.first; i < row.last; ++i) score[i] *= octave;
+        for (int i = row.first; i < row.last; ++i) score[i] *= nat;
     }
     if (row.slope != 0.0f)
         for (int i = row.first; i < row.last; ++i)
-            score[i] -= row.slope * octave * float(row.at < i ? i - row.at : row.at - i);
+            score[i] -= row.slope * nat * float(row.at < i ? i - row.at : row.at - i);
     if (row.at_distance)
         for (int i = row.first; i < row.last; ++i) {
             const int64_t distance = std::clamp<int64_t>(i - row.at, -a.reach, a.reach);
-            score[i] += octave * row.at_distance[distance];
+            score[i] += nat * row.at_distance[distance];
         }
     for (int i = 0; i < row.first; ++i) score[i] = -INFINITY;
     for (int i = row.last; i < kKeyBlock; ++i) score[i] = -INFINITY;
@@ -155,6 +155,7 @@ struct Block {
     template <int N, int M>
     void score(int64_t r, Page keys, const Code* soon, int first, int last,
                float (*score)[kKeyBlock]) const {
+        static_assert(!kFetch || M == 1, "the first step of a prefetch scores one tile");
         int at = first / kStep * kStep;
         if constexpr (kFetch) {
             score_keys<N, kFetch>(r, keys, soon, at, score);
@@ -166,8 +167,8 @@ struct Block {
                     score_keys<N, false>(r + n, keys, nullptr, at, score + n);
     }
 
-    // score[n] of keys [at, at + kStep): products with row r + n, in units of its step and the
-    // steps of the keys.
+    // score[n] of keys [at, at + kStep): sums of products of codes with those of row r + n, times
+    // the steps of the row and of the keys.
     template <int N, bool kAhead>
     void score_keys(int64_t r, Page keys, const Code* soon, int at,
                     float (*score)[kKeyBlock]) const {
@@ -206,20 +207,20 @@ struct Block {
     template <int N>
     void weigh_rows(QueryRow* seen, Page values, float* top, float* sum, float (*score)[kKeyBlock],
                     Weights* weights) {
-        constexpr int kWhole = whole_eights(N);
-        alignas(64) float page_top[kWhole] = {}, sums[kWhole] = {}, steps[kWhole] = {};
-        RowLanes largest[kWhole];
-        for (int n = 0; n < kWhole; ++n)
+        constexpr int kWholeRows = whole_eights(N);
+        alignas(64) float page_top[kWholeRows] = {}, sums[kWholeRows] = {}, steps[kWholeRows] = {};
+        RowLanes largest[kWholeRows];
+        for (int n = 0; n < kWholeRows; ++n)
             if (n < N && seen[n].sees())
                 finish_scores(a, seen[n], kLog2E * Form::kUnits, score[n], largest[n]);
             else
                 zero(largest[n]);
         fold_rows<N, false>(largest, page_top);
         form.template weigh<N>(seen, page_top, values, score, weights, sums, steps);
-        for (int n = 0; n < kWhole; ++n) page_top[n] *= 1.0f / Form::kUnits;
-        alignas(64) float most[kWhole] = {}, before[kWhole] = {}, now[kWhole] = {};
+        for (int n = 0; n < kWholeRows; ++n) page_top[n] *= 1.0f / Form::kUnits;
+        alignas(64) float most[kWholeRows] = {}, before[kWholeRows] = {}, now[kWholeRows] = {};
         for (int n = 0; n < N; ++n) before[n] = top[n];
-        for (int n = 0; n < kWhole; ++n) {
+        for (int n = 0; n < kWholeRows; ++n) {
             most[n] = page_top[n] > before[n] ? page_top[n] : before[n];
             before[n] = power_or_zero(before[n] - most[n]);
             now[n] = power_or_zero(page_top[n] - most[n]);

@@ -135,7 +135,7 @@ struct PairForm {
     static void weigh(const QueryRow* rows, const float* page_top, Page values,
                       float (*score)[kKeyBlock], Weights* codes, float* sums, float* steps) {
         constexpr int kWholeRows = whole_eights(N);
-        alignas(64) float of_parts[kWholeRows] = {}, largest[kWholeRows] = {}, scales[kWholeRows];
+        alignas(64) float part_sums[kWholeRows] = {}, largest[kWholeRows] = {}, scales[kWholeRows];
         RowLanes weights[kWholeRows], parts[kWholeRows], most[kWholeRows];
         each_row<N>(
             rows,
@@ -148,10 +148,10 @@ struct PairForm {
                 zero(most[n]);
             });
         fold_rows<N, true>(weights, sums);
-        fold_rows<N, true>(parts, of_parts);
+        fold_rows<N, true>(parts, part_sums);
         fold_rows<N, false>(most, largest);
         for (int n = 0; n < kWholeRows; ++n) {
-            const float by_sum = of_parts[n] / kWeightSum, by_largest = largest[n] / kCodeRange;
+            const float by_sum = part_sums[n] / kWeightSum, by_largest = largest[n] / kCodeRange;
             steps[n] = by_largest > by_sum ? by_largest : by_sum;
             scales[n] = steps[n] > 1e-30f ? 1.0f / steps[n] : 0.0f;
         }
@@ -172,7 +172,7 @@ private:
     // Weights of one row, and their products with the steps of the values, which replace *score*:
     // lanes of the sum of the weights, and of the sum and the largest of the products.
     static void weigh_row(float top, const float* steps, float* score, RowLanes& sum,
-                          RowLanes& of_parts, RowLanes& largest) {
+                          RowLanes& part_sum, RowLanes& largest) {
         constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth;
         RowLanes weights, parts, most;
         for (int i = 0; i < kKeyBlock / kWidth; ++i) {
@@ -190,7 +190,7 @@ private:
         }
         for (int i = 0; i < kParts; ++i) {
             sum[i] = weights[i];
-            of_parts[i] = parts[i];
+            part_sum[i] = parts[i];
             largest[i] = most[i];
         }
     }
@@ -286,7 +286,7 @@ struct QuadForm {
             const float top = largest[n] > 1.0f ? largest[n] : 1.0f;
             // So that 2^15 <= top * 2^shift < 2^16.
             shifts[n] = int(142 - (float_to_bits(top) >> 23));
-            const float doubled = bits_to_float(uint32_t(127 + shifts[n]) << 23);
+            const float doubled = bits_to_float(uint32_t(127 + shifts[n]) << 23);  // 2^shift
             factors[n] = int32_t(kMost * 65536.0f / (top * doubled));
             steps[n] *= 128.0f * 65536.0f / (float(factors[n]) * doubled);
         }

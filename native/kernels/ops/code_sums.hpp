@@ -7,9 +7,9 @@
 // `Quads` holds four neighbouring bytes for each of kWidth sums. Keys and the codes of weights are
 // unsigned bytes, values signed ones.
 //
-// `Words` are 2 * kWidth numbers of 16 bits, one for each of a row's keys. Packing leaves them in
-// an order of its own: number i is that of key_at(i). A product is round(a b / 2^15), halves up.
-// The AVX-512 form explains the functions.
+// `Words` are 2 * kWidth numbers of 16 bits, each for one of a row's kKeyBlock keys. Packing leaves
+// the numbers of a row in an order of its own: number i of all kKeyBlock is that of key_at(i). A
+// product is round(a b / 2^15), halves up. The AVX-512 form explains the functions.
 #pragma once
 
 #include "ops/lanes.hpp"

@@ -1,5 +1,5 @@
-// Exponentials, sines and cosines from additions and products alone: the same bits with every
-// compiler and C library.
+// Exponentials, the normal distribution, sines and cosines from additions, products and quotients
+// alone: the same bits with every compiler and C library.
 #pragma once
 
 #include "encodings/blocks.hpp"

@@ -206,7 +206,7 @@ void keep_groups(const Routing& routing, const float* scores, uint8_t* left, flo
 }
 
 // The uses of one expert by tokens: *count* of them, from place *first* on in room.order.
-struct Rows {
+struct Uses {
     int64_t expert, first, count;
     bool alone() const { return count == 1; }  // so its token need not be gathered
 };
@@ -215,7 +215,7 @@ struct Rows {
 struct Part {
     LinearCall product;
     size_t job;
-    Rows rows;
+    Uses uses;
 };
 
 // Rows [r0, r1) of the matrix of a part, which one thread multiplies.
@@ -226,15 +226,15 @@ struct Piece {
 
 // Sorts the uses of experts, numbered token by token, by expert: fills room.order with their
 // numbers, and room.begins with the place where those of each expert begin.
-std::vector<Rows> sort_by_expert(const ExpertInput& in, ExpertRoom& room) {
-    const int64_t uses = in.tokens * in.used;
+std::vector<Uses> sort_by_expert(const ExpertInput& in, ExpertRoom& room) {
+    const int64_t count = in.tokens * in.used;
     room.begins.assign(size_t(in.count) + 1, 0);
-    for (int64_t i = 0; i < uses; ++i) ++room.begins[size_t(in.experts[i]) + 1];
+    for (int64_t i = 0; i < count; ++i) ++room.begins[size_t(in.experts[i]) + 1];
     std::partial_sum(room.begins.begin(), room.begins.end(), room.begins.begin());
-    room.order.resize(size_t(uses));
+    room.order.resize(size_t(count));
     room.next = room.begins;
-    for (int64_t i = 0; i < uses; ++i) room.order[size_t(room.next[size_t(in.experts[i])]++)] = i;
-    std::vector<Rows> all;
+    for (int64_t i = 0; i < count; ++i) room.order[size_t(room.next[size_t(in.experts[i])]++)] = i;
+    std::vector<Uses> all;
     for (int64_t e = 0; e < in.count; ++e) {
         const int64_t first = room.begins[size_t(e)], end = room.begins[size_t(e) + 1];
         if (first < end) all.push_back({e, first, end - first});
@@ -244,18 +244,18 @@ std::vector<Rows> sort_by_expert(const ExpertInput& in, ExpertRoom& room) {
 
 // Gathers the inputs of experts that several tokens use, in the order of experts: in room.inputs,
 // and, if a matrix has floats, in room.x.
-void gather(const ExpertInput& in, const std::vector<Rows>& all, const Activations& activations,
+void gather(const ExpertInput& in, const std::vector<Uses>& all, const Activations& activations,
             const std::vector<Matrix>& forms, ExpertRoom& room) {
-    if (std::all_of(all.begin(), all.end(), [](const Rows& rows) { return rows.alone(); })) return;
-    const int64_t uses = in.tokens * in.used;
-    room.inputs.prepare(forms, uses);
+    if (std::all_of(all.begin(), all.end(), [](const Uses& uses) { return uses.alone(); })) return;
+    const int64_t count = in.tokens * in.used;
+    room.inputs.prepare(forms, count);
     const bool floats =
         std::any_of(forms.begin(), forms.end(), [](const Matrix& m) { return is_float(m.type); });
-    if (floats && int64_t(room.x.size()) < uses * in.cols) room.x.resize(size_t(uses * in.cols));
-    Split(int64_t(all.size()), 1, uses * in.cols < kSerialWork).run([&](int64_t i0, int64_t i1) {
+    if (floats && int64_t(room.x.size()) < count * in.cols) room.x.resize(size_t(count * in.cols));
+    Split(int64_t(all.size()), 1, count * in.cols < kSerialWork).run([&](int64_t i0, int64_t i1) {
         for (int64_t i = i0; i < i1; ++i) {
-            const Rows& rows = all[size_t(i)];
-            for (int64_t at = rows.first; !rows.alone() && at < rows.first + rows.count; ++at) {
+            const Uses& uses = all[size_t(i)];
+            for (int64_t at = uses.first; !uses.alone() && at < uses.first + uses.count; ++at) {
                 const int64_t use = room.order[size_t(at)], row = in.apart ? use : use / in.used;
                 room.inputs.take(activations, row, at);
                 if (floats)
@@ -265,30 +265,30 @@ void gather(const ExpertInput& in, const std::vector<Rows>& all, const Activatio
     });
 }
 
-// The product of job *j* for the uses *rows* of an expert.
-Part part_of(const std::vector<ExpertJob>& jobs, size_t j, const Rows& rows, const ExpertInput& in,
+// The product of job *j* for the *uses* of an expert.
+Part part_of(const std::vector<ExpertJob>& jobs, size_t j, const Uses& uses, const ExpertInput& in,
              const Activations& activations, ExpertRoom& room) {
     const ExpertJob& job = jobs[j];
-    const Matrix& m = job.matrices[rows.expert];
-    const float* bias = job.biases ? job.biases + rows.expert * m.rows : nullptr;
-    if (!rows.alone()) {
-        LinearCall product({m, bias, room.y[j].data()}, room.x.data(), rows.count, room.inputs);
-        product.args = product.args.of_tokens(rows.first, rows.first + rows.count);
-        return {product, j, rows};
+    const Matrix& m = job.matrices[uses.expert];
+    const float* bias = job.biases ? job.biases + uses.expert * m.rows : nullptr;
+    if (!uses.alone()) {
+        LinearCall product({m, bias, room.y[j].data()}, room.x.data(), uses.count, room.inputs);
+        product.args = product.args.of_tokens(uses.first, uses.first + uses.count);
+        return {product, j, uses};
     }
-    const int64_t use = room.order[size_t(rows.first)], row = in.apart ? use : use / in.used;
+    const int64_t use = room.order[size_t(uses.first)], row = in.apart ? use : use / in.used;
     LinearCall product({m, bias, job.y}, in.x, 1, activations);
     product.args = product.args.of_tokens(row, row + 1);
     product.args.y = job.y + use * m.rows;
-    return {product, j, rows};
+    return {product, j, uses};
 }
 
 // Copies rows [r0, r1) of the products of gathered tokens to the results *y*, which are by token.
 void scatter(const Part& part, float* y, const ExpertRoom& room, int64_t r0, int64_t r1) {
     const int64_t stride = part.product.args.rows;
-    for (int64_t i = 0; !part.rows.alone() && i < part.rows.count; ++i) {
+    for (int64_t i = 0; !part.uses.alone() && i < part.uses.count; ++i) {
         const float* from = part.product.args.y + i * stride;
-        std::copy(from + r0, from + r1, y + room.order[size_t(part.rows.first + i)] * stride + r0);
+        std::copy(from + r0, from + r1, y + room.order[size_t(part.uses.first + i)] * stride + r0);
     }
 }
 
@@ -328,12 +328,12 @@ void route(const Routing& routing, const float* logits, const float* bias, float
            float* weights) {
     const int64_t n = routing.count;
     // Floats: *n* scores, *n* choices, a score per group; then a byte per expert and per group.
-    auto* scores =
-        reinterpret_cast<float*>(thread_scratch(size_t(n + routing.groups) * 9 + size_t(n) * 4));
+    const int64_t floats = 2 * n + routing.groups, bytes = n + routing.groups;
+    auto* scores = reinterpret_cast<float*>(thread_scratch(size_t(floats) * 4 + size_t(bytes)));
     float* choice = scores + n;
     float* of_group = choice + n;
     auto* left = reinterpret_cast<uint8_t*>(of_group + routing.groups);
-    std::memset(left, 1, size_t(n + routing.groups));
+    std::memset(left, 1, size_t(bytes));
     std::copy(logits, logits + n, scores);
     if (routing.gating == Gating::softmax) softmax(scores, n);
     if (routing.gating == Gating::sigmoid)
@@ -360,25 +360,25 @@ void route(const Routing& routing, const float* logits, const float* bias, float
 void expert_products(const std::vector<ExpertJob>& jobs, const ExpertInput& in,
                      const Activations& activations, const std::vector<Matrix>& forms,
                      ExpertRoom& room) {
-    const std::vector<Rows> all = sort_by_expert(in, room);
+    const std::vector<Uses> all = sort_by_expert(in, room);
     gather(in, all, activations, forms, room);
     if (room.y.size() < jobs.size()) room.y.resize(jobs.size());
+    const bool all_alone = int64_t(all.size()) == in.tokens * in.used;  // then y takes the results
     for (size_t j = 0; j < jobs.size(); ++j) {
         const auto size = size_t(in.tokens * in.used * jobs[j].matrices[0].rows);
-        if (room.y[j].size() < size && int64_t(all.size()) < in.tokens * in.used)
-            room.y[j].resize(size);
+        if (room.y[j].size() < size && !all_alone) room.y[j].resize(size);
     }
     std::vector<Part> parts;
     // Cost of a tile, in tokens: reading its weights costs about as much as four of them.
     std::vector<int64_t> costs;
     int64_t work = 0, total = 0;
-    for (const Rows& rows : all)
+    for (const Uses& uses : all)
         for (size_t j = 0; j < jobs.size(); ++j) {
-            parts.push_back(part_of(jobs, j, rows, in, activations, room));
-            const Matrix& m = jobs[j].matrices[rows.expert];
-            costs.push_back(rows.count + 4);
+            parts.push_back(part_of(jobs, j, uses, in, activations, room));
+            const Matrix& m = jobs[j].matrices[uses.expert];
+            costs.push_back(uses.count + 4);
             total += costs.back() * ((m.rows + kTileRows - 1) / kTileRows);
-            work += m.rows * m.cols * rows.count;
+            work += m.rows * m.cols * uses.count;
         }
     const int64_t piece_cost =
         work < kSerialWork ? total : total / (threads() * (threads() > 1 ? 8 : 1)) + 1;

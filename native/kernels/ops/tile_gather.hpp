@@ -1,11 +1,11 @@
 // Packs rows as they are in a file into tiles of 16 (encodings/tiles.hpp, ternary/layout.hpp), as
 // fast as memory is read.
 //
-// The including file defines these functions, `transpose_halves` only with BITNET_F16C.
-// `transpose_lines` makes four lines of dwords, one of
-// each row, from 16 bytes of each of 16 rows; `transpose_halves` makes eight half lines of words
-// from them; `planes` writes the first bytes of the 16 dwords of a line, then the second, third and
-// fourth ones. All other code is plain loops over the dwords of lines.
+// The including file defines `transpose_lines` and `planes`, and with BITNET_F16C also
+// `transpose_halves`. `transpose_lines` makes four lines of dwords, one of each row, from 16 bytes
+// of each of 16 rows; `transpose_halves` makes eight half lines of words from them; `planes` writes
+// the first bytes of the 16 dwords of a line, then the second, third and fourth ones. All other
+// code is plain loops over the dwords of lines.
 #pragma once
 
 #include "ternary/layout.hpp"
@@ -180,7 +180,7 @@ inline void gather_floats(RowPointers rows, int64_t cols, uint8_t* tile) {
 
 template <Type kType>
 inline void gather_blocks(RowPointers rows, int64_t cols, uint8_t* tile) {
-    constexpr Encoding kFrom = encoding(Type(int(kType) - int(Type::F32_R16)));
+    constexpr Encoding kFrom = encoding(in_rows(kType));
     for (int64_t b = 0; b < cols / kFrom.weights; ++b, tile += tile_layout(kType).block()) {
         const int64_t at = b * kFrom.bytes;
         if constexpr (kType == Type::Q6_K_R16)
@@ -212,8 +212,8 @@ inline void exchange(uint32_t& a, uint32_t& b, uint32_t mask) {
     a = low;
 }
 
-// `Kernels::pack_two_bits`: the fields f of one byte in each of four words of a row become the four
-// fields of byte f. In I2_S the first 32 columns are in the highest bits.
+// `Kernels::pack_two_bits`: fields f of the bytes k of four words of a row become the four fields
+// of byte k of word f. In I2_S the first 32 columns are in the highest bits.
 bool pack_two_bits(TernarySource source, RowPointers rows, int64_t cols, uint8_t* out) {
     const bool i2_s = source == TernarySource::i2_s;
     uint32_t threes[kTernaryRows] = {};

@@ -25,8 +25,11 @@ constexpr int kTernaryRows = 16;  // rows of a tile
 constexpr int kTernaryStep = 16;  // columns in a line of 64 bytes: two bits per weight
 constexpr int kDenseStep = 20;    // columns in a line of TernaryDense
 constexpr int kDensePlaces[] = {1, 3, 9, 28, 84};
-constexpr int64_t kDenseCols = 1 << 17;  // sums of 84 times a code fit 32 bits
-// Sums of 64 times a code of up to 2, over a quarter of the columns, fit 32 bits.
+// Two sums of 84 times a code of up to 2 times an input of up to 127, each over a fifth of the
+// columns, fit 32 bits together.
+constexpr int64_t kDenseCols = 1 << 17;
+// Sums of 64 times a code of up to 2 times an input of up to 127, over a quarter of the columns,
+// fit 32 bits.
 constexpr int64_t kTernaryCols = 1 << 19;
 constexpr int kTernaryBlock = 256;  // columns that share a scale in TernaryBlocks
 
@@ -157,7 +160,7 @@ constexpr int kRunLines = 8;  // lines of a block
 constexpr int kBlockBytes = kRunLines * 64;
 
 constexpr int group_runs(Type type) {  // runs that share a scale
-    return encoding(Type(int(type) - int(Type::F32_R16))).weights / kRun;
+    return encoding(in_rows(type)).weights / kRun;
 }
 constexpr bool is_one_bit(Type type) { return type == Type::Q1_0_R16; }
 constexpr bool is_dense(Type type) { return type == Type::PTQ1_0_R16; }

@@ -393,22 +393,24 @@ void packed_tokens(const LinearArgs& a, int64_t r, int64_t t) {
     if constexpr (N > 1) packed_tokens<Product, N / 2>(a, r, t);
 }
 
-// Multiplies G tiles with all tokens. The last ones, if they are fewer than a pass, are multiplied
-// with some before them, which are multiplied twice; a single one alone; and all, if they are fewer
-// than one pass, with packed codes.
+// Multiplies G tiles with all tokens; if the tokens are fewer than a pass, with packed codes. The
+// tokens behind the last whole pass are multiplied with some before them, which are multiplied
+// twice; a single one is multiplied alone.
 template <class Product, int G>
 void many_tokens(const LinearArgs& a, int64_t r, uint8_t* bytes) {
     constexpr int kTokens = Product::kTokens;
+    if (a.tokens < kTokens) {
+        for (int g = 0; g < G; ++g) packed_tokens<Product, 2>(a, r + kTernaryRows * g, 0);
+        return;
+    }
     for (int g = 0; g < G; ++g) Product::unpack(a, r + kTernaryRows * g, bytes + 64 * g, 64 * G);
     int64_t t = 0;
     for (; t + kTokens <= a.tokens; t += kTokens)
         Product::template unpacked<G, kTokens>(a, bytes, r, t);
-    if (t > 0 && t + 1 < a.tokens) {
+    if (t + 1 < a.tokens)
         Product::template unpacked<G, kTokens>(a, bytes, r, a.tokens - kTokens);
-        t = a.tokens;
-    }
-    if (t > 0 && t < a.tokens) return Product::template unpacked<G, 1>(a, bytes, r, t);
-    for (int g = 0; g < G; ++g) packed_tokens<Product, 2>(a, r + kTernaryRows * g, t);
+    else if (t < a.tokens)
+        Product::template unpacked<G, 1>(a, bytes, r, t);
 }
 
 template <class Product>
