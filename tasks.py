@@ -171,7 +171,7 @@ def sanitize(c):
             _cmake(c, build / folder, targets, options)
         c.run(f"{build}/kernels/tokenizer_driver")
         c.run(f"{build}/kernels/kernels_driver")
-        # The thread sanitizer fails where addresses are too random: try again without (setarch -R).
+        # The thread sanitizer fails where addresses are too random: setarch -R makes them fixed.
         driver = f"{build}/threads/kernels_driver models"
         c.run(f"{driver} || setarch -R {driver}")
 
@@ -213,8 +213,8 @@ def fuzz(
     SentencePiece, and compares with the libraries of both.
     """
     if target in ("models", "configurations"):
-        program = ROOT / "tests" / "fuzz" / f"fuzz_{target}.py"
-        c.run(f"{sys.executable} {program} --minutes {int(minutes)}", pty=False)
+        script = ROOT / "tests" / "fuzz" / f"fuzz_{target}.py"
+        c.run(f"{sys.executable} {script} --minutes {int(minutes)}", pty=False)
         return
     work = ROOT / "build" / "fuzz" / target
     work.mkdir(parents=True, exist_ok=True)

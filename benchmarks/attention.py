@@ -65,6 +65,7 @@ def show_prefill(module, rng):
         works = []
         for form in FORMS:
             pages = random_pages(rng, (cached + QUERIES) // PAGE, kv_heads, head_dim, form)
+            # 0 and 0.0: without a window and without a soft cap, also in decode below.
             arguments = (q, pages, cached, head_dim**-0.5, 0, 0.0, out)
             works.append(lambda arguments=arguments: module.attention(*arguments))
         # Keys and values: query i attends to the cached positions and to i + 1 new ones.

@@ -3,9 +3,10 @@
     python benchmarks/builds.py MODEL FOLDER FOLDER... [--tests pp512,pp4096] [--turns 5]
 
 Each FOLDER is a source tree with its compiled module in ``bitnet/``, such as a ``git worktree`` of
-an older commit. Each version runs in a process of its own, with the benchmark's worker of its own
-tree, and they take turns test by test. The result has medians in tokens per second, their ratios to
-those of the first version, and ``busy``, the number of measurements that other processes disturbed.
+an older commit. Each version runs in a process of its own, by the ``benchmarks/peer_engine.py`` of
+its own tree, and they take turns test by test. The result has medians in tokens per second, their
+ratios to those of the first version, and ``busy``, the number of measurements that other processes
+disturbed.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def with_context(model: Path, context: int | None) -> Iterator[Path]:
-    """Path of *model*, or of a temporary copy with *context* positions, if that is not None."""
+    """Path of *model*; with a *context*, of a temporary copy that has so many positions."""
     if not context:
         yield model
         return

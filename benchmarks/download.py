@@ -3,6 +3,9 @@
     python benchmarks/download.py --size-mb 512 --rounds 5
     python benchmarks/download.py --store --size-mb 1000      two projects, resuming, a second use
 
+The hub is unlimited first. Then it limits the rate of each connection and delays each answer
+(--slow-mb, --rate-mb, --latency-ms).
+
 Every round runs each program once, in turn, so a machine that slows down slows them all. Each
 result is the best round; compare the ratios. bitnet also computes the SHA-256 and syncs the file,
 which curl does not: hence the row for curl followed by sha256sum. The processor time per GB, of the
@@ -51,7 +54,7 @@ def bitnet(hub, target, *, connections):
     started = _clocks()
     url = file_url(REPO, "main", FILE, options)
     with HubSession(options) as session:
-        order = FileOrder(Source(target.name, "", target.name, url=url), "tokenizer")
+        order = FileOrder(Source(target.name, "", target.name, url=url))
         result = fetch(order, store, [url], session=session, progress="none")
     store.place(result.blob, target)
     return _since(started)
@@ -81,7 +84,7 @@ PROGRAMS = {
     "curl": curl,
     "curl + sha256sum": lambda hub, target: curl(hub, target, digest=True),
     "bitnet, 1 connection": lambda hub, target: bitnet(hub, target, connections=1),
-    "bitnet": lambda hub, target: bitnet(hub, target, connections=0),
+    "bitnet": lambda hub, target: bitnet(hub, target, connections=0),  # as many as it chooses
     "huggingface_hub": huggingface_hub,
 }
 
@@ -137,6 +140,7 @@ def measure_store(size_mb):
             for _ in range(size_mb):
                 file.write(os.urandom(1_000_000))
         hub.add(REPO, FILE, folder / "source")
+        # One attempt: a transfer that is cut is not resumed by the same call.
         options = FetchOptions(base_url=hub.url, retries=1)
 
         def project(name, cache="cache"):
@@ -194,7 +198,7 @@ def serve(source, rules):
 
 
 def main():
-    """Measure both cases and print a table and, with --json, the numbers."""
+    """Do what the command line asks for: the benchmark, or one of its own processes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size-mb", type=int, default=512, help="size of the plain file in MB")
     parser.add_argument("--slow-mb", type=int, default=128, help="size of the rate-limited file")

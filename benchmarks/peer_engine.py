@@ -142,7 +142,7 @@ class Llama:
 
     def hold(self, depth):
         """Make the cache contain exactly the first *depth* positions of the prompt."""
-        if depth != self.held or not depth:
+        if depth != self.held:
             self.truncate(0)
             self.held = 0
             if not self.restore(depth):
@@ -392,8 +392,7 @@ def main():
     os.dup2(2, 1)  # libraries print to stdout
     start = time.perf_counter()
     if engine.startswith("bitnet"):
-        _, level, head, own_type = (engine + ":::").split(":")[:4]
-        kv_type = kv_type or own_type
+        _, level, head = (engine + "::").split(":")[:3]
         runner = Bitnet(path, threads, context, level=level, head=head, kv_type=kv_type)
     elif engine == "OpenVINO GenAI":
         runner = OpenVINO(path, threads, kv_type)

@@ -18,7 +18,8 @@ Depths beyond a model's context need --context N, which writes a copy of the fil
 context (speed does not depend on what the positions mean). --states FOLDER saves the states of long
 prompts in llama.cpp and its forks, so that a second run does not read them again. With --wait-for
 FILE the prompts are read at once, and measuring begins when FILE exists: reading takes minutes on a
-machine that may be busy, and measuring needs an idle one. All tests of such a run have one depth.
+machine that may be busy, and measuring needs an idle one. Such a run needs tests of one depth only:
+an engine keeps the prompt of one depth.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -117,8 +118,11 @@ class Server:
         self.process.wait()
 
 
-def start_servers(options, work):
-    """Our server and, if it is available, llama.cpp's, both loaded and paused."""
+def start_servers(options, work, stack):
+    """Our server and, if it is available, llama.cpp's, both loaded and paused.
+
+    The :class:`~contextlib.ExitStack` *stack* stops each of them, also if one ends while it loads.
+    """
     port = free_port()
     peer_port = free_port()
     context = CONTEXT + options.mixed
@@ -128,6 +132,7 @@ def start_servers(options, work):
         "--queue", max(64, options.clients),
     ]  # fmt: skip
     servers = [Server("bitnet", [str(word) for word in ours], port, work)]
+    stack.callback(servers[0].stop)
     built = program(options.peers, "llama.cpp") if options.peers else None
     if built:
         peer = [
@@ -140,6 +145,7 @@ def start_servers(options, work):
         ]  # fmt: skip
     if built or options.peer_python:
         servers.append(Server("llama.cpp", [str(word) for word in peer], peer_port, work))
+        stack.callback(servers[-1].stop)
     # The peer may be missing.
     for server, path in zip(servers, ("/health/ready", "/health"), strict=False):
         server.wait(path)
@@ -461,18 +467,14 @@ def main():
             expected = {
                 prompt: model.generate(prompt, max_tokens=options.load_tokens) for prompt in PROMPTS
             }
-    with tempfile.TemporaryDirectory() as work:
-        servers = start_servers(options, Path(work))
-        try:
-            if options.turns and options.mixed:
-                facts["mixed"] = mixed(servers, options)
-            elif options.turns:
-                facts["rates"] = rates(servers, options)
-            if options.requests:
-                facts["load"] = under_load(servers[0], options, expected)
-        finally:
-            for server in servers:
-                server.stop()
+    with tempfile.TemporaryDirectory() as work, contextlib.ExitStack() as stack:
+        servers = start_servers(options, Path(work), stack)
+        if options.turns and options.mixed:
+            facts["mixed"] = mixed(servers, options)
+        elif options.turns:
+            facts["rates"] = rates(servers, options)
+        if options.requests:
+            facts["load"] = under_load(servers[0], options, expected)
     machine = facts["machine"]
     text = f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}\n\n{table(facts)}"
     print(text)

@@ -265,17 +265,20 @@ def post(port, body):
 
 
 async def watch_streams(port, tokens, over):
-    """Seconds between the events of streams, one stream after the other until *over* is done."""
+    """Seconds between the events of streams, one stream after the other until *over* is done.
+
+    The last one began before *over* was done; it counts as a whole.
+    """
     gaps_s = []
     while not over.done():
         body = {"prompt": "a", "max_tokens": tokens, "ignore_eos": True, "stream": True}
         _, reader, writer = await send(port, "/v1/completions", body, "watched")
-        last = None
+        last = None  # time of the last event; None at first, and once *over* is done
         async for _ in events(reader):
             now = time.perf_counter()
-            if last is not None and not over.done():
+            if last is not None:
                 gaps_s.append(now - last)
-            last = now
+            last = None if over.done() else now
         writer.close()
     return gaps_s
 
@@ -303,6 +306,9 @@ async def gaps(port, context, times):
             over = asyncio.ensure_future(attack())
             gaps_s = await watch_streams(port, context // 2, over)
             await over
+            if not gaps_s:
+                problem = f"{name}: its requests ended before a stream had two events"
+                raise SystemExit(f"{problem}; send more: --attacks {10 * times}")
             results[name] = {"worst_s": max(gaps_s), "events": len(gaps_s), "answers": answers}
             print(f"{name}: {results[name]}", file=sys.stderr, flush=True)
     return results

@@ -263,11 +263,13 @@ def main():
     parser.add_argument("--vocabulary", type=Path, required=True, help="GGUF file with LLaMA-3's")
     parser.add_argument("--type", default="I2_S", choices=sorted(FILE_TYPES))
     parser.add_argument("--shape", default="2b-4t", choices=SHAPES)
-    parser.add_argument("--architecture", help="bitnet: 2B-4T for llama.cpp")
+    parser.add_argument("--architecture", help="another one, such as bitnet for llama.cpp")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     shape = SHAPES[options.shape]
+    if options.type == "Q4_K_M" and not shape.experts:
+        parser.error(f"--type Q4_K_M is of mixtures of experts, and {options.shape} is dense")
     write(
         options.out,
         options.vocabulary,

@@ -30,7 +30,7 @@ class Shape:
     embeds: bool = False  # True for an embedding model
     low_bit: bool = False  # True if the embedding has the type of the other matrices
     # One layer in this many has attention. The others are short convolutions in a mixture of
-    # experts, else delta nets, beside which attention is gated.
+    # experts, and delta nets in a dense model, whose attention has gates.
     period: int = 1
     key_heads: int = 16  # of a delta net
     value_heads: int = 48  # of a delta net
@@ -123,7 +123,10 @@ class Tensor:
 
 
 def norms(shape):
-    """Width of each norm of a layer, by its name, without those before each product."""
+    """Width of each norm of a layer, by its name.
+
+    `tensors` adds the norms of the inputs of single matrices, ``*_norm_in``.
+    """
     dim = shape.dim
     head = shape.head_dim
     if shape.architecture.startswith("bitnet"):
@@ -179,7 +182,7 @@ def encoding_of(kind, name, layer):
     """
     if kind == "TQ2_0":
         return "TQ2_0" if layer >= 0 else "Q4_K"
-    if kind == "Q4_K_M" and layer % 2 and name != "output":
+    if kind == "Q4_K_M" and layer >= 0 and layer % 2:
         return "Q4_K"
     rules = MIXTURES.get(kind, (("*", kind),))
     return next(type_ for pattern, type_ in rules if fnmatchcase(name, pattern))

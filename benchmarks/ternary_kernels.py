@@ -75,7 +75,6 @@ def measure():
             module.set_kernel_level(level)
             peak = limit(level, OF_BYTES) * threads
             for shape, tokens, layout in itertools.product(SHAPES, TOKENS, LAYOUTS):
-                # Four bytes of a row have the codes of COLUMNS[layout] weights.
                 elapsed_s = seconds(module, layout, pool, shape, tokens)
                 macs = shape[0] * shape[1] * tokens
                 measurements.append(
@@ -85,6 +84,7 @@ def measure():
                         "layout": layout,
                         "shape": shape,
                         "tokens": tokens,
+                        # Four bytes of a row have the codes of COLUMNS[layout] weights.
                         "gb_s": macs / tokens / COLUMNS[layout] * 4 / elapsed_s / 1e9,
                         "gmac_s": macs / elapsed_s / 1e9,
                         "read_gb_s": read / 1e9,

@@ -32,12 +32,11 @@ def _load_ours(path):
     return load_tokenizer(path, pre="gpt-4o" if "o200k" in Path(path).name else None)
 
 
-def _hugging_face(module, name="Tokenizer", loader="from_file", **options):
+def _hugging_face(module, **options):
     """Loader of a package with the interface of ``tokenizers``; *options* are those of encoding."""
 
     def load(path):
-        tokenizer_class = getattr(importlib.import_module(module), name)
-        tokenizer = getattr(tokenizer_class, loader)(str(path))
+        tokenizer = importlib.import_module(module).Tokenizer.from_file(str(path))
         return lambda text: ids_of(tokenizer.encode(text, **options))
 
     return load
@@ -59,14 +58,14 @@ def _sentencepiece(path):
     return module.SentencePieceProcessor(model_file=str(path)).encode
 
 
-def _by_name(module, name, get="get_encoding", encode="encode_ordinary"):
+def _by_name(module, name, encode="encode_ordinary"):
     """Loader of a package that has the vocabulary *name* itself, and needs no file.
 
-    *get* and *encode* are names of its functions.
+    *encode* is the name of its function that encodes a text.
     """
 
     def load(_path):
-        tokenizer = getattr(importlib.import_module(module), get)(name)
+        tokenizer = importlib.import_module(module).get_encoding(name)
         return getattr(tokenizer, encode)
 
     return load

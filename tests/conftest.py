@@ -15,7 +15,7 @@ import pytest
 from grids import beyond_pairs
 from hub_server import HubServer
 
-from bitnet.base import settings
+from bitnet.base import native, settings
 
 # The same examples in every run, and no limit to the time one takes: a busy machine is not a bug.
 # HYPOTHESIS_PROFILE=ci draws more of them, as the slow job does, and default looks for new ones.
@@ -43,6 +43,7 @@ READY = pytest.StashKey[bool]()  # a worker has reported what it collected
 
 _REAL_CONNECT = socket.socket.connect
 _LOOPBACK = ("127.", "::1", "localhost")
+_UNIX = getattr(socket, "AF_UNIX", None)  # Python for Windows has no such sockets
 
 
 def pytest_collection_modifyitems(items):
@@ -80,7 +81,7 @@ def pytest_configure(config):
 
 
 def pytest_sessionfinish(session):
-    """Hand the times of a worker to the process that started it, or show them."""
+    """Hand the times of a worker to the process that started it, or record them on request."""
     seconds = session.config.stash[SECONDS]
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["seconds"] = dict(seconds)
@@ -159,12 +160,22 @@ def _own_world(tmp_path_factory, monkeypatch):
     shutil.rmtree(home, ignore_errors=True)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _own_threads():
+    """Restore the number of threads after each file: it is that of the process, not of a model."""
+    module = native._import()[0]  # without the warning of native.module() if there is none
+    before = module and module.threads()
+    yield
+    if module is not None:
+        module.set_threads(before)
+
+
 @pytest.fixture(autouse=True)
 def _loopback_only(monkeypatch):
     """Fail a test that connects to another machine."""
 
     def connect(self, address):
-        if self.family != socket.AF_UNIX and not str(address[0]).startswith(_LOOPBACK):
+        if self.family != _UNIX and not str(address[0]).startswith(_LOOPBACK):
             raise AssertionError(f"a test opened a connection to {address!r}")
         return _REAL_CONNECT(self, address)
 

@@ -26,7 +26,7 @@ CPP = [
     for path in (ROOT / folder).rglob(f"*.{ending}")
 ]
 PAGES = [
-    *(path for path in ROOT.glob("*.md") if path.name != "CHANGELOG.md"),  # says what was said
+    *(path for path in ROOT.glob("*.md") if path.name != "CHANGELOG.md"),  # old words stay in it
     *(ROOT / "docs").rglob("*.md"),
     *(ROOT / "native").rglob("*.md"),
     *(ROOT / "training").rglob("*.md"),

@@ -37,6 +37,17 @@ PROGRAMS = [
     for path in sorted((REPOSITORY / folder).glob("*.py"))
 ]
 TESTS = sorted((REPOSITORY / "tests").rglob("*.py"))
+SUPPORT = {path.stem: path for path in TESTS if path.parent.name == "support"}
+# Modules that Windows lacks, and names that it lacks in others.
+POSIX_MODULES = {"fcntl", "grp", "pty", "pwd", "resource", "termios", "tty"}
+SKIPS = tuple(f"pytest.importorskip('{name}'" for name in POSIX_MODULES)
+POSIX_NAMES = {
+    *("os.O_NOFOLLOW", "os.O_NONBLOCK", "os.fork", "os.geteuid", "os.getuid", "os.killpg"),
+    *("os.mkfifo", "os.openpty", "os.sched_getaffinity", "os.setsid", "os.sysconf", "os.uname"),
+    *("signal.SIGALRM", "signal.SIGCHLD", "signal.SIGCONT", "signal.SIGHUP", "signal.SIGKILL"),
+    *("signal.SIGPIPE", "signal.SIGSTOP", "signal.SIGUSR1", "signal.SIGUSR2", "signal.alarm"),
+    "socket.AF_UNIX",
+}
 
 
 def _area(path):
@@ -204,11 +215,61 @@ def test_what_tests_import_of_the_package_is_there():
             assert _has(module, name), f"{module}.{name}"
 
 
+def _evaluated(node):
+    """Nodes below *node* that an import evaluates on every system, in their order."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        children = [*node.decorator_list, *node.args.defaults]
+    elif isinstance(node, ast.BoolOp):
+        children = node.values[:1]
+    elif isinstance(node, (ast.If, ast.IfExp, ast.Lambda, ast.Try)):
+        children = []
+    else:
+        children = ast.iter_child_nodes(node)
+    for child in children:
+        yield child
+        yield from _evaluated(child)
+
+
+@cache
+def _lacking_on_windows(path):
+    """The first name that *path* needs at its import and Windows lacks; empty if there is none."""
+    for node in _evaluated(_nodes(path)[0]):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [node.module]
+        elif isinstance(node, ast.Attribute):
+            names = [ast.unparse(node)]
+        elif isinstance(node, ast.Call) and ast.unparse(node).startswith(SKIPS):
+            return ""  # on Windows the import ends here
+        for name in names:
+            if name in POSIX_MODULES or name in POSIX_NAMES:
+                return name
+            if name in SUPPORT and _lacking_on_windows(SUPPORT[name]):
+                return f"{name}: {_lacking_on_windows(SUPPORT[name])}"
+    return ""
+
+
+def test_every_file_of_tests_can_be_imported_on_windows():
+    assert _lacking_on_windows(SUPPORT["terminals"]) == "fcntl"
+    files = [path for path in TESTS if path not in SUPPORT.values()]
+    lacking = {
+        str(path.relative_to(REPOSITORY)): name
+        for path in files
+        if (name := _lacking_on_windows(path))
+    }
+    assert not lacking
+
+
 def test_no_file_is_longer_than_500_lines():
+    generated = {"unicode_tables.hpp"}
+    native = [*(REPOSITORY / "native").rglob("*.[ch]pp")]
+    assert len(native) > 50
     long = {
-        str(path.relative_to(ROOT)): count
-        for path in MODULES
-        if (count := len(path.read_text().splitlines())) > 500
+        str(path.relative_to(REPOSITORY)): count
+        for path in (*MODULES, *PROGRAMS, *TESTS, *native)
+        if (count := len(path.read_text("utf-8").splitlines())) > 500 and path.name not in generated
     }
     assert not long
 

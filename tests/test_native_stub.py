@@ -46,7 +46,7 @@ def parameters_of_module(owner, prefix=""):
     """Names as those of :func:`declared_parameters_of`, of the compiled module or a class in it."""
     for name, value in vars(owner).items():
         special = name.startswith("__") and name not in ("__init__", "__len__")
-        if special or isinstance(value, type(ast)):
+        if special or inspect.ismodule(value):
             continue
         signatures = getattr(value, "__nb_signature__", None)
         if signatures is None or isinstance(value, property):

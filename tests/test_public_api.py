@@ -104,6 +104,7 @@ WRONG = (
     (lambda m: bitnet.load(m.path, tokenizer=3), "tokenizer is of type int, expected a Tokenizer"),
     (lambda m: bitnet.load(m.path, pre=3), "pre is of type int, expected a text"),
     (lambda m: bitnet.load(m.path, allow_mock="no"), "allow_mock is of type str, expected True"),
+    (lambda m: bitnet.load(m.path, fetch="no"), "fetch is of type str, expected True"),
     (lambda m: bitnet.load(m.path, ignore_keys="a"), "ignore_keys is of type str, expected a list"),
     (lambda m: bitnet.load(m.path, ignore_keys=[3]), r"ignore_keys\[0\] is of type int, expected"),
     (lambda m: bitnet.load(m.path, lora=[3]), r"lora\[0\] is of type int, expected a path"),
@@ -219,8 +220,8 @@ def test_a_fact_of_any_type_is_written_as_a_text(value, text, as_json, capfd):
 # Packages whose functions are private, but for those that the public API exports.
 INNER = {
     *("adapters", "base", "batch", "bench", "cache", "ci", "commands", "convert", "crossval"),
-    *("formats", "hub", "quants", "runtime", "server", "shipped", "store", "tokenizer", "verify"),
-    "wire",
+    *("formats", "hub", "quants", "runtime", "server", "sheet", "shipped", "store", "tokenizer"),
+    *("verify", "wire"),
 }
 PUBLIC = {*bitnet.__all__, *bitnet.tokenizer.__all__}
 

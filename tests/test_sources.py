@@ -53,7 +53,7 @@ def test_a_token_or_an_open_source_passes(monkeypatch):
     sources.require_token(sources.TOKENIZERS["official"])
 
 
-def test_the_registered_sources_are_those_of_the_requirements():
+def test_each_registered_source_has_its_repository_cache_key_and_size():
     facts = {name: (s.repo, s.cache_key, s.vocab_size) for name, s in sources.TOKENIZERS.items()}
     assert facts == {
         "mirror": ("baseten/Meta-Llama-3-tokenizer", "llama3-128k", 128_256),

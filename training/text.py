@@ -28,7 +28,8 @@ __all__ = [
 
 BEGIN = "<|begin_of_text|>"
 END = "<|end_of_text|>"
-LONGEST_WORD = 100  # characters before a cut; without a space in them, the writing has none
+# Characters before a cut in which a space is searched. If there is none, the writing has no spaces.
+LONGEST_WORD = 100
 
 # How Llama 3, and with it BitNet b1.58 2B-4T, cuts a text before the merges.
 _LLAMA_3 = (

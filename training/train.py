@@ -1,8 +1,8 @@
 """Train a small BitNet b1.58 on a folder of texts: ``python -m training.train TEXTS OUT``.
 
-Started again with the same OUT, it continues from the last checkpoint. If the length is given in
-steps, the result is bit for bit that of a run without a stop. With ``--minutes`` the speed of the
-machine decides how many steps there are, so two runs differ.
+Started again with the same OUT, it continues from the last checkpoint. With ``--steps`` the result
+is bit for bit that of a run without a stop. With ``--minutes`` the speed of the machine decides how
+many steps there are, so two runs differ.
 """
 
 from __future__ import annotations

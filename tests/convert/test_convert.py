@@ -40,7 +40,6 @@ PACKERS = {
 }
 # `general.file_type` of a file in each type, as bitnet.cpp, llama.cpp and ik_llama.cpp number them.
 FILE_TYPES = {"I2_S": 40, "TQ1_0": 36, "TQ2_0": 37, "IQ2_BN": 137}
-F32 = types.by_name("F32")
 
 FLOAT_FAMILIES = [family for family in MODEL_TYPES if family != "bitnet-b1.58"]
 
@@ -258,11 +257,10 @@ def test_i2_s_by_way_of_tq1_0_has_the_same_bytes_again(tmp_path):
 
 @given(
     st.floats(2**-14, 60000, width=16),  # normal numbers of float16
-    st.integers(0, 2**32 - 1),
     st.sampled_from([("I2_S", "TQ2_0"), ("TQ2_0", "I2_S"), ("TQ1_0", "TQ2_0")]),
 )
 @settings(max_examples=12, deadline=None)
-def test_any_scale_of_float16_survives(tmp_path_factory, scale, seed, pair):
+def test_any_scale_of_float16_survives(tmp_path_factory, scale, pair):
     folder = tmp_path_factory.mktemp("any")
     source = ternary_file(folder / "in.gguf", pair[0], scale)
     assert convert(source, folder / "out.gguf", ConvertOptions(pair[1])).exact
@@ -459,7 +457,7 @@ def test_a_disk_that_changes_codes_is_noticed(tmp_path, monkeypatch):
     def damage_and_open(path):
         """Change one code of the file that was written, then open it to be read back."""
         with GGUF.open(path) as file:
-            at = file.data_offset + file.tensors["blk.0.attn_q.weight"].offset
+            at = file.tensors["blk.0.attn_q.weight"].offset  # four codes of two bits
         content = bytearray(path.read_bytes())
         content[at] ^= 2 if content[at] & 2 else 1  # another valid code
         path.write_bytes(content)
@@ -467,7 +465,7 @@ def test_a_disk_that_changes_codes_is_noticed(tmp_path, monkeypatch):
 
     plan = run.plan_conversion(source, ConvertOptions("TQ2_0"))
     monkeypatch.setattr(run, "open_gguf", damage_and_open)
-    with pytest.raises(VerificationFailed, match="what was read back differs"):
+    with pytest.raises(VerificationFailed, match=r"blk\.0\.attn_q\.weight: what was read back"):
         plan.write(tmp_path / "out.gguf")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.gguf"]
 

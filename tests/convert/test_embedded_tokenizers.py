@@ -7,7 +7,7 @@ import pytest
 from builders import vocabulary
 from conversions import convert
 from hf_folders import tiny_folder, tokenizer_folder
-from sentencepiece_writer import write_model
+from sentencepiece_writer import sentencepiece_bytes
 from small_specs import pieces
 from tiny_models import TOKENS, tiny_gguf
 
@@ -60,7 +60,7 @@ def test_a_named_pre_tokenizer_is_written_or_a_warning_says_that_it_is_not(tmp_p
         assert file.metadata["tokenizer.ggml.pre"] == "gpt-2"
 
     path = tmp_path / "tokenizer.model"
-    path.write_bytes(write_model(pieces("spm", bos_id=1, eos_id=2)))
+    path.write_bytes(sentencepiece_bytes(pieces("spm", bos_id=1, eos_id=2)))
     convert(folder, tmp_path / "pieces.gguf", replace(options, tokenizer=str(path)))
     assert "the pre-tokenizer gpt-2 is not written" in caplog.text
 

@@ -21,6 +21,7 @@ from bitnet.formats.safetensors import read_folder
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
+from bitnet.quants import registry
 
 with_ik_llama_cpp = pytest.mark.skipif(
     importlib.util.find_spec("ik_llama_cpp") is None,
@@ -222,12 +223,29 @@ def test_the_plan_warns_of_rows_too_short_for_ik_llama_cpp(tmp_path):
         )
 
 
-def test_a_plan_reads_no_weight_and_says_how_large_the_file_gets(tmp_path):
+def test_a_plan_says_the_types_of_tensors_and_how_large_the_file_gets(tmp_path):
     folder = tiny_folder(tmp_path / "model", "qwen3")
     plan = plan_conversion(folder, ConvertOptions("Q4_0", no_tokenizer=True))
     assert "14 tensors F32 -> Q4_0" in "\n".join(plan.lines())
     done = plan.write(tmp_path / "out.gguf")
     assert done.size_bytes == plan.size_bytes
+
+
+@pytest.mark.parametrize(("type", "decoded"), [("Q4_0", []), ("TQ2_0", [(16, 256)])])
+def test_a_plan_decodes_no_matrix_but_the_first_rows_of_an_embedding(
+    type, decoded, tmp_path, monkeypatch
+):
+    folder = tiny_folder(tmp_path / "m", "llama")
+    shapes = []
+    dequantize = registry.dequantize
+
+    def noted(weight):
+        shapes.append(weight.shape)
+        return dequantize(weight)
+
+    monkeypatch.setattr(registry, "dequantize", noted)
+    plan_conversion(folder, ConvertOptions(type, no_tokenizer=True))
+    assert [shape for shape in shapes if len(shape) > 1] == decoded
 
 
 def test_what_is_refused_leaves_no_file(tmp_path):

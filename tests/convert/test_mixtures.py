@@ -49,7 +49,7 @@ DIGESTS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_types_are_those_of_llama_quantize(name):
-    lines = [line for mixture, own in grid() for line in our_types(name, mixture, own)]
+    lines = [line for mixture, options in grid() for line in our_types(name, mixture, options)]
     assert digest(lines) == DIGESTS[name]
 
 

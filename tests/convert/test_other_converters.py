@@ -8,9 +8,8 @@ from bitnet.convert.convert_options import ConvertOptions
 from bitnet.formats.containers import open_checkpoint
 
 # SHA-256 by model and type, as benchmarks/converters.py printed them on x86-64. I2_S:
-# convert-hf-to-gguf-bitnet.py of
-# microsoft/BitNet 16da220 (July 2026) and the llama-quantize of its tree of January 2026. TQ1_0 and
-# TQ2_0: convert_hf_to_gguf.py of llama.cpp b11434 (October 2026).
+# convert-hf-to-gguf-bitnet.py of microsoft/BitNet 16da220 (July 2026) and the llama-quantize of its
+# tree of January 2026. TQ1_0 and TQ2_0: convert_hf_to_gguf.py of llama.cpp b11434 (October 2026).
 DIGESTS = {
     "bitnet-b1.58-2B-4T-bf16": {
         "I2_S": "d6b2de2a73f97852c47639361d72d9e61efe816efafda5242196180d639cf124",
@@ -42,6 +41,7 @@ DIGESTS = {
     ("name", "encoding"), [(name, encoding) for name in DIGESTS for encoding in DIGESTS[name]]
 )
 def test_every_tensor_is_what_the_other_tool_writes(name, encoding, tmp_path):
+    # The weights follow from the name. Only the other tools need the tokenizer.
     folder = with_tokenizer(tmp_path / name, name)
     file = tmp_path / "ours.gguf"
     convert(folder, file, ConvertOptions(encoding, no_tokenizer=True))

@@ -50,14 +50,15 @@ def test_ternary_numbers_are_exact_where_the_type_has_their_scales(source, whole
 @pytest.mark.parametrize("source", [*FLOATS, "Q2_0"])
 @pytest.mark.parametrize("allow_lossy", [False, True])
 def test_twice_the_scale_is_exact_or_refused_with_types_that_have_it(source, target, allow_lossy):
-    planned = job(draw([-1, 0, 1, 2], "tensor"), "F32", "Q2_0")
+    values = draw([-1, 0, 1, 2], "tensor")
     if source == "Q2_0":
-        (piece,) = planned.pieces()
+        # registry.quantize rounds to -1, 0 and 1; a conversion keeps the code for 2.
+        (piece,) = job(values, "F32", "Q2_0").pieces()
         data = np.frombuffer(piece.data, "u1")
         weight = registry.Weight("w", (4, 512), types.by_name("Q2_0"), data)
         planned = Job(weight, types.by_name(target), None, allow_lossy)
     else:
-        planned = job(draw([-1, 0, 1, 2], "tensor"), source, target, allow_lossy=allow_lossy)
+        planned = job(values, source, target, allow_lossy=allow_lossy)
     if target in TYPES_WITH_A_CODE_FOR_TWO:
         assert all(piece.exact for piece in planned.pieces())
         return

@@ -1,6 +1,5 @@
 """A reference in its own process: its limit of time, and what it may write."""
 
-import fcntl
 import json
 import random
 import sys
@@ -16,6 +15,8 @@ from bitnet.crossval.float64 import Float64
 from bitnet.crossval.references import LlamaCpp
 from bitnet.crossval.trace import EngineFailed, Prompt, Question
 from bitnet.formats.containers import open_checkpoint
+
+fcntl = pytest.importorskip("fcntl")  # Windows has none
 
 LIMIT_S = 3.0
 

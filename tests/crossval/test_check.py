@@ -185,6 +185,13 @@ def leaves(value, place=()):
     return places or [place]
 
 
+def leaf(values, place):
+    """The value at *place* in *values*."""
+    for key in place:
+        values = values[key]
+    return values
+
+
 def other_values(value):
     """Values that an editor could put in the place of *value*."""
     if value is None:
@@ -278,7 +285,7 @@ def test_a_row_with_a_number_below_zero_is_refused_by_its_place(made, check, fie
         (("--recording", "r.json", "--replay"), "is not about a recording, but about float64"),
     ],
 )
-def test_options_that_a_check_would_not_heed_are_refused(made, check, tmp_path, words, reason):
+def test_options_that_a_check_would_not_heed_are_refused(made, check, words, reason):
     done = check(made[0], *words)
     assert done.code == 2, done.out
     assert reason in done.err
@@ -299,14 +306,7 @@ def test_a_plan_that_no_command_has_is_refused(made, check):
         assert "the plan of the report cannot be repeated" in done.err
 
 
-def leaf(values, place):
-    """The value at *place* in *values*."""
-    for key in place:
-        values = values[key]
-    return values
-
-
-def test_a_failing_report_made_to_pass_holds_and_is_caught_by_the_replay(made, check, folder):
+def test_a_failing_report_made_to_pass_holds_and_is_caught_by_the_replay(made, check):
     """The rows claim other tokens for every side, and the verdict follows from the rows."""
     report, model = made
     evidence = evidence_of(report)

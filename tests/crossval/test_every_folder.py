@@ -30,7 +30,7 @@ def test_the_measured_table_has_every_folder():
 def test_against_transformers_the_right_model_passes_and_wrong_ones_fail(
     case, tmp_path, monkeypatch
 ):
-    share_this_process(monkeypatch)  # it takes longer to start than to answer
+    share_this_process(monkeypatch)  # another one takes longer to start than to answer
     check_verdicts(compared_folder(case, tmp_path / "model"), Transformers())
 
 

@@ -234,13 +234,11 @@ def test_a_prompt_that_cannot_be_encoded_fails_and_shifts_none(run, monkeypatch)
             raise InferenceError("no token for it")
         return encode(self, text, **options)
 
-    (_, good), _ = run(), monkeypatch.setattr(Tokenizer, "encode", refuses)  # after the good run
-    monkeypatch.setattr(Good, "trace", lambda self, question: self.answer(question), raising=False)
+    _, good = run()
+    monkeypatch.setattr(Tokenizer, "encode", refuses)
+    # The stand-in encodes texts with the same tokenizer: it answers without ids of texts.
     monkeypatch.setattr(
-        Good,
-        "answer",
-        lambda self, q: replace(exact_trace(q.checkpoint, q.prompts), tokenized=None),
-        raising=False,
+        Good, "trace", lambda self, q: replace(exact_trace(q.checkpoint, q.prompts), tokenized=None)
     )
     code, report = run()
     assert code == 15

@@ -60,6 +60,8 @@ def test_a_key_of_zero_with_which_llama_cpp_gives_no_usable_logits_is_refused(
     architecture, keys, zero, tmp_path
 ):
     checkpoint = written(tmp_path / "tiny.gguf", architecture, keys)
+    # The question needs a configuration, which the key would refuse. llama.cpp reads the file as it
+    # is, with the key.
     without = open_gguf(checkpoint.path, ignore_keys=[f"{architecture}.{zero}"])
     (theirs,) = LlamaCpp().trace(Question(without, prompts=(Prompt("", IDS),))).prompts
     for position in theirs.positions:  # not finite, or all equal

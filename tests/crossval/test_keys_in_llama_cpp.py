@@ -108,6 +108,7 @@ def test_a_key_of_another_value_means_what_it_means_to_llama_cpp(case, folder):
 def test_a_key_that_is_added_means_what_it_means_to_llama_cpp(case, folder):
     written(folder / "tiny.gguf", *DECODERS[case])
     different = keys_with_other_logits(with_keys_added(folder / "tiny.gguf", folder), folder)
+    # Each is KEY#NUMBER, with the number of the addition.
     names = {name.partition("#")[0] for name in different}
     assert names <= _CONSTANT.get(DECODERS[case][0], set())
 

@@ -91,7 +91,7 @@ def test_a_comparison_uses_few_types_and_enters_each_step_once(walked):
     assert {step: entries[step] for step in steps.items()} == dict.fromkeys(steps.items(), 1)
     assert {name for file, name in entries if file == "report.py"} <= {
         *("report_files", "as_json", "as_markdown", "write"),
-        *("<lambda>", "_show_blanks", "_worst"),  # called by files and by the template
+        *("<lambda>", "_show_blanks", "_worst"),  # called by OutputFile and by the template
     }
 
 

@@ -86,7 +86,10 @@ MUTANTS = (*CONFIGURATIONS, *WEIGHTS)
 # bitnet.cpp reads ternary models alone: tests/crossval/test_bitnet_cpp.py
 @pytest.fixture(scope="module", params=FAMILIES)
 def compared(request, tmp_path_factory):
-    """Cross-validate a small model with a window, and say which checks passed and which did not."""
+    """A function that cross-validates a small model with a window and one mutant, or none for "".
+
+    It returns the status of the verdict and its findings by check.
+    """
     name = request.param
     if name in MODULES and importlib.util.find_spec(MODULES[name]) is None:
         pytest.skip(f"{name} is not installed: an extra of crossval")
@@ -111,7 +114,9 @@ def compared(request, tmp_path_factory):
         with ExitStack() as stack:
             with mutated(mutant, CONFIGURATIONS, WEIGHTS):
                 model = stack.enter_context(load(path))
-            if reference.independent:  # else the float64 pass is the reference: it stays right
+            # Our float64 pass runs inside cross_validate. An error of our graph is in that pass as
+            # well, unless the pass is itself the reference, which has to stay right.
+            if reference.independent:
                 stack.enter_context(mutated(mutant, CONFIGURATIONS, WEIGHTS))
             evidence, _ = cross_validate(model, checkpoint, reference, OPTIONS, texts=TEXTS)
         verdict = judge(evidence)

@@ -119,7 +119,7 @@ def test_a_backend_derived_from_the_compiled_one_is_none():
 
 
 @needs_native
-def test_fewer_products_than_layers_make_it_none(monkeypatch):
+def test_fewer_products_than_layers_make_it_none():
     model = load_model(tiny("llama"), ops=NativeOps(threads=1))
     receipt = Receipt(model)
     # The product of the head alone; the model has two layers.
@@ -152,7 +152,7 @@ def evidence_of(path, text, **options):
 
 
 @needs_native
-def test_a_report_has_it_from_the_receipt_alone(tmp_path):
+def test_a_report_has_the_compute_path_that_was_counted(tmp_path):
     evidence = evidence_of(tiny_gguf(tmp_path / "model.gguf"), "abc")
     assert evidence.compute_path == "real"
     assert len(evidence.ours.library_sha256) == 64

@@ -108,8 +108,9 @@ def test_recordings_hold_the_texts_of_ids(vocabulary_file, tmp_path, theirs):
     parity = tokenizer_parity(tokenizer, trace, texts)
     assert (parity.total, parity.equal, parity.decoded) == (2, 2, 2)
     assert parity.decoded_equal == (2 if theirs == "{}" else 0)
-    without = recordable(replace(answered, tokenized=ids[:1], decoded=decoded[:1]), tokenizer)
-    assert without.decoded is None
+    # Texts are recorded of all prompts or of none.
+    of_first = recordable(replace(answered, tokenized=ids[:1], decoded=decoded[:1]), tokenizer)
+    assert of_first.decoded is None
 
 
 def test_the_first_text_that_is_read_differently_is_shown(vocabulary_file):

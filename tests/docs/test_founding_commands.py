@@ -278,7 +278,7 @@ def test_the_cache_says_valid_and_invalid_json(bitnet, hub):
     assert (done.code, "✗ Invalid JSON" in done.out) == (13, True)
 
 
-def test_a_connection_that_breaks_off_is_continued(bitnet, hub, monkeypatch):
+def test_a_connection_that_breaks_off_is_continued(bitnet, hub):
     hub.add(MIRROR, "tokenizer.json", llama(128_256))
     hub.rules.append(Rule(where="cdn", reset_at=50_000, times=1))
     done = bitnet("tokenizer", "-v")

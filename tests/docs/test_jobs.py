@@ -20,7 +20,7 @@ NEEDED = re.compile(
     r"""(?:importorskip|find_spec)\(\s*"(\w+)|pip install 'bitnet-xtask\[([\w,-]+)\]'"\)"""
 )
 PROGRAMS = re.compile(r"""mark\.needs\("([\w+-]+)"\)""")
-OURS_OR_PYTHONS = {"bitnet", *sys.stdlib_module_names, "fcntl", "pty"}
+OURS_OR_PYTHONS = {"bitnet", *sys.stdlib_module_names}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
@@ -43,7 +43,7 @@ def packages_of(extras):
 
 
 def runs():
-    """Each run of pytest in a job: paths, packages, programs, and True if it is of slow tests."""
+    """Each run of pytest in a job: paths, packages, programs, and the kinds of its tests."""
     readme = re.search(r"<!-- tests -->\n```sh\n(.*)\n", read(ROOT / "README.md"))[1]
     script = read(ROOT / ".ci/run").replace("$(readme_command tests)", f"\n{readme}\n")
     for job in re.findall(r"^\w+\(\) \{(.*?)^\}", script, re.MULTILINE | re.DOTALL):
@@ -59,7 +59,39 @@ def runs():
             if re.search(r"\binv test\b|\bpytest\b.* tests/", line):
                 paths = re.findall(r" tests/([\w/.]+)", line)
                 places = [TESTS / path for path in paths] or [TESTS]
-                yield places, set(packages), programs, "--slow" in line
+                if words := re.search(r" -k '([\w ]+)'", line):
+                    places = [*modules_with(words[1].split(" or "), places)]
+                yield places, set(packages), programs, kinds_of_run(line)
+
+
+def modules_with(words, places):
+    """Modules in *places* that have one of *words* in their name or in that of a test."""
+    for place in places:
+        for path in [place] if place.is_file() else place.rglob("test_*.py"):
+            names = [path.name, *re.findall(r"^def (test_\w+)", read(path), re.MULTILINE)]
+            if any(word in name for word in words for name in names):
+                yield path
+
+
+def kinds_of_run(command):
+    """Kinds of the tests that *command* runs: slow ones, the others, or both."""
+    if "--slow" in command:
+        return {"slow"}
+    return {"other"} if re.search(r"\binv test\b|not slow", command) else {"slow", "other"}
+
+
+def kinds_of(path):
+    """Kinds of the tests in the module at *path*."""
+    text = read(path)
+    if "mark.slow" not in text:
+        return {"other"}
+    of_all = re.search(r"^pytestmark = (?:\[\n(?: .*\n)*|.*)", text, re.MULTILINE)
+    n_tests, n_slow = (
+        len(re.findall(pattern, text, re.MULTILINE))
+        for pattern in (r"^def test_", r"^@pytest\.mark\.slow")
+    )
+    is_slow = n_slow == n_tests or (of_all is not None and "mark.slow" in of_all[0])
+    return {"slow"} if is_slow else {"slow", "other"}
 
 
 def texts_of(path):
@@ -103,30 +135,46 @@ def test_the_jobs_and_the_needs_are_found():
     assert WITH_PROGRAMS["commands/test_completion.py"] == {"fish", "zsh"}
 
 
+def test_a_run_without_slow_tests_does_not_run_a_module_that_has_no_others():
+    assert kinds_of_run(".venv/bin/inv test") == {"other"}
+    assert kinds_of_run("inv test --slow") == {"slow"}
+    assert kinds_of_run("pytest -q tests/hub -m 'not slow'") == {"other"}
+    assert kinds_of_run("pytest -q tests/models") == {"slow", "other"}
+    assert kinds_of(TESTS / "models/test_transformers_parity.py") == {"slow"}
+    assert kinds_of(TESTS / "ci/test_workflows.py") == {"slow"}
+    assert kinds_of(TESTS / "docs/test_jobs.py") == {"slow", "other"}
+    assert kinds_of(TESTS / "docs/test_pages.py") == {"other"}
+
+
+def test_a_run_of_tests_by_their_names_is_of_the_modules_that_have_them():
+    (module,) = modules_with(["are_missing_fails", "nowhere"], [TESTS / "docs"])
+    assert module == TESTS / "docs/test_jobs.py"
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_a_job_has_what_a_test_needs(module):
     path = TESTS / module
-    slow = "mark.slow" in read(path)
+    kinds = kinds_of(path)
     for need in MODULES[module]:
         assert any(
             any(path.is_relative_to(place) for place in places)
             # The name of a module may be a part of its package's, between underscores.
             and any(f"_{need}_" in f"_{package}_" for package in packages)
-            and (slow or not for_slow)
-            for places, packages, _, for_slow in RUNS
+            and kinds & kinds_of_the_run
+            for places, packages, _, kinds_of_the_run in RUNS
         ), f"{need} is in no job of .ci/run that runs tests/{module}"
 
 
 @pytest.mark.parametrize("module", WITH_PROGRAMS)
 def test_a_job_requires_the_programs_that_a_test_needs(module):
     path = TESTS / module
-    slow = "mark.slow" in read(path)
+    kinds = kinds_of(path)
     for program in WITH_PROGRAMS[module]:
         assert any(
             any(path.is_relative_to(place) for place in places)
             and program in programs
-            and (slow or not for_slow)
-            for places, _, programs, for_slow in RUNS
+            and kinds & kinds_of_the_run
+            for places, _, programs, kinds_of_the_run in RUNS
         ), f"no job of .ci/run that runs tests/{module} needs {program}"
 
 

@@ -12,8 +12,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# Attributes whose addresses a browser loads by itself, unlike the href of an `a`.
-BY_BROWSERS = ("src", "srcset", "poster", "data", "action", "href")
+# Attributes whose addresses must be of this site; only the href of an `a` may lead elsewhere.
+LOCAL = ("src", "srcset", "poster", "data", "action", "href")
 
 pytestmark = [
     pytest.mark.slow,
@@ -43,7 +43,7 @@ class Page(HTMLParser):
                 self.classes |= set((value or "").split())
             elif name == "href" and tag == "a":
                 self.links.append(value)
-            elif name in BY_BROWSERS and value:
+            elif name in LOCAL and value:
                 self.assets.append(value)
 
 

@@ -299,7 +299,7 @@ def test_a_senseless_configuration_is_an_invalid_format(tmp_path, changed):
 )
 def test_zero_is_not_taken_for_unset_nor_one_kind_of_rope_for_another(rope):
     with pytest.raises(InvalidFormat):
-        describe(CONFIG | {"hidden_act": "silu"} | rope, model="m")
+        describe(CONFIG | rope, model="m")
 
 
 def test_the_kind_of_scaling_may_have_its_earlier_name():

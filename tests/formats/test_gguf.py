@@ -223,7 +223,7 @@ def test_an_odd_alignment_is_refused(value):
         GGUF.parse(gguf_bytes({"general.alignment": value}))
 
 
-def test_another_alignment_is_used(tmp_path):
+def test_another_alignment_is_used():
     tensors = [f32("a", (3,)), f32("b", (3,), 5.0)]
     raw = gguf_bytes({"general.alignment": Typed(UINT64, 64)}, tensors, alignment=64)
     gguf = GGUF.parse(raw)
@@ -247,7 +247,7 @@ def test_a_prefix_of_a_file_asks_for_more_bytes_but_never_beyond_the_header(back
 
 
 def _needed(prefix, size):
-    """Bytes that the reader needs beyond *prefix* of a file of *size*, None if it is enough."""
+    """Bytes that the reader needs of a file of *size*, or None if *prefix* is enough."""
     try:
         GGUF.parse(prefix, size=size)
     except NeedMoreBytes as error:
@@ -257,13 +257,13 @@ def _needed(prefix, size):
 
 def test_every_truncation_is_reported_and_the_tensor_named(backend, tmp_path):
     raw = gguf_bytes({"n": 1}, [f32("first", (64,)), f32("second", (64,))])
-    end = len(raw) - len(raw) % 4  # the data of the second tensor, 256 bytes, ends the file
+    end = len(raw)  # the data of the second tensor, 256 bytes, ends the file
     path = tmp_path / "cut.gguf"
     for size in (5, 23, 30, 60, 100, 200, end - 300, end - 1):
         path.write_bytes(raw[:size])
         with pytest.raises(InvalidFormat) as caught:
             GGUF.open(path)
-        assert f"{size:,}" in str(caught.value) or size < 8
+        assert str(size) in str(caught.value)
     assert "tensor second needs bytes" in str(caught.value)  # the file that lacks one byte
     with GGUF.open(path, check_layout=False) as gguf:
         assert len(gguf.tensor_bytes("first")) == 256

@@ -12,13 +12,10 @@ from bitnet.formats.gguf_audit import audit
 COMPLETE = {**llama_metadata(), **vocabulary(["a", "b", "c"], merges=["a b"], pre="llama-bpe")}
 
 
-def _findings(metadata, tensors=(), size=None, **options):
-    """Findings about a file with *metadata* and *tensors*.
-
-    *size* is a function that returns the size that the file claims, from its number of bytes.
-    """
-    raw = gguf_bytes(metadata, tensors, **options)
-    return audit(GGUF.parse(raw, size=len(raw) if size is None else size(len(raw))))
+def _findings(metadata, tensors=()):
+    """Findings about a file with *metadata* and *tensors*."""
+    raw = gguf_bytes(metadata, tensors)
+    return audit(GGUF.parse(raw, size=len(raw)))
 
 
 def _moved(raw, old, new):
@@ -113,13 +110,16 @@ def test_what_is_odd_about_the_metadata_is_found(metadata, tensors, code, text):
 
 
 def test_a_tensor_that_ends_outside_is_found_wherever_it_starts():
-    raw = gguf_bytes(COMPLETE, [f32("token_embd.weight", (3, 8)), f32("big", (64,))])
-    cut = len(raw) - 352 + 200  # 200 of 352 bytes of data: 96, and 256 of the tensor "big"
+    embedding = f32("token_embd.weight", (3, 8))  # 96 bytes
+    big = f32("big", (72,))  # 288 bytes
+    raw = gguf_bytes(COMPLETE, [embedding, big])
+    cut = len(raw) - 384 + 200  # 200 of 384 bytes of data
     # "big" at 0 and the embedding at 64: the tensor that ends last does not begin last.
-    swallowed = _moved(raw, 96, 0).replace(struct.pack("<IQ", 0, 0), struct.pack("<IQ", 0, 64), 1)
+    swallowed = _moved(gguf_bytes(COMPLETE, [big, embedding]), 288, 64)
     for data in (raw[:cut], swallowed[:cut]):
         findings = audit(GGUF.parse(data, size=cut))
-        assert any(finding.subject == "truncated" and "big" in finding.text for finding in findings)
+        (truncated,) = [finding.text for finding in findings if finding.subject == "truncated"]
+        assert "tensor big needs bytes" in truncated
 
 
 def test_a_file_of_unknown_size_has_no_finding_about_its_end():

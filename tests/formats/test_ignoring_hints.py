@@ -151,7 +151,8 @@ def test_a_setting_of_a_module_is_ignored_as_its_hint_says(tmp_path, name, key, 
     modules = [
         {"idx": index, "path": f"{index}_{kind}" if index else "", "type": f"st.models.{kind}"}
         for index, kind in enumerate(MODULES)
-        if kind != "Dense" or name.startswith("2_Dense")  # this folder has no weights of it
+        # The folder has no weights of a Dense: it is a module only where its settings are tested.
+        if kind != "Dense" or name.startswith("2_Dense")
     ]
     (folder / "modules.json").write_text(json.dumps(modules))
     for file, settings in SETTINGS.items():

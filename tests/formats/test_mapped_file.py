@@ -112,9 +112,10 @@ REPLACES_THE_HANDLER = """
     try:
         with expect_unchanged([array]):
             os.truncate(path, 5000)
-            sys.exit(int(array[1 << 14]) or None)
+            vanished = int(array[1 << 14])
     except IntegrityError as error:
         print(error.message)
+    sys.exit(vanished)
 """
 
 
@@ -151,7 +152,8 @@ def test_a_bus_error_elsewhere_goes_to_its_usual_handler(path, handler, again):
     """A SIGBUS from another mapping, or one that is sent, reaches the *handler* of the process.
 
     With *again*, the handler is set after the file was opened, and the guard is set up once more by
-    ``check()``.
+    ``check()``. The guard replaced ``SIG_DFL`` when the file was opened; after another handler
+    in between, ``SIG_DFL`` has to be the latest one again.
     """
     script = f"""
         import faulthandler, mmap, os, signal, sys
@@ -189,7 +191,7 @@ def test_a_bus_error_elsewhere_goes_to_its_usual_handler(path, handler, again):
     assert ("Bus error" in done.stderr) == (handler == "faulthandler")
 
 
-def test_what_is_not_a_file_to_map_is_refused(tmp_path, path):
+def test_what_is_not_a_file_to_map_is_refused(tmp_path):
     empty = tmp_path / "empty"
     empty.touch()
     for name, error in ((tmp_path, NotFound), (empty, InvalidFormat), ("none", NotFound)):
@@ -258,6 +260,22 @@ def test_a_model_whose_file_changes_ends_its_passes_with_an_error(tmp_path, chan
     assert all(line.startswith("IntegrityError") and str(path) in line for line in others)
 
 
+def test_the_reference_ends_its_passes_with_an_error_if_its_file_changes(tmp_path):
+    """It decodes rows of the embedding from the file; everything else has been copied."""
+    path = tiny_gguf(tmp_path / "tiny.gguf")
+    script = """
+        from bitnet.kernels.reference import ReferenceOps
+        engine = Scheduler(load_model(open_checkpoint(path), ops=ReferenceOps()))
+        attempt(lambda: engine.logits([5, 9, 33, 2]))
+        change()
+        attempt(lambda: engine.logits([5, 9, 33, 2]))
+    """
+    before, error, _ = lines_of(script, path, "touched")
+    assert before == "fine"
+    assert error.startswith("IntegrityError")
+    assert str(path) in error
+
+
 @needs_native
 @pytest.mark.parametrize("change", ["cut", "touched"])
 def test_a_file_that_changes_before_it_is_loaded_is_not_loaded(tmp_path, change):
@@ -275,7 +293,7 @@ def test_a_file_that_changes_before_it_is_loaded_is_not_loaded(tmp_path, change)
 
 @needs_native
 def test_a_model_that_was_copied_does_not_need_its_file(tmp_path):
-    """The embedding is copied, too, where it is the head."""
+    """The embedding is copied, too, where it is the head, as in a `tiny_gguf` without tokenizer."""
     path = tiny_gguf(tmp_path / "tiny.gguf", tokenizer=False)
     script = """
         engine = Scheduler(load_model(open_checkpoint(path), ops=select(threads=2)))

@@ -107,7 +107,7 @@ def test_a_rotation_spreads_a_large_element_over_its_block():
     x[9] = 30.0
     codes, step = kv_codes.encode_bytes(x)
     error = kv_codes.rotate(codes * np.float64(step)) / 64 - x
-    # Without it the step would be 30 / 127, more than twice any small element.
+    # Without the rotation the step would be 30 / 127, more than twice any small element.
     assert 10 * np.sqrt(np.mean(error**2)) < 30 / 127
 
 

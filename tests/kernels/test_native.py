@@ -80,7 +80,7 @@ def test_token_by_token_gives_the_bits_of_the_whole_prompt(architecture):
 
 @needs_native
 @pytest.mark.parametrize("columns", [128, 96, 36])
-def test_ternary_encodings_without_a_kernel_are_exact(columns):
+def test_packed_u8_of_any_width_has_the_bits_of_the_reference(columns):
     rows = 16
     codes = ternary(rows, columns).codes
     # Four rows, a quarter of the matrix apart, share a byte.

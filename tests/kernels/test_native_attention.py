@@ -273,8 +273,9 @@ def row_by_definition(q, k, v, *, scale, window, softcap, sink=None):
     """One query of one head over the keys up to its own, in the float32 operations of the kernels.
 
     The constants are those of ``native/kernels/isa/kernels.hpp``: 1.44269504 is log2(e), 131,000
-    bounds the sum of the codes of a page's weights, and weights below 2^-100 are zero but in a
-    page's sum of weights, where they are too small to change it.
+    bounds the sum of the codes of a page's weights, and weights below 2^-100 are zero. Only in the
+    sum of a page's weights, each of them, and each position that is not seen, counts as 2^-100,
+    which is too small to change the sum.
     """
     f = np.float32
     last = len(k)

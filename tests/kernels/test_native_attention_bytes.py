@@ -96,9 +96,9 @@ def row_by_definition(q, k, v, *, scale, window, softcap, sink=None):
     last = len(k)
     first = max(0, last - window) if window else 0
     query, keys, values = (kv_codes.encode_bytes(x) for x in (q, k, v))
-    octave = f(1.44269504) * f(2048)
+    nat = f(1.44269504) * f(2048)
     shorter = f(1) / f(kv_codes.rotation_block(len(q)))
-    step = query.steps * (f(scale) * (1 if softcap else octave) * shorter)
+    step = query.steps * (f(scale) * (1 if softcap else nat) * shorter)
     products = keys.codes.astype(np.int64) @ query.codes.astype(np.int64)
     whole = None
     for split in range(first // SPLIT * SPLIT, last, SPLIT):
@@ -112,7 +112,7 @@ def row_by_definition(q, k, v, *, scale, window, softcap, sink=None):
             scores = products[seen].astype(f) * step * keys.steps[seen]
             if softcap:
                 capped = 1 - 2 / (exponential(2 * scores / f(softcap)) + 1)
-                scores = f(softcap) * capped * octave
+                scores = f(softcap) * capped * nat
             below = np.rint(scores.max() - scores)
             weights = weight_of(np.minimum(below, 32767).astype(np.int64))
             of_page = scores.max() / f(2048)
@@ -212,7 +212,7 @@ def test_a_key_or_value_that_is_not_finite_gives_nan_to_the_queries_that_see_it(
 
 @pytest.mark.parametrize("best", [9, 100])
 def test_a_value_that_is_nan_gives_nan_however_small_its_weight(best, level):
-    """The best key is in its page, or in another one."""
+    """The best key is in the page of that value, or in another one."""
     q = np.ones((1, 1, 48), dtype=np.float32)
     k = np.zeros((128, 1, 48), dtype=np.float32)
     v = np.ones((128, 1, 48), dtype=np.float32)

@@ -21,12 +21,13 @@ NMSE = 1e-7  # normalized squared error: queries, keys, weights and values are r
 HEADS = 6
 KV_HEADS = 3
 HEAD_DIM = 40
+HEADS_OF = (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS), ("out", HEADS))
 
 
 def attend(ops, dtype, tokens, *, window, causal, slopes, reach=0):
     """Attention on *ops* over *tokens* random positions; *reach* is that of a bias by distance."""
     draw = np.random.default_rng(tokens)
-    q, k, v, out = (Register(name, width * HEAD_DIM) for name, width in _WIDTHS)
+    q, k, v, out = (Register(name, heads * HEAD_DIM) for name, heads in HEADS_OF)
     kind = KeysValues(KV_HEADS, HEAD_DIM, window)
     attention = Attention(
         HEADS, KV_HEADS, HEAD_DIM, rope=None, scale=0.2, alibi=8.0 if slopes else 0.0
@@ -47,9 +48,6 @@ def attend(ops, dtype, tokens, *, window, causal, slopes, reach=0):
         on.registers[register] = values.astype(np.float64 if dtype == np.float64 else np.float32)
     ops.run(step, on)
     return on.registers[out]
-
-
-_WIDTHS = (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS), ("out", HEADS))
 
 
 def attend_at_every_level(tokens, **how):
@@ -101,6 +99,7 @@ def test_rows_of_tables_are_selected_by_position_or_by_text():
     expected = {"position": [0, 1, 2, 3], "text": [0, 0, 1, 1]}
     out = Register("out", 8)
     for by, numbers in expected.items():
+        # Lookup replaces the rows of Embed, without which a graph refuses every token.
         steps = Embed(out, "table", 1.0), Lookup(out, "table", by, 5)
         program = Program(steps, (), out)
         for run in (ops.compile(program, weights), Interpreter(program, weights, ops).run):

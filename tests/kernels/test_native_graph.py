@@ -46,6 +46,8 @@ def both_ways(checkpoint, batches):
     return results
 
 
+# A segment of Graph.run is a tuple: its number of tokens, the position of the first one, its number
+# of outputs, the number of its set of RoPE frequencies (add_context), pages, state and rows.
 NONE = np.empty(0, np.float32)  # a segment without a state, or without rows of its own
 # Fields of Attend with their neutral values.
 PLAIN_ATTENTION = {
@@ -60,7 +62,10 @@ PLAIN_ATTENTION = {
 
 
 def graph_of(widths, tables):
-    """A graph of the module with registers of these *widths*, each in a place of its own."""
+    """A graph of the module with registers of these *widths*, each in a place of its own.
+
+    *tables* are those of pages: numbers of layers and heads, width of a head, and window.
+    """
     graph = NATIVE.Graph()
     for place, width in enumerate(widths):
         graph.add_register(width, place)
@@ -143,12 +148,13 @@ def test_matrices_with_padded_rows_give_the_same_bits():
     rng = np.random.default_rng(2)
     ops = NativeOps()
     instructions = []
-    weights = {"table": ops.prepare(packed_ternary(rng, 64, 96))}
-    x = Register("x", 96)
+    weights = {"table": ops.prepare(packed_ternary(rng, 64, 90))}
+    x = Register("x", 90)
     q, k, v, out = (Register(name, 16) for name in ("q", "k", "v", "out"))
     instructions.append(Embed(x, "table", 0.5))
     for name in "qkv":
-        weights[name] = ops.prepare(packed_ternary(rng, 16, 96))
+        weights[name] = ops.prepare(packed_ternary(rng, 16, 90))
+        assert weights[name].columns > 90  # up to whole lines, of 16 columns or of 20
     instructions.append(Linear((q, k, v), x, ("q", "k", "v"), ("", "", "")))
     kind = KeysValues(kv_heads=2, head_dim=8)
     instructions.append(Attend(out, q, k, v, 0, kind, scale=0.3, softcap=0.0))
@@ -164,7 +170,7 @@ def test_matrices_with_padded_rows_give_the_same_bits():
 
 
 def packed_ternary(rng, rows, columns):
-    """A matrix without a kernel: its rows are repacked and padded."""
+    """A random ternary matrix in packed U8, whose rows may have any width."""
     codes = rng.integers(0, 3, (4, rows // 4, columns)).astype(np.uint8)
     packed = codes[0] | codes[1] << 2 | codes[2] << 4 | codes[3] << 6
     return Weight("w", (rows, columns), PACKED_U8, packed.reshape(-1), scale=0.3)
@@ -245,7 +251,8 @@ def test_a_pass_without_the_pages_that_its_queries_read_is_refused():
     with pytest.raises(ValueError, match="a page is missing"):
         run(2 * PAGE - 2, [1, 1], [0, 1])
     with pytest.raises(ValueError, match="outside of the vocabulary"):
-        # The window begins with the second page, so the pages are right; the last check fails.
+        # The window begins with the second page, so the pages are right. The next check fails: a
+        # graph without Embed has no vocabulary.
         run(2 * PAGE - 1, [1, 1], [0, 1])
 
 
@@ -340,6 +347,7 @@ def test_wrong_instructions_are_refused_when_they_are_added():
     graph.add_rotation(2, True)
     with pytest.raises(ValueError, match="more rotated elements"):
         graph.add("Rotate", out=0, x=0, rotation=0, head_dim=2)
+    graph.add_register(8, 1)  # the third register in two places: the next place is 2
     with pytest.raises(ValueError, match="numbered in order"):
         graph.add_register(8, 3)
     with pytest.raises(ValueError, match="another width"):

@@ -294,7 +294,7 @@ def test_a_number_after_a_colon_is_the_scale_of_the_adapter(tmp_path):
     file = adapter_file(tmp_path / "a:b.gguf", {"blk.0.attn_q.weight": factors(256, 256)})
     assert parse_adapter(f"{file}:0.5") == (file, 0.5)
     assert parse_adapter(str(file)) == (file, 1.0)
-    assert parse_adapter("lora.gguf:-2") == (tmp_path.__class__("lora.gguf"), -2.0)
+    assert parse_adapter("lora.gguf:-2") == (Path("lora.gguf"), -2.0)
     for wrong in ("lora.gguf:half", "lora.gguf:nan"):
         with pytest.raises(UsageError, match="neither a path nor PATH:SCALE"):
             parse_adapter(wrong)

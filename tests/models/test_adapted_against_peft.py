@@ -55,7 +55,8 @@ def trained(folder, path, **kind):
                 parameter.add_(torch.randn_like(parameter) * 0.05)
         logits = adapted.eval()(torch.tensor([IDS])).logits[0].numpy()
     adapted.save_pretrained(path)
-    # The logits that count are those of the saved adapter: a head may be tied in one of the two.
+    # The saved adapter must give the same logits in a new model: a head could be tied in one of the
+    # two models alone.
     reloaded = peft.PeftModel.from_pretrained(
         transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), path
     )

@@ -1,6 +1,7 @@
 """Keys that change the mathematics: transformers' logits, or refused by the key's name."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hf_models import (
     bitnet_layers,
     eager_layers,  # noqa: F401 - a fixture
     make,
-    say,
+    set_config,
     torch,
 )
 from mixed_models import MIXED
@@ -122,7 +123,7 @@ EXACT = {
 
 
 @pytest.mark.parametrize("case", EXACT)
-def test_default_options_give_the_logits_of_transformers(case, tmp_path):
+def test_a_key_that_is_computed_gives_the_logits_of_transformers(case, tmp_path):
     kind, options, tokens = EXACT[case]
     model = make(kind, options, tmp_path)
     exceeds_context = len(tokens) > options.get("max_position_embeddings", 64)
@@ -137,7 +138,7 @@ def test_modules_not_to_convert_are_not_rounded(kept, tmp_path, eager_layers, mo
     from transformers.quantizers.quantizers_utils import should_convert_module
 
     model = make("BitNet", {"num_hidden_layers": 2}, tmp_path)
-    say(tmp_path, quantization_config=ONLINE | {"modules_to_not_convert": kept})
+    set_config(tmp_path, quantization_config=ONLINE | {"modules_to_not_convert": kept})
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     with torch.no_grad():
         rounding_model = bitnet_layers(
@@ -233,17 +234,25 @@ REFUSED = {
     ),
 }
 
+# The key within a table that is refused, by case; in other cases it is the changed key itself.
+NESTED = {
+    "unknown-rope-parameter": "rope_parameters.bend",
+    "another-rope": "rope_parameters.rope_type",
+    "unknown-quantization-key": "quantization_config.group_size",
+    "other-quantization": "quantization_config.quant_method",
+    "norms-before-projections": "quantization_config.rms_norm_eps",
+    "scaled-windows": "rope_parameters.sliding_attention",
+}
+
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_key_that_is_not_computed_is_refused_by_name(case, tmp_path):
     kind, options, changes = REFUSED[case]
     make(kind, options, tmp_path)
-    say(tmp_path, **changes)
-    with pytest.raises(Unsupported) as raised:
+    set_config(tmp_path, **changes)
+    (key,) = changes
+    with pytest.raises(Unsupported, match=rf"\b{re.escape(NESTED.get(case, key))} = "):
         engine(tmp_path)
-    key, value = next(iter(changes.items()))
-    nested = value if isinstance(value, dict) else ()
-    assert any(name in str(raised.value) for name in (key, *nested, "rope scaling", "activation"))
 
 
 def test_an_original_context_in_the_rope_table_alone_does_not_count_for_phi3(tmp_path):
@@ -262,7 +271,7 @@ def test_an_original_context_in_the_rope_table_alone_does_not_count_for_phi3(tmp
 
 def test_a_folder_with_ignored_keys_gives_the_logits_without_them(tmp_path):
     model = make("Llama", {}, tmp_path)
-    say(tmp_path, logit_scale=0.1, residual_multiplier=0.5)
+    set_config(tmp_path, logit_scale=0.1, residual_multiplier=0.5)
     checkpoint = open_checkpoint(tmp_path, ignore_keys=["logit_scale", "residual_multiplier"])
     assert checkpoint.ignored == {"logit_scale": 0.1, "residual_multiplier": 0.5}
     actual = Scheduler(load_model(checkpoint), cache_dtype=np.float32).logits(TOKENS)
@@ -282,7 +291,7 @@ def test_a_head_that_is_missing_is_not_taken_for_a_tied_one(tmp_path):
 
 def test_biases_that_the_configuration_denies_are_refused(tmp_path):
     make("Llama", {"attention_bias": True}, tmp_path)
-    say(tmp_path, attention_bias=False)
+    set_config(tmp_path, attention_bias=False)
     with pytest.raises(InvalidFormat, match=r"bias is there, and attention_bias in config\.json"):
         open_checkpoint(tmp_path)
 

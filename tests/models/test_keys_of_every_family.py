@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-import resource
+import sys
 from contextlib import contextmanager
 
 import numpy as np
@@ -146,6 +146,10 @@ def check_ignoring(checkpoint, key):
 @contextmanager
 def little_memory():
     """Limit what this process may allocate; beyond the limit a MemoryError is raised."""
+    if sys.platform != "linux":
+        pytest.skip("a limit of memory on Linux")
+    import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm", encoding="ascii") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()

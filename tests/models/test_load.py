@@ -196,6 +196,7 @@ def test_senseless_keys_are_refused(key, value, said):
 def test_a_soft_cap_that_is_not_computed_exactly_is_refused(key, cap):
     for taken in (0.0, 1e-3, 1000.0):
         config_from(tiny("gemma2", **{key: taken}))
+    # tiny() itself reads the configuration, for the shapes of the tensors.
     with pytest.raises(InvalidFormat, match=r"a soft cap outside of 0\.001 to 1,000"):
         tiny("gemma2", **{key: cap})
 
@@ -293,7 +294,7 @@ def test_sections_other_than_equal_shares_of_all_pairs_are_refused(value):
     checkpoint.metadata["qwen35.rope.dimension_sections"] = value
     with pytest.raises(Unsupported, match=r"rope\.dimension_sections"):
         config_from(checkpoint)
-    # Three coordinates share all eight pairs; those of a text are equal.
+    # Three coordinates of a position share all eight pairs. In a text the three are equal.
     checkpoint.metadata["qwen35.rope.dimension_sections"] = [3, 3, 2, 0]
     config_from(checkpoint)
 

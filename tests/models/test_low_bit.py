@@ -13,7 +13,8 @@ from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
 
-# Kinds of weights, as :mod:`low_bit_models` numbers them: 1 is -1 and 1, 2 is ternary.
+# Kinds of weights, as :mod:`low_bit_models` numbers them: 1 is -1 and 1, 2 is ternary, and 4, which
+# a test below uses, is -1 to 2.
 LEVELS = {"Q1_0": 1, "Q2_0": 2, "PQ2_0": 2, "PTQ1_0": 2}
 
 
@@ -49,7 +50,10 @@ def test_an_unpacked_qwen3_is_repacked_without_loss(tmp_path, encoding):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("encoding", ["PQ2_0", "PTQ1_0"])
 def test_an_unpacked_qwen35_with_a_vision_tower_is_repacked_without_loss(tmp_path, encoding):
-    """The folder of the 27B: the language model is a part, and files order heads otherwise."""
+    """As Ternary-Bonsai 27B: the language model is a part of the folder's model.
+
+    GGUF files order the heads otherwise than folders.
+    """
     model = unpacked_hybrid(tmp_path / "model")
     expected = transformers_logits(model)
     actual = reference_logits(tmp_path / "model")

@@ -16,7 +16,7 @@ from bitnet.models.load import load_model
 from bitnet.runtime.scheduler import Scheduler
 
 pytestmark = [pytest.mark.slow, *QUIET]
-# transformers makes its vision tower by timm, which needs other versions of torch than the job's.
+# timm makes the vision tower of Gemma 3n, and needs another version of torch than the CI job has.
 NOT_MADE = {"gemma3n"}
 
 

@@ -17,10 +17,11 @@ from bitnet.models.load import config_from
 from bitnet.models.registers import allocate
 
 
-def check(written, program):
+def check(written, program, result):
     """Assert that each instruction of *program* reads the values that *written* says it reads.
 
-    *written* are the same instructions over values instead of registers.
+    *written* are the same instructions over values instead of registers; the value *result* must be
+    in its register at the end.
     """
     by_register = {}  # the value in each register
     written_so_far = set()  # values; others are results of the instruction that names them
@@ -54,6 +55,7 @@ def check(written, program):
                     del by_register[register]
                 by_register[new] = old
         written_so_far |= {old for old, _ in pairs}
+    assert by_register[program.result] == result
 
 
 def check_widths(program):
@@ -96,7 +98,7 @@ def test_registers_of_every_family_hold_the_values_that_are_read(architecture):
         result = writer.hidden_state()
         written = writer.write.instructions
         program = allocate(written, variant.caches, result)
-        check(written, program)
+        check(written, program, result)
         check_widths(program)
         values = {value for instruction in written for value in registers_in(instruction)}
         # Values share registers: the places together are less than a third of all values.
@@ -143,7 +145,7 @@ def programs(draw):
 def test_registers_of_any_program_hold_the_values_that_are_read(case):
     written, result = case
     program = allocate(written, (), result)
-    check(written, program)
+    check(written, program, result)
     check_widths(program)
 
 
@@ -158,7 +160,7 @@ def test_a_stream_that_is_read_again_keeps_its_register():
         Add(second, first, b),
     ]
     program = allocate(written, (), second)
-    check(written, program)
+    check(written, program, second)
     # The first sum must not replace x, which is read again; the second may replace the first.
     assert program.instructions[2].out != program.instructions[2].x
     assert program.instructions[4].out == program.instructions[4].x

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from conversions import convert
 from differences import relative_difference
-from hf_models import MAX_RELATIVE_DIFFERENCE, TOKENS, make, say, torch
+from hf_models import MAX_RELATIVE_DIFFERENCE, TOKENS, make, set_config, torch
 from remote_models import REMOTE, write
 
 from bitnet.base.errors import InvalidFormat, Unsupported
@@ -40,13 +40,13 @@ def test_nanbeige_gives_the_logits_of_a_llama_whose_blocks_run_several_times(
 ):
     """The final norm follows each run of the blocks, or only the last one.
 
-    So the code of Nanbeige/Nanbeige4.2-3B and mlx-lm's, which follows it.
+    The code of Nanbeige/Nanbeige4.2-3B computes this, as does that of mlx-lm, which follows it.
     """
     folder = tmp_path / "folder"
     model = make("Llama", {"head_dim": 24}, folder)
     keys = {"num_loops": loops, "skip_loop_final_norm": skips_norm, "loop_loss_weights": []}
     keys |= {"kv_channels": 24, "rope_theta": 1e4, "rope_parameters": None}
-    say(folder, model_type="nanbeige", architectures=["NanbeigeForCausalLM"], **keys)
+    set_config(folder, model_type="nanbeige", architectures=["NanbeigeForCausalLM"], **keys)
     norm = model.model.norm
     with torch.no_grad():
         x = model.model.embed_tokens(torch.tensor([TOKENS]))
@@ -72,8 +72,8 @@ def test_a_nanbeige_key_that_is_not_computed_is_refused_by_its_name(key, tmp_pat
     make("Llama", {"head_dim": 24}, tmp_path)
     computed_keys = {"num_loops": 2, "skip_loop_final_norm": False, "rope_theta": 1e4}
     computed_keys |= {"model_type": "nanbeige", "rope_parameters": None}
-    say(tmp_path, **computed_keys)
+    set_config(tmp_path, **computed_keys)
     load_model(open_checkpoint(tmp_path))  # is not refused without the key
-    say(tmp_path, **key)
+    set_config(tmp_path, **key)
     with pytest.raises((InvalidFormat, Unsupported), match=next(iter(key))):
         open_checkpoint(tmp_path)

@@ -15,7 +15,7 @@ from hf_models import (
     bitnet_layers,
     eager_layers,  # noqa: F401 - a fixture
     make,
-    say,
+    set_config,
     torch,
 )
 from mixed_models import MIXED
@@ -102,7 +102,7 @@ def test_experts_in_mxfp4_agree_with_transformers_and_stay_so_in_a_file(tmp_path
         stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
     save_file(stored, file)
     quantization = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
-    say(tmp_path / "folder", quantization_config=quantization)
+    set_config(tmp_path / "folder", quantization_config=quantization)
     with torch.no_grad():
         expected = model(torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
     assert relative_difference(ours(tmp_path / "folder"), expected) < MAX_RELATIVE_DIFFERENCE
@@ -200,7 +200,7 @@ def test_bitnet_agrees_with_transformers_activation_rounding(
     monkeypatch,
 ):
     model = make("BitNet", {"num_hidden_layers": 2}, tmp_path)
-    say(tmp_path, quantization_config=ONLINE)
+    set_config(tmp_path, quantization_config=ONLINE)
     # In float32 a sum in another order now and then rounds an activation to the next int8, which
     # moves logits by far more than the bound; in float64 it does not.
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
@@ -230,7 +230,9 @@ def test_packed_bitnet_weights_decode_to_what_was_packed(tmp_path, linear_class)
             stored[f"{name}_scale"] = torch.tensor([scale])
             expected[gguf_name(name, of_gguf("bitnet-b1.58"))] = codes.numpy() * 0.25
     save_file(stored, tmp_path / "model.safetensors")
-    say(tmp_path, quantization_config={"quant_method": "bitnet", "linear_class": linear_class})
+    set_config(
+        tmp_path, quantization_config={"quant_method": "bitnet", "linear_class": linear_class}
+    )
     weights = open_checkpoint(tmp_path).weights
     assert len(expected) == 3 * 7  # layers, and matrices of each
     for name, values in expected.items():

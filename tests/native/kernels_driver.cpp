@@ -91,15 +91,16 @@ private:
     bool recording_ = true;
 };
 
-// Turns arbitrary bytes into valid weights: scales and floats below 2, ternary codes.
+// Turns arbitrary bytes into valid weights: ternary codes, and scales and floats below 2, whose
+// highest bit of the exponent (0x40 of their last byte) is zero.
 void tame(Type type, uint8_t* bytes, int64_t rows, int64_t cols) {
     const int64_t size = bitnet::encoding(type).bytes, all = bitnet::weight_bytes(type, rows, cols);
     if (bitnet::is_ternary(type)) {
         const int64_t codes = bitnet::ternary_code_bytes(type, rows, cols);
         for (int64_t i = 0; i < codes; ++i)
-            if (type == Type::TernaryDense)
+            if (type == Type::TernaryDense)  // digits are worth 1, 3, 9, 28 and 84
                 bytes[i] = uint8_t(bytes[i] % 9 * 28 + bytes[i] / 9 % 27);
-            else
+            else  // code 3 becomes 1
                 bytes[i] &= uint8_t(~((bytes[i] & (bytes[i] >> 1) & 0x55) << 1));
         for (int64_t i = codes + 3; i < all; i += 4) bytes[i] &= 0xbf;
         return;

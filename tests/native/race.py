@@ -36,16 +36,19 @@ def main():
 
     answers = ([], [])
 
-    def write(path, found):
+    def generate(path, texts_of_model):
         with bitnet.load(path) as model:
-            found.extend(model.generate("hello world", max_tokens=12) for _ in range(ROUNDS))
+            texts_of_model.extend(
+                model.generate("hello world", max_tokens=12) for _ in range(ROUNDS)
+            )
 
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / f"{name}.gguf" for name in "ab"]
         for path in paths:
             tiny_gguf(path)
         threads = [
-            threading.Thread(target=write, args=pair) for pair in zip(paths, answers, strict=True)
+            threading.Thread(target=generate, args=pair)
+            for pair in zip(paths, answers, strict=True)
         ]
         for thread in threads:
             thread.start()

@@ -19,8 +19,11 @@
 
 namespace {
 
+using bitnet::AddedToken;
+using bitnet::Behavior;
 using bitnet::Budget;
 using bitnet::ModelKind;
+using bitnet::StepKind;
 
 uint64_t state = 0x9e3779b97f4a7c15;  // of draw(): any number but 0
 // Files and patterns that were accepted or refused; texts that were encoded, or stopped by a limit.
@@ -77,15 +80,27 @@ struct Parts {
     std::string steps, charsmap, added, prefix, suffix;
 };
 
-// A step of normalization or pre-tokenization; *kind* is a StepKind (tokenizer/steps.hpp), *a* and
-// *b* are its two numbers.
-std::string step(uint32_t kind, uint32_t a, uint32_t b, const std::string& text,
+// A step of normalization or pre-tokenization; the arguments are the fields of TokenizerStep.
+std::string step(StepKind kind, uint32_t mode = 0, uint32_t flag = 0, const std::string& text = "",
                  const std::string& other = "") {
-    return packed<uint32_t>({kind, a, b, uint32_t(text.size())}) + text +
+    return packed<uint32_t>({uint32_t(kind), mode, flag, uint32_t(text.size())}) + text +
            packed<uint32_t>({uint32_t(other.size())}) + other;
 }
 
-// An added token; *flags* are those of tokenizer/added.hpp.
+// A step that splits with *behavior*.
+std::string split(StepKind kind, Behavior behavior, uint32_t flag = 0,
+                  const std::string& text = "") {
+    return step(kind, uint32_t(behavior), flag, text);
+}
+
+// The section of *all* steps: their number, then each of them.
+std::string steps(const std::vector<std::string>& all) {
+    std::string section = packed<uint32_t>({uint32_t(all.size())});
+    for (const std::string& one : all) section += one;
+    return section;
+}
+
+// An added token; *flags* are of AddedToken::Flag.
 std::string added_token(uint32_t id, uint32_t flags, const std::string& text) {
     return packed<uint32_t>({id, flags, uint32_t(text.size())}) + text;
 }
@@ -203,10 +218,13 @@ std::vector<Parts> seeds() {
     bpe.tokens = bytes;
     bpe.tokens.insert(bpe.tokens.end(), {"aa", "ab", "he", "<m>"});
     bpe.merges = {'a', 'a', 'a', 'b', 'h', 'e'};
-    bpe.added = added_token(259, 2 | 4, "<m>") + added_token(258, 8 | 16, "he");
-    bpe.steps = packed<uint32_t>({4}) + step(7, 0, 0, "b", "bb") + step(22, 1, 0, "") +
-                step(20, 1, 0, "\\p{N}{1,3}(?=(?:\\p{N}{3})*(?!\\p{N}))") +
-                step(20, 1, 0, " ?\\p{L}+|\\s+(?!\\S)|\\s+");
+    bpe.added = added_token(259, AddedToken::kLeft | AddedToken::kRight, "<m>") +
+                added_token(258, AddedToken::kSingleWord | AddedToken::kNormalized, "he");
+    bpe.steps = steps(
+        {step(StepKind::kReplace, 0, 0, "b", "bb"), split(StepKind::kDigits, Behavior::kIsolated),
+         split(StepKind::kSplitRegex, Behavior::kIsolated, 0,
+               "\\p{N}{1,3}(?=(?:\\p{N}{3})*(?!\\p{N}))"),
+         split(StepKind::kSplitRegex, Behavior::kIsolated, 0, " ?\\p{L}+|\\s+(?!\\S)|\\s+")});
     Parts unigram;
     unigram.model = ModelKind::kUnigram;
     unigram.flags = bitnet::kByteFallback | bitnet::kAddSpacePrefix;
@@ -223,29 +241,36 @@ std::vector<Parts> seeds() {
     words.model = ModelKind::kWordPiece;
     words.tokens = {"[UNK]", "hello", "##lo", "a", "##a", "##b"};
     words.prefix = "##";
-    words.steps = packed<uint32_t>({2}) + step(5, 3, 0, "") + step(25, 1, 0, "");
+    words.steps =
+        steps({step(StepKind::kLowercase),
+               step(StepKind::kBertNormalizer, bitnet::kCleanText | bitnet::kBertLowercase),
+               split(StepKind::kBertPreTokenizer, Behavior::kIsolated)});
     Parts plain;
     plain.flags = bitnet::kFuseUnknown;
     plain.tokens = {"<unk>", "a", "b", "ab", "\xE2\x96\x81"};
     plain.merges = {1, 2};
-    plain.steps = packed<uint32_t>({2}) + step(24, 2, 1, "\xE2\x96\x81") + step(21, 2, 1, "b");
+    plain.steps = steps({step(StepKind::kMetaspace, bitnet::kAlways, 1, "\xE2\x96\x81"),
+                         split(StepKind::kSplitString, Behavior::kMergedWithPrevious, 1, "b")});
     Parts affixed;
     affixed.tokens = {"<unk>", "a", "##a", "##a</w>", "a</w>", "aa</w>", "##b</w>"};
     affixed.merges = {1, 3};
     affixed.prefix = "##";
     affixed.suffix = "</w>";
     affixed.steps =
-        packed<uint32_t>({3}) + step(13, 0, 0, "") + step(23, 2, 0, " ") + step(31, 0, 0, "");
+        steps({step(StepKind::kSpellNormalizer),
+               step(StepKind::kPrefixSpace, bitnet::kAlways, 0, " "), step(StepKind::kSpell)});
     Parts level;
     level.model = ModelKind::kWordLevel;
     level.tokens = {"<unk>", "hello", "aab", "\xC3\xA9"};
-    level.steps = packed<uint32_t>({6}) + step(3, 0, 0, "") + step(11, 0, 0, "") +
-                  step(12, 3, 0, "") + step(10, 0, 0, "[ab]*", "x") + step(30, 0, 0, "") +
-                  step(29, 2, 0, "");
+    level.steps =
+        steps({step(StepKind::kNfd), step(StepKind::kNmt),
+               step(StepKind::kStrip, bitnet::StripSide::kLeft | bitnet::StripSide::kRight),
+               step(StepKind::kReplaceRegex, 0, 0, "[ab]*", "x"), step(StepKind::kUnicodeScripts),
+               step(StepKind::kFixedLength, 2)});
     Parts stepped = unigram;
     stepped.flags = bitnet::kByteFallback | bitnet::kSteps;
-    stepped.steps = packed<uint32_t>({3}) + step(14, 0, 0, "") + step(8, 0, 0, "b") +
-                    step(24, 1, 1, "\xE2\x96\x81");
+    stepped.steps = steps({step(StepKind::kPrecompiled), step(StepKind::kPrepend, 0, 0, "b"),
+                           step(StepKind::kMetaspace, bitnet::kFirst, 1, "\xE2\x96\x81")});
     return {bpe, unigram, spm, words, plain, affixed, level, stepped};
 }
 

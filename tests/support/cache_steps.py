@@ -1,7 +1,7 @@
 """Run random steps on caches of keys and values.
 
-A sequence here has a ``cache``, the ``ids`` that are in it, and ``append(ids)``, which checks the
-keys and values that it reads back.
+A sequence here has a ``cache``, ``ids``, of which the first ``cache.length`` are in the cache, and
+``append(ids)``, which drops the others first, and checks the keys and values that it reads back.
 """
 
 import numpy as np

@@ -20,7 +20,7 @@ def build_wheel(folder, settings=None, metadata=None):
 
 
 def tool(folder):
-    """A Python project without requirements, which CI installs instead of bitnet, which is here."""
+    """A Python project without requirements, which the tests of CI install in place of bitnet."""
     folder.mkdir(parents=True)
     system = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
     (folder / "pyproject.toml").write_text(system)
@@ -33,4 +33,4 @@ def write_project(folder, source="tool"):
     write_files(folder, plan_files(folder, list(EVERY), source=source, image=IMAGE))
     for lock in (folder / ".github/bitnet").glob("*.txt"):
         if lock.name != "source.txt":
-            lock.write_text("# nothing\n")
+            lock.write_text("# nothing\n")  # these name the packages that bitnet requires

@@ -64,11 +64,12 @@ def _write_encoder(kind, options, folder):
 
 
 _BOTH_WAYS = ("HrmText", DENSE["hrm-text"][1] | {"prefix_lm": True})
-#: What writes each of them into a folder, by the name of the case.
+#: Function that writes each of them into a folder, by the name of the case.
 FOLDERS = {
     **{case: partial(make, *model) for case, model in WRITERS.items()},
     **{case: partial(_write_encoder, *model) for case, model in ENCODERS.items()},
-    # transformers reads its prompts in both directions where they are marked, which crossval does.
+    # transformers attends in both directions where ``token_type_ids`` mark the prompt, which
+    # crossval passes.
     "hrm-text-both-ways": partial(make, *_BOTH_WAYS),
 }
 

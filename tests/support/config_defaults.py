@@ -126,6 +126,12 @@ def keys_to_read():
     return keys
 
 
+def _comparable(value):
+    """*value* as a text that equal values share: 10000 and 10000.0, but not 1 and true."""
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    return json.dumps(float(value) if is_integer else value)
+
+
 def merge(by_version):
     """The table of the defaults of each version of transformers.
 
@@ -144,7 +150,7 @@ def merge(by_version):
         agreed[model_type] = {}
         for key in sorted({key for column in columns.values() for key in column}):
             values = {v: column[key] for v, column in columns.items() if key in column}
-            distinct = {json.dumps(value) for value in values.values()}
+            distinct = {_comparable(value) for value in values.values()}
             if len(distinct) == 1:
                 agreed[model_type][key] = next(iter(values.values()))
             else:

@@ -96,6 +96,7 @@ def rope_parameters(kind: str, context: int, pairs: int) -> st.SearchStrategy[An
     factor = st.sampled_from([2.0, 4.0, 8.5])
     freq_factors = st.floats(1.0, 6.0, width=16)
     maybe = st.one_of(st.none(), st.sampled_from([0.5, 1.0, 1.7]))
+    # Their order: default, linear, dynamic, yarn, llama3. The indices below count on it.
     kinds = [
         _rope("default", rope_theta=base),
         _rope("linear", rope_theta=base, factor=factor),
@@ -197,6 +198,7 @@ def _spelling(draw: st.DrawFn, options: dict[str, Any]) -> tuple[dict[str, Any],
     if draw(st.integers(0, 2)) == 0:
         without += draw(st.lists(st.sampled_from(sorted(_DROPPED)), max_size=3))
     if draw(st.integers(0, 3)) == 0:
+        # First the keys, with None for each; then a value of each, also of a rope_theta set above.
         changes |= draw(
             st.dictionaries(st.sampled_from(sorted(_OTHER_KEYS)), st.none(), max_size=2)
         )

@@ -256,10 +256,11 @@ def in_responses(messages, tools):
     return {"input": items, "tools": tool_list or None}
 
 
-#: Bodies of a conversation by dialect; a dialect's own checks refuse the conversations beside it.
+#: By dialect: the function that writes the body of a conversation, and the conversations to leave
+#: out, since the dialect refuses a role in them or says more about them than OpenAI's.
 DIALECTS = {
     "openai": (in_openai, ()),
     "ollama": (in_ollama, ("result without call",)),  # its results name their function
-    "anthropic": (in_anthropic, ("developer", "unknown role", "result without call")),
+    "anthropic": (in_anthropic, ("developer", "unknown role")),
     "responses": (in_responses, ("unknown role",)),
 }

@@ -11,17 +11,27 @@ from bitnet.crossval.trace import EngineFacts, Prompt, Question
 
 # Both engines, and the float64 pass, find token 1 the likeliest.
 ROW = Row(
-    *(0, 0, 1, 1, 3.0, 1e-3, 2.0, 2.0, 1),
+    prompt=0,
+    position=0,
+    ours=1,
+    theirs=1,
+    gap=3.0,
+    kl=1e-3,
+    nll=2.0,
+    theirs_nll=2.0,
+    exact=1,
     ours_kl=1e-3,
     ours_scale=1.0,
     theirs_kl=1e-3,
     theirs_scale=1.0,
 )
+# Name, kind, error, gain and mean residual of each.
 STEPS = (
     Operation("Qcur-0", "int8 product", 0.01, 1e-4, 2e-3),
     Operation("l_out-0", "sum", 1e-7, 0.0, 2e-8),
 )
 PARITY = TokenizerParity(3, 3, decoded=2, decoded_equal=2)
+# Prompt, step, our token, the reference's, and the gap to its second token.
 WHOLE = Row(0, 7, 5, 5, 1.0)  # a continuation of eight steps that are all equal
 PARTED = Row(0, 3, 5, 6, 2.0)  # a continuation whose tokens differ from step 3 on
 
@@ -33,7 +43,14 @@ def evidence(*rows, greedy=(), parity=PARITY, **changes):
     passing = Evidence(
         schema_version=9,
         created="2026-01-01T00:00:00+00:00",
-        plan=Plan("llama.cpp", True, ("p",), 256, 8 if greedy else 0, 3),
+        plan=Plan(
+            against="llama.cpp",
+            float64=True,
+            asked=("p",),
+            limit=256,
+            greedy=8 if greedy else 0,
+            texts=3,
+        ),
         machine={"system": "Linux", "processor": "x86_64"},
         model=TestedModel("m.gguf", "ab" * 32, "llama", "m.gguf", vocab_size=64, layers=1),
         ours=EngineFacts("bitnet", "1", "int8", "module.so", "ef" * 32),
@@ -43,7 +60,7 @@ def evidence(*rows, greedy=(), parity=PARITY, **changes):
         kernels={"linear/Q8_0/scalar": 9},
         faults={"ours": (), "reference": (), "float64": ()},
         tokenizer_parity=parity,
-        prompts=(Prompt("p", tuple(range(count)), 0, 8 if greedy else 0),),
+        prompts=(Prompt("p", tuple(range(count)), steps=8 if greedy else 0),),
         rows=rows,
         greedy=tuple(greedy),
         operations={"bitnet": STEPS},

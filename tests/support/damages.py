@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from builders import INT32, STRING, Tensor, Typed, write_gguf
-from hf_folders import _hf_name, config, save_tensors
+from hf_folders import config, hf_name, save_tensors
 from tiny_keys import DIM, KEYS, VOCAB
 from tiny_models import in_encoding, taught, tiny
 
@@ -171,7 +171,7 @@ def write_folder(model, path):
     save_tensors(
         path / "model.safetensors",
         {
-            _hf_name(name, model.architecture): tensor.raw.view("<f4").reshape(tensor.shape)
+            hf_name(name, model.architecture): tensor.raw.view("<f4").reshape(tensor.shape)
             for name, tensor in model.tensors.items()
         },
     )
@@ -203,7 +203,8 @@ def write_folder(model, path):
     special = {
         "add_bos_token": values["add_bos"],
         "bos_token": model.tokens[values["bos"]],
-        "eos_token": model.tokens[values["eos"]],
+        # An id without a token has no text; config.json has the id.
+        "eos_token": model.tokens[values["eos"]] if values["eos"] < len(model.tokens) else None,
         "chat_template": values["template"],
     }
     (path / "tokenizer_config.json").write_text(json.dumps(special))
@@ -400,7 +401,8 @@ DAMAGES = {
     "a normal token made special": _normal_made_special,
     "begin and end exchanged": lambda model: model.values.update(bos=1, eos=0),
     "end is another token": _value("eos", 35),
-    "end outside the vocabulary": lambda model: model.values.update(eos=VOCAB - 1),
+    "end is the last token": _value("eos", VOCAB - 1),
+    "end outside the vocabulary": _value("eos", VOCAB),
     "add_bos flipped": _value("add_bos", lambda flag: not flag),
     "another pre-tokenizer": _value("pre", "llama-bpe"),
     "a word of the template": _value("template", "{{ messages[0].content }}<s>"),

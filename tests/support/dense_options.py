@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 CAPS = st.one_of(st.none(), st.sampled_from([2.0, 30.0]))
-BIAS = st.booleans()
+BOOL = st.booleans()
 RARELY = st.sampled_from([False, False, False, True])
 FACTOR = st.sampled_from([0.2, 1.0, 3.0])
 WINDOW = st.sampled_from([None, 5, 64])
@@ -59,13 +59,13 @@ def _gemma4(draw: st.DrawFn, layers: int) -> dict[str, Any]:
             },
             optional={
                 "attention_bias": st.sampled_from([False, False, True]),
-                "attention_k_eq_v": BIAS,
+                "attention_k_eq_v": BOOL,
                 "final_logit_softcapping": CAPS,
                 "layer_types": layer_types(layers),
                 "num_global_key_value_heads": st.sampled_from([None, 1, 2]),
                 "num_kv_shared_layers": shared,
                 "use_bidirectional_attention": st.sampled_from([None, None, "vision", "all"]),
-                "use_double_wide_mlp": BIAS,
+                "use_double_wide_mlp": BOOL,
             },
         )
     )
@@ -117,16 +117,16 @@ EPSILON = st.sampled_from([1e-6, 1e-5, 1e-3])
 @st.composite
 def _falcon(draw: st.DrawFn, _layers: int) -> dict[str, Any]:
     """Options of both decoder architectures of Falcon."""
-    is_new = draw(BIAS)
+    is_new = draw(BOOL)
     return draw(
         optional(
             alibi=RARELY,
-            bias=BIAS,
+            bias=BOOL,
             ffn_hidden_size=st.sampled_from([None, 48, 96]),
             layer_norm_epsilon=EPSILON,
-            multi_query=BIAS,
+            multi_query=BOOL,
             num_ln_in_parallel_attn=st.sampled_from([None, 1, 2] if is_new else [None]),
-            parallel_attn=st.just(True) if is_new else BIAS,
+            parallel_attn=st.just(True) if is_new else BOOL,
         )
     ) | {"new_decoder_architecture": is_new, **({"num_kv_heads": 2} if is_new else {})}
 
@@ -161,8 +161,8 @@ def _gpt_neo(draw: st.DrawFn, layers: int) -> dict[str, Any]:
 def _granite(_layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
     """Options of Granite and families with its multipliers."""
     return optional(
-        attention_bias=BIAS,
-        mlp_bias=BIAS,
+        attention_bias=BOOL,
+        mlp_bias=BOOL,
         attention_multiplier=FACTOR,
         embedding_multiplier=FACTOR,
         residual_multiplier=FACTOR,
@@ -181,9 +181,9 @@ def _windows(layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
 
 
 DENSE = {
-    "Apertus": lambda _layers: optional(attention_bias=BIAS),
-    "Arcee": lambda _layers: optional(attention_bias=BIAS, mlp_bias=BIAS),
-    "BitNet": lambda _layers: optional(attention_bias=BIAS),
+    "Apertus": lambda _layers: optional(attention_bias=BOOL),
+    "Arcee": lambda _layers: optional(attention_bias=BOOL, mlp_bias=BOOL),
+    "BitNet": lambda _layers: optional(attention_bias=BOOL),
     "Cohere2": lambda layers: st.builds(
         dict.__or__,
         st.fixed_dictionaries(
@@ -194,7 +194,7 @@ DENSE = {
             }
         ),
         optional(
-            attention_bias=BIAS,
+            attention_bias=BOOL,
             layer_types=layer_types(layers),
             sliding_window_pattern=st.integers(2, 4),
         ),
@@ -202,21 +202,21 @@ DENSE = {
     "BioGpt": lambda _layers: optional(
         hidden_act=st.sampled_from(["gelu", "gelu", "relu", "gelu_new"]),
         layer_norm_eps=EPSILON,
-        scale_embedding=BIAS,
+        scale_embedding=BOOL,
     ),
     "CodeGen": _gptj,
     "Cwm": _windows,
     "Bloom": lambda _layers: optional(layer_norm_epsilon=EPSILON),
     "Cohere": lambda _layers: optional(
-        attention_bias=BIAS, layer_norm_eps=EPSILON, logit_scale=FACTOR, use_qk_norm=BIAS
+        attention_bias=BOOL, layer_norm_eps=EPSILON, logit_scale=FACTOR, use_qk_norm=BOOL
     ),
     "Falcon": _falcon,
-    "Glm": lambda _layers: optional(attention_bias=BIAS),
+    "Glm": lambda _layers: optional(attention_bias=BOOL),
     "GPTJ": _gptj,
     "GPTNeoX": lambda _layers: optional(
         attention_bias=st.sampled_from([True, True, False]),
         layer_norm_eps=EPSILON,
-        use_parallel_residual=BIAS,
+        use_parallel_residual=BOOL,
     ),
     "Mpt": lambda _layers: st.builds(
         dict.__or__,
@@ -231,25 +231,25 @@ DENSE = {
         ),
         optional(layer_norm_epsilon=EPSILON),
     ),
-    "Nemotron": lambda _layers: optional(attention_bias=BIAS, mlp_bias=BIAS, norm_eps=EPSILON),
-    "Olmo": lambda _layers: optional(attention_bias=BIAS, clip_qkv=st.sampled_from([None, 0.5])),
+    "Nemotron": lambda _layers: optional(attention_bias=BOOL, mlp_bias=BOOL, norm_eps=EPSILON),
+    "Olmo": lambda _layers: optional(attention_bias=BOOL, clip_qkv=st.sampled_from([None, 0.5])),
     "Phi": lambda _layers: optional(layer_norm_eps=EPSILON, qk_layernorm=RARELY),
     "StableLm": lambda _layers: optional(
         layer_norm_eps=EPSILON,
-        qk_layernorm=BIAS,
-        use_parallel_residual=BIAS,
-        use_qkv_bias=BIAS,
+        qk_layernorm=BOOL,
+        use_parallel_residual=BOOL,
+        use_qkv_bias=BOOL,
     ),
     "Starcoder2": lambda _layers: optional(
         norm_epsilon=EPSILON, sliding_window=WINDOW, use_bias=st.sampled_from([True, True, False])
     ),
-    "Ernie4_5": lambda _layers: optional(use_bias=BIAS),
+    "Ernie4_5": lambda _layers: optional(use_bias=BOOL),
     "Exaone4": lambda layers: optional(
         sliding_window=WINDOW,
         sliding_window_pattern=st.integers(1, 4),
         layer_types=layer_types(layers),
     ),
-    "Gemma": lambda _layers: optional(attention_bias=BIAS),
+    "Gemma": lambda _layers: optional(attention_bias=BOOL),
     "Gemma2": lambda layers: _gemma(
         layers, attn_logit_softcapping=CAPS, final_logit_softcapping=CAPS
     ),
@@ -260,7 +260,7 @@ DENSE = {
     ),
     "Gemma3n": _gemma3n,
     "Gemma4": _gemma4,
-    "Glm4": lambda _layers: optional(attention_bias=BIAS),
+    "Glm4": lambda _layers: optional(attention_bias=BOOL),
     "GPTBigCode": lambda _layers: optional(
         layer_norm_epsilon=st.sampled_from([1e-6, 1e-5, 1e-3]),
         multi_query=st.sampled_from([True, True, False]),
@@ -271,20 +271,20 @@ DENSE = {
         activation_function=st.sampled_from(["gelu_new", "gelu_pytorch_tanh", "gelu", "relu"]),
         layer_norm_epsilon=st.sampled_from([1e-6, 1e-5, 1e-3]),
         n_inner=st.sampled_from([None, 48, 96]),
-        reorder_and_upcast_attn=BIAS,
+        reorder_and_upcast_attn=BOOL,
         scale_attn_by_inverse_layer_idx=RARELY,
         scale_attn_weights=st.sampled_from([True, True, True, False]),
     ),
     "GPTNeo": _gpt_neo,
     "Granite": _granite,
     "GraniteSWA": lambda layers: st.builds(dict.__or__, _granite(layers), _windows(layers)),
-    "HyperCLOVAX": lambda layers: _granite(layers, use_post_norm=BIAS),
+    "HyperCLOVAX": lambda layers: _granite(layers, use_post_norm=BOOL),
     "Jais2": lambda _layers: optional(
-        attention_bias=BIAS, layer_norm_eps=EPSILON, mlp_bias=st.sampled_from([True, True, False])
+        attention_bias=BOOL, layer_norm_eps=EPSILON, mlp_bias=st.sampled_from([True, True, False])
     ),
-    "Helium": lambda _layers: optional(attention_bias=BIAS, mlp_bias=BIAS),
-    "HunYuanDenseV1": lambda _layers: optional(attention_bias=BIAS),
-    "Llama": lambda _layers: optional(attention_bias=BIAS, mlp_bias=BIAS),
+    "Helium": lambda _layers: optional(attention_bias=BOOL, mlp_bias=BOOL),
+    "HunYuanDenseV1": lambda _layers: optional(attention_bias=BOOL),
+    "Llama": lambda _layers: optional(attention_bias=BOOL, mlp_bias=BOOL),
     "MiniCPM": lambda _layers: st.fixed_dictionaries(
         {
             "scale_emb": st.sampled_from([1, 12]),
@@ -306,27 +306,27 @@ DENSE = {
         word_embed_proj_dim=st.sampled_from([None, None, 32]),
         _remove_final_layer_norm=RARELY,
     ),
-    "Persimmon": lambda _layers: optional(layer_norm_eps=EPSILON, qk_layernorm=BIAS),
+    "Persimmon": lambda _layers: optional(layer_norm_eps=EPSILON, qk_layernorm=BOOL),
     "VaultGemma": lambda layers: _gemma(
         layers, attn_logit_softcapping=CAPS, final_logit_softcapping=CAPS
     ),
     "Ministral3": lambda _layers: optional(sliding_window=WINDOW),
     "Mistral": lambda _layers: st.fixed_dictionaries({"sliding_window": WINDOW}),
-    "Olmo2": lambda _layers: optional(attention_bias=BIAS),
+    "Olmo2": lambda _layers: optional(attention_bias=BOOL),
     "Olmo3": lambda layers: st.builds(
         dict.__or__,
         st.fixed_dictionaries({"sliding_window": st.sampled_from([4, 11, 64])}),
-        optional(attention_bias=BIAS, layer_types=layer_types(layers)),
+        optional(attention_bias=BOOL, layer_types=layer_types(layers)),
     ),
     "Phi3": lambda _layers: optional(sliding_window=WINDOW),
     "Qwen2": _qwen,
-    "Qwen3": lambda layers: _qwen(layers, attention_bias=BIAS),
+    "Qwen3": lambda layers: _qwen(layers, attention_bias=BOOL),
     "SeedOss": lambda _layers: optional(
-        attention_bias=BIAS, attention_out_bias=BIAS, mlp_bias=BIAS
+        attention_bias=BOOL, attention_out_bias=BOOL, mlp_bias=BOOL
     ),
     "SmolLM3": lambda layers: optional(
-        attention_bias=BIAS,
-        mlp_bias=BIAS,
+        attention_bias=BOOL,
+        mlp_bias=BOOL,
         no_rope_layer_interval=st.sampled_from([2, 4]),
         no_rope_layers=st.lists(st.integers(0, 1), min_size=layers, max_size=layers),
         use_sliding_window=st.booleans(),

@@ -51,6 +51,7 @@ SAME_ROUNDED = 2e-2
 # Of a folder and its GGUF file, whose keys are float32.
 READ_BACK = 1e-4
 
+WEIGHTS = "model.safetensors"
 _GELU = ACTIVATIONS["gelu_tanh"]
 
 transformers.utils.logging.disable_progress_bar()
@@ -181,9 +182,6 @@ def half_gelu(x: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         rounded = _GELU(x.astype(np.float16).astype(np.float32)).astype(np.float16)
     return np.where(np.abs(x) < 10, rounded, np.maximum(x, 0)).astype(x.dtype)
-
-
-WEIGHTS = "model.safetensors"
 
 
 def prompt(case: Case) -> list[int]:

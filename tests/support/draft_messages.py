@@ -1,4 +1,7 @@
-"""Check that no message of a test names a draft: the user knows only the name of the output."""
+"""Check that no message of a test names a draft: the user knows only the name of the output.
+
+A draft is the unfinished ``.partial`` file of :mod:`bitnet.base.outputs`.
+"""
 
 import logging
 import re

@@ -171,7 +171,10 @@ def fetch(package: Package) -> Iterator[tuple[str, bytes]]:
 
 
 def members(archive: Path) -> Iterator[tuple[str, bytes]]:
-    """Names (without the top folder of a source package) and contents of the files inside."""
+    """Names and contents of the files inside.
+
+    Names lack the top folder of a source package; those of npm begin with ``package/``.
+    """
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as package:
             for name in package.namelist():

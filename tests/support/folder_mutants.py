@@ -135,7 +135,7 @@ def classifier(folder):
 
 
 def text(folder):
-    """A model that writes text, with recommended settings, and an index of its tensors."""
+    """A model that generates text, with recommended settings, and an index of its tensors."""
     settings = {
         "do_sample": True,
         "temperature": 0.5,

@@ -69,9 +69,13 @@ class Place:
             "LC_ALL": "C.UTF-8",
         }  # fmt: skip
 
-    def run(self, line, *, stdin="", terminal=False, **more):
-        """Exit code and output of the shell's *line*; ``bitnet`` in it is the door's program."""
-        line = re.sub(r"(?<![\w./-])(?<!-m )bitnet (?!bitnet)", f"{self.program} ", line)
+    def run(self, line, **more):
+        """As :meth:`run_printed`, with the door's program for ``bitnet`` in *line*."""
+        line = re.sub(r"(?<![\w./-])bitnet ", lambda _: f"{self.program} ", line)
+        return self.run_printed(line, **more)
+
+    def run_printed(self, line, *, stdin="", terminal=False, **more):
+        """Exit code and output of the shell's *line*, which names the program as the door does."""
         ends = os.openpty() if terminal else ()
         try:
             done = subprocess.run(
@@ -116,7 +120,7 @@ def follow(case: Case, place: Place) -> str:
     if case.between is not None:
         case.between(place)
     command = f"{place.program} {words}{case.into}"
-    followed = place.run(command, stdin=case.answer)
+    followed = place.run_printed(command, stdin=case.answer)
     if followed.code not in case.ends or "internal error" in followed.text:
         return f"{line}\n-> {command} ended with {followed.code}:\n{followed.text}"
     if case.then != "works":
@@ -149,7 +153,7 @@ def follow_extra(extra: str, program: str, cache: Path | None = None) -> str:
             if hint is None or hint[1] in followed:
                 return f"{EXTRAS[extra]} ended with {tried.code}:\n{tried.text}"
             followed.append(hint[1])  # one extra may be missing after the other
-            done = place.run(hint[1])
+            done = place.run_printed(hint[1])
             if done.code:
                 return f"{hint[1]} ended with {done.code}:\n{done.text}"
         return "" if followed else f"nothing is missing for {EXTRAS[extra]}"

@@ -21,7 +21,8 @@ BODIES = {
     "/v1/responses": {
         "input": [
             {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
-            {"type": "reasoning", "summary": []},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}],
+             "content": [{"type": "reasoning_text", "text": "r"}]},
             {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
             {"type": "function_call_output", "call_id": "c1",
              "output": [{"type": "output_text", "text": "a"}]},

@@ -42,7 +42,7 @@ def bf16(values):
     return "BF16", (np.asarray(values, "<f4").view("<u4") >> 16).astype("<u2")
 
 
-def _hf_name(name, architecture):
+def hf_name(name, architecture):
     """Name in a folder of the tensor that a GGUF file of *architecture* calls *name*."""
     family = of_gguf("llama" if architecture == "mistral" else architecture)
     inner = _INNER | family.tensors
@@ -50,13 +50,10 @@ def _hf_name(name, architecture):
     if name in outer:
         return f"model.{outer[name]}" if not outer[name].startswith("lm_head") else outer[name]
     _, layer, part, kind = name.split(".")
-    fused = architecture == "phi3" and part == "ffn_up"
-    part = (
-        "mlp.gate_up_proj"
-        if fused
-        else {g: h for h, g in reversed(inner.items()) if g != "ffn_up"}.get(part, "mlp.up_proj")
-    )
-    return f"model.layers.{layer}.{part}.{kind}"
+    if architecture == "phi3" and part == "ffn_up":  # gate and up are one matrix
+        return f"model.layers.{layer}.mlp.gate_up_proj.{kind}"
+    usual = {gguf: hf for hf, gguf in reversed(inner.items())}
+    return f"model.layers.{layer}.{usual[part]}.{kind}"
 
 
 # Keys of published files of a family, besides those that every family has.
@@ -113,7 +110,7 @@ def tiny_folder(folder, architecture, *, as_bf16=False, weights=None, **more):
         values = dequantize(weight)
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
             values = values - 1  # GGUF files store the norm's weight plus one
-        tensors[_hf_name(name, architecture)] = bf16(values) if as_bf16 else values
+        tensors[hf_name(name, architecture)] = bf16(values) if as_bf16 else values
     save_tensors(folder / "model.safetensors", tensors)
     (folder / "config.json").write_text(json.dumps(config(architecture, **more)))
     return folder

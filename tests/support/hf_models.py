@@ -113,7 +113,7 @@ def make(kind, options, folder):
     return model
 
 
-def say(folder, **changes):
+def set_config(folder, **changes):
     """Set the keys *changes* in the config.json of *folder*."""
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))

@@ -71,7 +71,10 @@ MODEL = re.compile(r"\{shell_quote\([\w.]*(?:path|failed\[0\])\)\}|\b(?:MODEL|OR
 
 
 def _text(node):
-    """Text of a constant or an f-string, whose expressions are written in braces."""
+    """Text of a constant or an f-string, whose expressions are written in braces.
+
+    An expression with a text of several words is ``{...}``: its texts are texts of their own.
+    """
     if isinstance(node, ast.JoinedStr):
         return "".join(map(_text, node.values))
     if isinstance(node, ast.FormattedValue):

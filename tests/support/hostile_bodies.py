@@ -7,7 +7,9 @@ import random
 from full_bodies import BODIES
 
 DEEP = "@deep@"  # stands for nesting that ``json.dumps`` cannot write
+# The first is allowed by ``MAX_DEPTH`` of bitnet/runtime/request_checks.py, the others are not.
 DEPTHS = (99, 150, 3000, 40_000)
+TOO_DEEP = 120
 CHAT = [{"role": "user", "content": "a"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
@@ -97,7 +99,7 @@ def with_wrong_values(fields, full):
     others = [(name,) for name in fields if name not in full]
     for place in [*places(full), *others]:
         for value in WRONG:
-            yield place, _written(_replaced(full, place, value), 120)
+            yield place, _written(_replaced(full, place, value), TOO_DEEP)
 
 
 def places(value, place=()):

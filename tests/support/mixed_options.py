@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dense_options import BIAS, FACTOR, RARELY, WINDOW, layer_types, optional
+from dense_options import BOOL, FACTOR, RARELY, WINDOW, layer_types, optional
 from hypothesis import strategies as st
 
 #: Sizes of latent attention.
@@ -55,7 +55,7 @@ def delta_net(draw: st.DrawFn, layers: int) -> dict[str, Any]:
     key_heads = draw(st.integers(1, 3))
     width = draw(st.sampled_from([8, 16, 24]))
     widths = {"linear_key_head_dim": width, "linear_value_head_dim": width}
-    # llama.cpp does not load values of another width than keys.
+    # llama.cpp does not load values of another width than keys: most draws have equal widths.
     if draw(st.integers(0, 2)) == 0:
         widths["linear_value_head_dim"] = draw(st.sampled_from([8, 16, 20]))
     own = {
@@ -64,7 +64,7 @@ def delta_net(draw: st.DrawFn, layers: int) -> dict[str, Any]:
         "linear_conv_kernel_dim": draw(st.integers(2, 5)),
     }
     types = st.lists(kinds, min_size=layers, max_size=layers)
-    return own | widths | draw(optional(attention_bias=BIAS, layer_types=types))
+    return own | widths | draw(optional(attention_bias=BOOL, layer_types=types))
 
 
 def _short_convolutions(layers: int) -> st.SearchStrategy[dict[str, Any]]:
@@ -78,7 +78,7 @@ def _short_convolutions(layers: int) -> st.SearchStrategy[dict[str, Any]]:
             block_ffn_dim_multiplier=st.sampled_from([None, 1.0, 1.3]),
             block_multiple_of=st.sampled_from([1, 32]),
             conv_L_cache=st.integers(2, 5),
-            conv_bias=BIAS,
+            conv_bias=BOOL,
             full_attn_idxs=st.lists(st.integers(0, layers), max_size=layers),
             layer_types=st.lists(kinds, min_size=layers, max_size=layers),
         ),
@@ -108,14 +108,14 @@ def _falcon_h1(draw: st.DrawFn, _layers: int) -> dict[str, Any]:
     )
     return own | draw(
         optional(
-            attention_bias=BIAS,
-            mamba_conv_bias=BIAS,
-            mamba_norm_before_gate=BIAS,
-            mamba_proj_bias=BIAS,
-            mamba_rms_norm=BIAS,
-            mlp_bias=BIAS,
+            attention_bias=BOOL,
+            mamba_conv_bias=BOOL,
+            mamba_norm_before_gate=BOOL,
+            mamba_proj_bias=BOOL,
+            mamba_rms_norm=BOOL,
+            mlp_bias=BOOL,
             mlp_multipliers=st.lists(factor, min_size=2, max_size=2),
-            projectors_bias=BIAS,
+            projectors_bias=BOOL,
             ssm_multipliers=st.lists(factor, min_size=5, max_size=5),
             **dict.fromkeys(single, factor),
         )
@@ -139,7 +139,7 @@ def _granite_hybrid(draw: st.DrawFn, layers: int) -> dict[str, Any]:
     factors = ("attention", "embedding", "residual")
     return own | draw(
         optional(
-            attention_bias=BIAS,
+            attention_bias=BOOL,
             mamba_conv_bias=st.sampled_from([True, True, False]),
             mamba_proj_bias=st.sampled_from([False, False, True]),
             position_embedding_type=st.sampled_from([None, "rope"]),
@@ -166,24 +166,24 @@ def _nemotron_h(draw: st.DrawFn, layers: int) -> dict[str, Any]:
         "n_groups": head_groups,
         "ssm_state_size": draw(st.sampled_from([8, 12, 32])),
         "conv_kernel": draw(st.integers(2, 5)),
-        "time_step_min": 1e-30,
+        "time_step_min": 1e-30,  # no limit in effect: transformers limits prompts only
         "layer_norm_epsilon": draw(st.sampled_from([1e-6, 1e-5, 1e-3])),
     }
     return own | draw(
         optional(
-            attention_bias=BIAS,
+            attention_bias=BOOL,
             mlp_bias=RARELY,
             moe_latent_size=st.sampled_from([None, 16, 24]),
-            norm_topk_prob=BIAS,
+            norm_topk_prob=BOOL,
             routed_scaling_factor=st.sampled_from([1.0, 2.5]),
-            use_bias=BIAS,
-            use_conv_bias=BIAS,
-            mamba_proj_bias=BIAS,
+            use_bias=BOOL,
+            use_conv_bias=BOOL,
+            mamba_proj_bias=BOOL,
         )
     )
 
 
-def latent(layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
+def latent(**more: Any) -> st.SearchStrategy[dict[str, Any]]:
     """Latent attention, with experts by groups."""
     return st.builds(
         lambda groups, own, more: groups | own | more,
@@ -194,7 +194,7 @@ def latent(layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
         optional(
             attention_bias=RARELY,
             n_shared_experts=st.integers(1, 2),
-            norm_topk_prob=BIAS,
+            norm_topk_prob=BOOL,
             rope_interleave=st.sampled_from([True, True, True, False]),
             routed_scaling_factor=st.sampled_from([1.0, 2.5]),
             **more,
@@ -204,10 +204,9 @@ def latent(layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
 
 EXPERTS = {
     "DeepseekV3": lambda layers: latent(
-        layers, first_k_dense_replace=st.integers(0, layers), num_mtp_layers=st.integers(0, 1)
+        first_k_dense_replace=st.integers(0, layers), num_mtp_layers=st.integers(0, 1)
     ),
     "Glm4MoeLite": lambda layers: latent(
-        layers,
         mlp_layer_types=st.integers(0, layers).map(
             lambda first: ["dense"] * first + ["sparse"] * (layers - first)
         ),
@@ -232,25 +231,25 @@ EXPERTS = {
         dict.__or__,
         groups(),
         optional(
-            attention_bias=BIAS,
+            attention_bias=BOOL,
             first_k_dense_replace=st.integers(0, layers),
             moe_intermediate_size=st.sampled_from([32, 48]),
             n_shared_experts=st.integers(1, 2),
-            norm_topk_prob=BIAS,
+            norm_topk_prob=BOOL,
             routed_scaling_factor=st.sampled_from([1.0, 2.5]),
-            use_qk_norm=BIAS,
+            use_qk_norm=BOOL,
         ),
     ),
     "GptOss": lambda layers: experts(
         "num_local_experts",
-        attention_bias=BIAS,
+        attention_bias=BOOL,
         sliding_window=st.sampled_from([4, 11, 64]),
         layer_types=layer_types(layers),
         swiglu_limit=st.sampled_from([7.0, 7.0, 7.0, 5.0]),
     ),
     "GraniteMoe": lambda _layers: experts(
         "num_local_experts",
-        attention_bias=BIAS,
+        attention_bias=BOOL,
         attention_multiplier=FACTOR,
         embedding_multiplier=FACTOR,
         residual_multiplier=FACTOR,
@@ -263,12 +262,12 @@ EXPERTS = {
     ),
     "Mixtral": lambda _layers: experts("num_local_experts", sliding_window=WINDOW),
     "Olmoe": lambda _layers: experts(
-        attention_bias=BIAS, norm_topk_prob=RARELY, clip_qkv=st.sampled_from([None, None, 0.5])
+        attention_bias=BOOL, norm_topk_prob=RARELY, clip_qkv=st.sampled_from([None, None, 0.5])
     ),
     "Qwen3Moe": lambda _layers: st.builds(
         lambda own, norm: own | {"norm_topk_prob": not norm},
         experts(
-            attention_bias=BIAS,
+            attention_bias=BOOL,
             moe_intermediate_size=st.sampled_from([32, 64]),
             decoder_sparse_step=st.sampled_from([1, 1, 2]),
             use_sliding_window=RARELY,
@@ -289,7 +288,7 @@ STATES = {
         dict.__or__,
         experts(
             conv_L_cache=st.integers(2, 5),
-            conv_bias=BIAS,
+            conv_bias=BOOL,
             moe_intermediate_size=st.sampled_from([32, 48]),
             norm_topk_prob=st.sampled_from([True, True, True, False]),
             num_dense_layers=st.integers(0, layers),

@@ -49,7 +49,7 @@ class ModelFolder(Folder):
             self.files["tokenizer_config.json"] = {"tokenizer_class": "LlamaTokenizer"}
         self._templates()
         config = self.files.get("tokenizer_config.json")
-        if config and draw.random() < 0.6:  # what real folders have
+        if config and draw.random() < 0.6:  # as in most real folders, which lack these keys
             for key in ("split_special_tokens", "image_token", "strip_accents", "do_lower_case"):
                 config.pop(key, None)
             for role in ("sep_token", "pad_token", "cls_token", "mask_token"):

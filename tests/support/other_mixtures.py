@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dense_options import BIAS, RARELY, layer_types, optional
+from dense_options import BOOL, RARELY, layer_types, optional
 from hypothesis import strategies as st
 from mixed_options import LATENT_WIDTHS, delta_net, experts, groups, latent
 
@@ -21,14 +21,14 @@ def _together(*options: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[
     return st.tuples(*options).map(union)
 
 
-def _grouped(layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
+def _grouped(**more: Any) -> st.SearchStrategy[dict[str, Any]]:
     """Options of experts that are chosen by groups."""
     return _together(
         groups(),
         optional(
             moe_intermediate_size=EXPERT_WIDTH,
             n_shared_experts=st.integers(1, 2),
-            norm_topk_prob=BIAS,
+            norm_topk_prob=BOOL,
             routed_scaling_factor=SCALE,
             **more,
         ),
@@ -54,7 +54,7 @@ def _jamba(draw: st.DrawFn, layers: int) -> dict[str, Any]:
             optional(
                 mamba_conv_bias=st.sampled_from([True, True, False]),
                 mamba_expand=st.sampled_from([1, 2]),
-                mamba_proj_bias=BIAS,
+                mamba_proj_bias=BOOL,
             ),
         )
     )
@@ -67,7 +67,7 @@ def _mamba(_layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
         layer_norm_epsilon=st.sampled_from([1e-6, 1e-5, 1e-3]),
         state_size=st.sampled_from([4, 8, 16]),
         time_step_rank=st.sampled_from(["auto", 4, 6]),
-        use_bias=BIAS,
+        use_bias=BOOL,
         use_conv_bias=st.sampled_from([True, True, False]),
         **more,
     )
@@ -90,7 +90,7 @@ def _mamba2(draw: st.DrawFn, _layers: int) -> dict[str, Any]:
     } | draw(
         optional(
             layer_norm_epsilon=st.sampled_from([1e-6, 1e-5, 1e-3]),
-            use_bias=BIAS,
+            use_bias=BOOL,
             use_conv_bias=st.sampled_from([True, True, False]),
         )
     )
@@ -98,8 +98,8 @@ def _mamba2(draw: st.DrawFn, _layers: int) -> dict[str, Any]:
 
 @st.composite
 def _olmo_hybrid(draw: st.DrawFn, layers: int) -> dict[str, Any]:
-    # Transformers needs both kinds. Its 5.24 saves convolutions in three equal parts, hence as many
-    # heads for values as for keys, of one width.
+    # Transformers needs both kinds. Version 5.24 saves convolutions in three equal parts, hence as
+    # many heads for values as for keys, of one width.
     others = st.sampled_from(["linear_attention", "full_attention"])
     both = ["linear_attention", "full_attention"]
     kinds = [*both, *draw(st.lists(others, min_size=layers - 2, max_size=layers - 2))]
@@ -112,7 +112,7 @@ def _olmo_hybrid(draw: st.DrawFn, layers: int) -> dict[str, Any]:
         "linear_num_key_heads": heads,
         "linear_num_value_heads": heads,
         "linear_value_head_dim": width,
-    } | draw(optional(attention_bias=BIAS, linear_allow_neg_eigval=BIAS))
+    } | draw(optional(attention_bias=BOOL, linear_allow_neg_eigval=BOOL))
 
 
 @st.composite
@@ -135,7 +135,7 @@ def _linear_and_latent(layers: int, **more: Any) -> st.SearchStrategy[dict[str, 
             ),
             mlp_layer_types=_mlp_types(layers),
             n_shared_experts=st.integers(1, 2),
-            norm_topk_prob=BIAS,
+            norm_topk_prob=BOOL,
             routed_scaling_factor=SCALE,
             **more,
         ),
@@ -191,17 +191,17 @@ OTHER_MIXTURES = {
         "moe_num_experts", "moe_topk", least=2, moe_num_shared_experts=st.integers(1, 2)
     ),
     "AXK1": lambda layers: _together(
-        latent(layers), optional(mlp_layer_types=_mlp_types(layers), topk_group=st.integers(1, 2))
+        latent(), optional(mlp_layer_types=_mlp_types(layers), topk_group=st.integers(1, 2))
     ),
     "BailingHybrid": _ling3,
     "Cohere2Moe": lambda layers: _together(
         experts(
-            attention_bias=BIAS,
+            attention_bias=BOOL,
             expert_selection_fn=st.sampled_from(["softmax", "sigmoid"]),
             layer_norm_eps=st.sampled_from([1e-6, 1e-5, 1e-3]),
             logit_scale=st.sampled_from([0.0625, 0.25, 2.0]),
             mlp_layer_types=_mlp_types(layers),
-            norm_topk_prob=BIAS,
+            norm_topk_prob=BOOL,
             num_shared_experts=st.integers(0, 2),
             prefix_dense_intermediate_size=st.sampled_from([48, 80]),
             shared_expert_combination_strategy=st.sampled_from(["average", "sum"]),
@@ -210,10 +210,10 @@ OTHER_MIXTURES = {
     ),
     "Flint": lambda layers: _together(
         experts(
-            attention_bias=BIAS,
+            attention_bias=BOOL,
             decoder_sparse_step=st.sampled_from([1, 1, 2]),
             moe_intermediate_size=EXPERT_WIDTH,
-            norm_topk_prob=BIAS,
+            norm_topk_prob=BOOL,
             shared_expert_intermediate_size=st.sampled_from([32, 40]),
         ),
         _windows(layers),
@@ -222,7 +222,7 @@ OTHER_MIXTURES = {
         experts(
             "num_local_experts",
             least=2,
-            attention_bias=BIAS,
+            attention_bias=BOOL,
             attention_multiplier=st.sampled_from([0.2, 1.0]),
             embedding_multiplier=st.sampled_from([1.0, 3.0]),
             logits_scaling=st.sampled_from([1.0, 3.0]),
@@ -232,7 +232,7 @@ OTHER_MIXTURES = {
         _windows(layers),
     ),
     "HYV3": lambda layers: experts(
-        attention_bias=BIAS,
+        attention_bias=BOOL,
         mlp_layer_types=_mlp_types(layers),
         moe_intermediate_size=EXPERT_WIDTH,
         num_shared_experts=st.integers(1, 2),
@@ -241,7 +241,7 @@ OTHER_MIXTURES = {
     "KimiLinear": _kimi_linear,
     "Laguna": lambda layers: _together(
         experts(
-            attention_bias=BIAS,
+            attention_bias=BOOL,
             gating=st.sampled_from([True, "per-head", "per-element"]),
             mlp_layer_types=_mlp_types(layers),
             moe_intermediate_size=EXPERT_WIDTH,
@@ -252,12 +252,12 @@ OTHER_MIXTURES = {
     ),
     "Lfm3": lambda layers: _together(
         optional(
-            attention_bias=BIAS,
+            attention_bias=BOOL,
             conv_L_cache=st.integers(2, 7),
-            conv_bias=BIAS,
+            conv_bias=BOOL,
             norm_eps=st.sampled_from([1e-6, 1e-5, 1e-3]),
-            use_attention_gate=BIAS,
-            use_sandwich_norm=BIAS,
+            use_attention_gate=BOOL,
+            use_sandwich_norm=BOOL,
         ),
         st.fixed_dictionaries(
             {
@@ -272,17 +272,16 @@ OTHER_MIXTURES = {
     ),
     "Mellum": lambda layers: _together(
         experts(
-            attention_bias=BIAS,
+            attention_bias=BOOL,
             mlp_layer_types=_mlp_types(layers),
             moe_intermediate_size=EXPERT_WIDTH,
-            norm_topk_prob=BIAS,
+            norm_topk_prob=BOOL,
         ),
         _windows(layers),
     ),
-    "SarvamMLA": lambda layers: latent(layers, first_k_dense_replace=st.integers(0, layers)),
+    "SarvamMLA": lambda layers: latent(first_k_dense_replace=st.integers(0, layers)),
     "SarvamMoE": lambda layers: _grouped(
-        layers,
-        attention_bias=BIAS,
+        attention_bias=BOOL,
         first_k_dense_replace=st.integers(0, layers),
         use_qk_norm=st.sampled_from([True, True, False]),
     ),
@@ -316,14 +315,14 @@ OTHER_MIXTURES = {
             }
         ),
     ),
-    "DeepseekV2": lambda layers: latent(layers, first_k_dense_replace=st.integers(0, layers)),
+    "DeepseekV2": lambda layers: latent(first_k_dense_replace=st.integers(0, layers)),
     "Dots1": lambda layers: _grouped(
-        layers, attention_bias=BIAS, first_k_dense_replace=st.integers(0, layers)
+        attention_bias=BOOL, first_k_dense_replace=st.integers(0, layers)
     ),
     "ExaoneMoe": lambda layers: _together(
         experts(
             moe_intermediate_size=EXPERT_WIDTH,
-            norm_topk_prob=BIAS,
+            norm_topk_prob=BOOL,
             num_shared_experts=st.integers(1, 2),
             routed_scaling_factor=SCALE,
         ),
@@ -336,8 +335,8 @@ OTHER_MIXTURES = {
         ),
     ),
     "FalconMamba": lambda layers: _mamba(layers, mixer_rms_eps=st.sampled_from([1e-6, 1e-2])),
-    "FlexOlmo": lambda _layers: experts(attention_bias=BIAS, norm_topk_prob=BIAS),
-    "HunYuanMoEV1": lambda _layers: experts(used="moe_topk", least=2, attention_bias=BIAS),
+    "FlexOlmo": lambda _layers: experts(attention_bias=BOOL, norm_topk_prob=BOOL),
+    "HunYuanMoEV1": lambda _layers: experts(used="moe_topk", least=2, attention_bias=BOOL),
     "Jamba": _jamba,
     "Mamba": _mamba,
     "Mamba2": _mamba2,
@@ -345,15 +344,15 @@ OTHER_MIXTURES = {
     "OlmoHybrid": _olmo_hybrid,
     "Phimoe": lambda _layers: _together(
         st.fixed_dictionaries({"num_local_experts": st.integers(2, 8)}),
-        optional(attention_bias=BIAS, lm_head_bias=BIAS, sliding_window=st.sampled_from([None, 5])),
+        optional(attention_bias=BOOL, lm_head_bias=BOOL, sliding_window=st.sampled_from([None, 5])),
     ),
     "Qwen2Moe": lambda layers: experts(
         decoder_sparse_step=st.sampled_from([1, 1, 2]),
         max_window_layers=st.integers(0, layers),
         mlp_only_layers=st.lists(st.integers(0, layers - 1), max_size=2),
         moe_intermediate_size=EXPERT_WIDTH,
-        norm_topk_prob=BIAS,
-        qkv_bias=BIAS,
+        norm_topk_prob=BOOL,
+        qkv_bias=BOOL,
         shared_expert_intermediate_size=st.sampled_from([32, 40]),
         sliding_window=st.sampled_from([5, 64]),
         use_sliding_window=RARELY,
@@ -363,9 +362,9 @@ OTHER_MIXTURES = {
         experts(
             decoder_sparse_step=st.sampled_from([1, 1, 2]),
             moe_intermediate_size=EXPERT_WIDTH,
-            norm_topk_prob=BIAS,
+            norm_topk_prob=BOOL,
             shared_expert_intermediate_size=st.sampled_from([32, 48]),
         ),
     ),
-    "SolarOpen": lambda layers: _grouped(layers, attention_bias=BIAS),
+    "SolarOpen": lambda _layers: _grouped(attention_bias=BOOL),
 }

@@ -9,7 +9,7 @@ import json
 
 import numpy as np
 from hf_folders import bf16, save_tensors
-from sentencepiece_writer import write_model
+from sentencepiece_writer import sentencepiece_bytes
 from tiny_models import TOKENS
 
 from bitnet.tokenizer.spec import TokenizerSpec
@@ -261,7 +261,7 @@ def with_tokenizer(path, name):
     model = TokenizerSpec(
         "spm", pieces, scores=scores, token_types=kinds, add_space_prefix=True, **special
     )
-    (path / "tokenizer.model").write_bytes(write_model(model))
+    (path / "tokenizer.model").write_bytes(sentencepiece_bytes(model))
     return path
 
 

@@ -278,7 +278,7 @@ def _jais_block(_layer: int) -> dict[str, tuple[int, ...]]:
         "mlp.c_fc.weight": (DIM, 160),
         "mlp.c_fc2.weight": (DIM, 160),
         "mlp.c_proj.weight": (160, DIM),
-        "ln_1.weight": (DIM, DIM),
+        "ln_1.weight": (DIM, DIM),  # replaced below: here for the width of its bias
         "ln_2.weight": (DIM, DIM),
     }
     biases = {name.replace("weight", "bias"): shape[1:] for name, shape in shapes.items()}
@@ -490,8 +490,8 @@ def write_folder(kind: str, folder: Path, **changes: Any) -> Callable[[list[int]
     tensors = {}
     for name, shape in shapes.items():
         values = rng.standard_normal(shape) * 0.15
-        if "norm" in name or ".ln_" in name:
-            values += "bias" not in name
+        if ("norm" in name or ".ln_" in name) and "bias" not in name:
+            values += 1
         tensors[name] = values.astype(np.float32)
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))

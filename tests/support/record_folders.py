@@ -4,10 +4,12 @@
 
 records the random folder with the seed 353, and the folder that transformers 4.57.1 saves from the
 one with the seed 17. ``vocabulary-17`` and ``vocabulary-17@4.57.1`` are random folders with
-``vocab.json`` and without ``tokenizer.json``; config.json of the second names this version. A case
-with ``@VERSION`` must be recorded by a Python with this version, the others by one with
-transformers 5. Cases that are already recorded keep their place. With ``--print`` first, the cases
-that the installed version reads are printed, and nothing is written.
+``vocab.json`` and without ``tokenizer.json``; config.json of the second names this version.
+``model-17`` is a random folder with ``tokenizer.model`` alone, and ``usual-plain`` the folder
+``plain`` of ``usual_folders.py``. A case with ``@VERSION`` must be recorded by a Python with this
+version, the others by one with transformers 5. Cases that are already recorded keep their place.
+With ``--print`` first, the cases that the installed version reads are printed, and nothing is
+written.
 """
 
 import json

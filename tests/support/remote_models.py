@@ -24,7 +24,6 @@ class Remote:
     names: dict[str, str] = field(default_factory=dict)  # replacements of patterns in names
     join: Callable[[list[Any], dict[str, Any]], Any] | None = None  # joins query, key and value
     joined: str = ""  # name of the joined matrix
-    fuse: str = ""  # name of the matrix of gate and up together
 
 
 def write(remote: Remote, folder: Path) -> Any:
@@ -32,7 +31,6 @@ def write(remote: Remote, folder: Path) -> Any:
     model = make(remote.kind, remote.options, folder)
     path = folder / "config.json"
     config = json.loads(path.read_text())
-    config |= {"auto_map": {"AutoConfig": "x.Y"}} if "auto_map" in remote.config else {}
     config = {key: value for key, value in (config | remote.config).items() if value is not None}
     path.write_text(json.dumps(config))
     file = folder / "model.safetensors"
@@ -51,17 +49,13 @@ def _renamed(name: str, names: dict[str, str]) -> str:
 
 
 def _with_joined(tensors: Tensors, remote: Remote, options: dict[str, Any]) -> Tensors:
-    """*tensors* with queries, keys and values joined, and gate and up, as in *remote*."""
+    """*tensors* with queries, keys and values joined as in *remote*."""
     for name in list(tensors):
         match = _QKV.fullmatch(name)
         if match and remote.join:
             block, kind = match.groups()
             parts = [tensors.pop(f"{block}.self_attn.{part}_proj.{kind}") for part in "qkv"]
             tensors[f"{block}.{remote.joined}.{kind}"] = remote.join(parts, options)
-        if remote.fuse and name.endswith("mlp.gate_proj.weight"):
-            block = name.removesuffix("gate_proj.weight")
-            both = [tensors.pop(f"{block}{part}_proj.weight") for part in ("gate", "up")]
-            tensors[f"{block}{remote.fuse}.weight"] = torch.cat(both)
     return tensors
 
 

@@ -76,6 +76,7 @@ def script(monkeypatch, tokenizer, steps, without_tools="ok"):
             text = without_tools
             if TOOLS in prompt:
                 text = steps[min(prompt.count(RESULT), len(steps) - 1)]
+            # With the sequence: another one could get the id of one that is no longer in memory.
             ids[id(sequence)] = sequence, tokenizer.encode(text, add_special=False)
         return ids[id(sequence)][1]
 

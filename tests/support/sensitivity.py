@@ -75,8 +75,8 @@ ENCODINGS = (*FLOATS, *BLOCKS)
 THEIR_ENCODINGS = (*FLOATS, "Q8_0", "Q4_1", "Q4_K")
 #: Without halves: ik_llama.cpp writes out of bounds for experts of 16 bits.
 IK_ENCODINGS = ("F32", "Q8_0", "Q4_K")
-#: Encodings in which the mistakes of every model are measured: floats, halves, activations of 8
-#: bits.
+#: Encodings in which, besides TERNARY, the mistakes of every model are measured: floats, halves,
+#: activations of 8 bits.
 WITH_MISTAKES = ("F32", "F16", "Q8_0")
 #: In each other encoding, the mistakes of every fifth model are measured, of another fifth in each.
 SHARES = 5
@@ -95,12 +95,8 @@ REFUSED = {
         name: f"unknown model architecture: '{name}'"
         for name in (
             *("axk1", "biogpt", "gpt_neo", "gpt_refact", "hyperclovax", "lfm3", "nanochat"),
-            "openai-gpt",
+            *("openai-gpt", "persimmon", "vaultgemma", "youtu"),
         )
-    },
-    **{
-        name: f"unknown model architecture: '{name}'"
-        for name in ("persimmon", "vaultgemma", "youtu")
     },
 }
 #: Families that llama.cpp loads but computes differently, and the difference.
@@ -402,7 +398,10 @@ def encodings_of(engine: str) -> tuple[str, ...]:
 
 
 def measure(engine: str, encoding: str, measured: dict[str, Any] | None = None) -> dict[str, Any]:
-    """*measured*, or a row without models, with :data:`AT_ONCE` more of *engine* in *encoding*."""
+    """The row of *engine* and *encoding*, with up to :data:`AT_ONCE` more models.
+
+    *measured* is the row before them; None if it has no models.
+    """
     references.ask = ask_here  # a process for each model takes longer than the model
     in_full = encoding in WITH_MISTAKES or encoding in TERNARY
     share = encodings_of(engine).index(encoding) % SHARES
@@ -467,7 +466,7 @@ def main(words: list[str]) -> int:
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
         running: dict[Future[dict[str, Any]], str] = {}
 
-        def go_on(title: str) -> None:
+        def measure_more(title: str) -> None:
             engine, encoding = title.split()
             row = measured.get(title)
             if row is None or len(row["models"]) < len(names_of(engine, encoding)):
@@ -475,14 +474,14 @@ def main(words: list[str]) -> int:
 
         for title in order:
             if title.split()[0] in engines:
-                go_on(title)
+                measure_more(title)
         while running:
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 title = running.pop(future)
                 measured[title] = future.result()
                 print(f"{title}: {measured[title]['seconds']} s", file=sys.stderr)
-                go_on(title)
+                measure_more(title)
             table["measured"] = {title: measured[title] for title in order if title in measured}
             write_text(options.output, text_of(table))
     table["measured"] = {title: measured[title] for title in order if title in measured}

@@ -2,13 +2,16 @@
 
 import struct
 
+# Wire types of protobuf.
 _VARINT = 0
 _BYTES = 2
+_FIXED32 = 5
+# Types of models.
 _UNIGRAM = 1
 _BPE = 2
 
 
-def write_model(spec, kind=None):
+def sentencepiece_bytes(spec, kind=None):
     """The protobuf bytes of *spec*, which the ``sentencepiece`` library loads.
 
     *kind* is the number of the model's type, by default that of *spec*. Numbers of fields are those
@@ -17,8 +20,8 @@ def write_model(spec, kind=None):
     out = bytearray()
     types = spec.token_types or [1] * len(spec.tokens)
     for piece, score, type_ in zip(spec.tokens, spec.scores, types, strict=True):
-        body = _string(1, piece.encode()) + b"\x15" + struct.pack("<f", score)
-        out += _string(1, body + _number(3, type_))
+        body = _string(1, piece.encode()) + _float(2, score) + _number(3, type_)
+        out += _string(1, body)
     trainer = _number(3, kind or (_BPE if spec.model == "spm" else _UNIGRAM))
     trainer += _number(35, int(spec.byte_fallback)) + _string(44, spec.unknown_text.encode())
     for field, id in ((40, spec.unknown_id), (41, spec.bos_id), (42, spec.eos_id)):
@@ -28,7 +31,8 @@ def write_model(spec, kind=None):
     normalizer = _string(1, b"identity" if not spec.charsmap else b"user_defined")
     normalizer += _string(2, spec.charsmap)
     normalizer += _number(3, int(spec.add_space_prefix))
-    normalizer += _number(4, int(spec.remove_extra_whitespaces)) + _number(5, 1)
+    normalizer += _number(4, int(spec.remove_extra_whitespaces))
+    normalizer += _number(5, 1)  # escape_whitespaces
     return bytes(out + _string(2, trainer) + _string(3, normalizer))
 
 
@@ -46,6 +50,11 @@ def _encode_varint(value):
 def _number(field, value):
     """A field of protobuf with an integer."""
     return _encode_varint(field << 3 | _VARINT) + _encode_varint(value)
+
+
+def _float(field, value):
+    """A field of protobuf with a number of 32 bits."""
+    return _encode_varint(field << 3 | _FIXED32) + struct.pack("<f", value)
 
 
 def _string(field, value):

@@ -51,7 +51,10 @@ class Process:
         return httpx.post(self.address + path, json=body, timeout=PATIENCE_S, verify=False)
 
     def stream(self, body, path="/v1/inference"):
-        """The streamed reply as a context manager, entered with its headers and first token."""
+        """The streamed reply as a context manager, which waits for the headers when entered.
+
+        The server sends them with the first token.
+        """
         return httpx.stream(
             "POST", self.address + path, json=body, timeout=PATIENCE_S, verify=False
         )

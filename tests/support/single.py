@@ -17,7 +17,7 @@ def compute(ops, kind, rows, widths, *, states=(), **fields):
         kind: class of the instruction.
         rows: contents of its input registers, by field, ``(T, width)``.
         widths: widths of its output registers, by field.
-        states: states of fixed size, one for each cache; they are updated in place.
+        states: states of fixed size, as of as many layers; they are updated in place.
         fields: other fields of the instruction; arrays, also in tuples, are its weights.
     """
     weights = {}

@@ -48,7 +48,7 @@ def document(version="v3", *, joined=JOINED, spare=3, count=30, **parts):
     """A ``tekken.json`` of the bytes and *joined*, with *count* special tokens.
 
     The *spare* last tokens are beyond the size of the vocabulary, and do not count. *parts* are
-    further keys.
+    further keys. A file of version v3 or v7 need not list its special tokens, and does not here.
     """
     texts = [bytes([byte]) for byte in range(256)]
     texts += [text if isinstance(text, bytes) else text.encode() for text in joined]

@@ -203,7 +203,7 @@ MIXTURES = {
     },
     "cohere2moe": {
         "attention.sliding_window": 4,
-        "attention.layer_norm_rms_epsilon": None,
+        "attention.layer_norm_rms_epsilon": None,  # as if missing, in place of that in KEYS
         "expert_gating_func": 2,
         "expert_shared_count": 2,
         "leading_dense_block_count": 1,
@@ -300,7 +300,6 @@ KIMI_LINEAR = {
     "ssm.conv_kernel": 4,
 }
 HRM = {
-    "attention.head_count_kv": 4,
     "block_count": 4,
     "embedding_scale": 2.0,
     "hrm.h_cycles": 2,

@@ -160,11 +160,10 @@ def _encoded(weight, name, rounded):
     """*weight* in the encoding *name*, expert by expert if it has three dimensions."""
     quant = types.by_name(name)
     if len(weight.shape) == 3:
-        parts = [_encoded(matrix, name, rounded) for matrix in weight.matrices()]
         if name == "I2_S":  # whose scale belongs to a tensor; no file has such experts
             name = "TQ2_0"
             quant = types.by_name("TQ2_0")
-            parts = [_encoded(matrix, name, rounded) for matrix in weight.matrices()]
+        parts = [_encoded(matrix, name, rounded) for matrix in weight.matrices()]
         data = np.concatenate([part.data for part in parts])
         return Weight(weight.name, weight.shape, quant, data)
     if name == "Q4_K" and not rounded:

@@ -77,7 +77,7 @@ def describe(name: str) -> dict[str, object]:
         return {"refused": "it runs in Python"}
     if kind.__name__ != name:
         return {"same_as": kind.__name__}
-    # The code of CodeLlama's matters only for texts with its fill token.
+    # The methods of CodeLlama's class matter only for texts with its fill token.
     if name != "CodeLlamaTokenizer" and any(method in kind.__dict__ for method in _OWN_CODE):
         return {"refused": "it encodes or decodes in Python"}
     if name in _OWN_TEMPLATE:
@@ -111,13 +111,19 @@ def build(kind: type) -> dict[str, object]:
         names = [json.dumps(values[at]).strip('"') for at in effective]
         variants[" ".join([*names, *["charsmap"] * charsmap])] = rows.index(sections)
     plain = make(kind, {}, vocabulary(kind, roles=()))
-    special = plain._special_tokens_map.items()
+    # Of tokens with the same text, only the first is added, so its flags count for all of them.
+    added = {str(value): value for value in plain.added_tokens_decoder.values()}
+    special = {
+        role: value if isinstance(value, str) else added[str(value)]
+        for role, value in plain._special_tokens_map.items()
+        if value is not None
+    }
     return {
         "model": kind.model.__name__ if kind.model else "Unigram",
         "options": [keys[at] for at in effective],
         "variants": variants,
         "sections": rows,
-        "special": {role: token(value) for role, value in special if value is not None},
+        "special": {role: token(value) for role, value in special.items()},
         "named": named_tokens(kind),
         "extra": [token(value) for value in plain._extra_special_tokens],
         "adds_again": added_again(kind),
@@ -240,7 +246,7 @@ def added_again(kind: type) -> str:
     again = tokens["{eos_token}"]
     if not again.lstrip:
         return "plain"
-    # Named tokens become special; one that is added again is not normalized either.
+    # Named tokens become special in any case, so only an extra token shows what the class does.
     extra = tokenizers.AddedToken("{extra}", lstrip=True, special=False)
     arguments |= {"extra_special_tokens": [extra], "added_tokens_decoder": {1: extra}}
     made = make(kind, arguments, vocabulary(kind, first=("{extra}",)))

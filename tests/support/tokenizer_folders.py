@@ -94,7 +94,7 @@ class Folder:
         special = draw.sample(USUAL, draw.randint(2, 6))
         if kind == "bytes" and draw.random() < 0.7:
             special.append("<|endoftext|>")
-        tokens, merges = _byte_vocabulary() if kind == "bytes" else _word_vocabulary(kind)
+        tokens, merges = byte_vocabulary() if kind == "bytes" else _word_vocabulary(kind)
         in_vocabulary = [text for text in special if draw.random() < 0.7 or kind != "bytes"]
         at = draw.choice((0, len(tokens)))
         if kind == "unigram":
@@ -357,7 +357,7 @@ class VocabularyFolder(Folder):
 
     def __init__(self, seed: int) -> None:
         self.draw = draw = random.Random(seed)
-        tokens, merges = _byte_vocabulary()
+        tokens, merges = byte_vocabulary()
         special = [*draw.sample(USUAL, draw.randint(2, 9)), "<|endoftext|>"]
         texts = [*special, *tokens] if draw.random() < 0.5 else [*tokens, *special]
         ids = {text: id for id, text in enumerate(texts)}
@@ -377,7 +377,7 @@ class VocabularyFolder(Folder):
         self._templates()
 
 
-def _byte_vocabulary() -> tuple[list[str], list[list[str]]]:
+def byte_vocabulary() -> tuple[list[str], list[list[str]]]:
     """Tokens and merges of a small byte-level BPE."""
     tokens = list(BYTE_TO_CHARACTER)
     merges = [

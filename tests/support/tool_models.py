@@ -92,7 +92,7 @@ def _characters(family, control):
     marks = "\n".join(form_named_in(SIGNS[family]).texts) if family in SIGNS else ""
     for mark in control:
         marks = marks.replace(mark, "")
-    needed = {letter for letter in marks if letter >= "\n"}
+    needed = {letter for letter in marks if letter >= "\n"}  # without placeholders: \0 and up
     return common if needed <= set(common) else sorted(needed | set(_CALLED))
 
 

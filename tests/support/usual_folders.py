@@ -5,7 +5,7 @@ Their tokenizers are small; the tests are about the files beside them.
 
 from copy import deepcopy
 
-from tokenizer_folders import Folder, _byte_vocabulary
+from tokenizer_folders import Folder, byte_vocabulary
 
 _JSON = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
@@ -33,7 +33,7 @@ def _token(text: str, **flags: bool) -> dict[str, object]:
 
 def _bytes(**sections: object) -> dict[str, object]:
     """A byte-level ``tokenizer.json`` with the tokens of ``NAMES`` behind its vocabulary."""
-    tokens, merges = _byte_vocabulary()
+    tokens, merges = byte_vocabulary()
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     level["use_regex"] = True
     document = {
@@ -77,7 +77,7 @@ _BOS = {
 _DECODER = {str(id): _token(text) for text, id in _IDS.items()}
 _NAMED = [{"name": name, "template": f"{name} {TEMPLATE}"} for name in ("rag", "tool_use")]
 _EOS = {"eos_token": "</s>"}
-_WITH = {**_EOS, "chat_template": TEMPLATE}
+_CHAT = {**_EOS, "chat_template": TEMPLATE}
 
 
 def _added(text: str, **flags: bool) -> dict[str, object]:
@@ -86,7 +86,7 @@ def _added(text: str, **flags: bool) -> dict[str, object]:
 
 
 FOLDERS: dict[str, dict[str, object]] = {
-    "plain": {_CONFIG: {**_WITH, "tokenizer_class": "PreTrainedTokenizerFast"}},
+    "plain": {_CONFIG: {**_CHAT, "tokenizer_class": "PreTrainedTokenizerFast"}},
     "saved-by-5": {
         _CONFIG: {
             "tokenizer_class": "Qwen2Tokenizer",
@@ -120,10 +120,10 @@ FOLDERS: dict[str, dict[str, object]] = {
             "chat_template": TEMPLATE,
         },
     },
-    "role-empty": {_CONFIG: {**_WITH, "bos_token": ""}},
-    "role-of-a-plain-token": {_CONFIG: {**_WITH, "eos_token": "the"}},
-    "role-outside": {_CONFIG: {**_WITH, "eos_token": "<|eot|>", "pad_token": "<pad>"}},
-    "map-empty": {_CONFIG: _WITH, _MAP: {}},
+    "role-empty": {_CONFIG: {**_CHAT, "bos_token": ""}},
+    "role-of-a-plain-token": {_CONFIG: {**_CHAT, "eos_token": "the"}},
+    "role-outside": {_CONFIG: {**_CHAT, "eos_token": "<|eot|>", "pad_token": "<pad>"}},
+    "map-empty": {_CONFIG: _CHAT, _MAP: {}},
     "templates-in-list": {
         _CONFIG: {
             **_EOS,
@@ -145,18 +145,18 @@ FOLDERS: dict[str, dict[str, object]] = {
     },
     "template-of-a-number": {_CONFIG: {**_EOS, "chat_template": 5}},
     "templates-beside": {
-        _CONFIG: _WITH,
+        _CONFIG: _CHAT,
         "additional_chat_templates/tool_use.jinja": "x" + TEMPLATE,
     },
     "templates-in-three-places": {
-        _CONFIG: _WITH,
+        _CONFIG: _CHAT,
         _JINJA: "file" + TEMPLATE,
         "additional_chat_templates/tool_use.jinja": "beside" + TEMPLATE,
         "additional_chat_templates/README.md": "text",
     },
     "template-with-cr-lf": {_CONFIG: _EOS, _JINJA: TEMPLATE.replace("\n", "\r\n") + "\r\n"},
     "template-with-bom": {_CONFIG: _EOS, _JINJA: "\ufeff" + TEMPLATE},
-    "template-of-a-processor": {_CONFIG: _WITH, "chat_template.json": {"chat_template": "x"}},
+    "template-of-a-processor": {_CONFIG: _CHAT, "chat_template.json": {"chat_template": "x"}},
     "template-with-generation": {
         _CONFIG: {
             **_EOS,
@@ -164,10 +164,10 @@ FOLDERS: dict[str, dict[str, object]] = {
             "{% endgeneration %}{% endfor %}",
         }
     },
-    "added-beside": {_CONFIG: _WITH, _ADDED: {"<new>": _FIRST + 6, "<tool_call>": _FIRST + 3}},
-    "added-with-other-ids": {_CONFIG: _WITH, _ADDED: {"<new>": _FIRST + 60, "<|im_end|>": 3}},
+    "added-beside": {_CONFIG: _CHAT, _ADDED: {"<new>": _FIRST + 6, "<tool_call>": _FIRST + 3}},
+    "added-with-other-ids": {_CONFIG: _CHAT, _ADDED: {"<new>": _FIRST + 60, "<|im_end|>": 3}},
     "added-with-decoder": {
-        _CONFIG: {**_WITH, "added_tokens_decoder": _DECODER},
+        _CONFIG: {**_CHAT, "added_tokens_decoder": _DECODER},
         _ADDED: {"<new>": _FIRST + 6},
     },
     "decoder-of-another-id": {

@@ -109,10 +109,10 @@ _CONTENT = {"llama": _llama, "gemma": _gemma, "wordpiece": _wordpiece}
 
 # Texts that may be next to a cut, and texts that a cut must not separate.
 UNITS = (
-    *WORDS, *"abcXYZ019 .,'/\\<>\n\r\t", " ", " ", "  ", "\n\n", "\n ", " \n", "，", "。", "！",
-    "，，", "\u0301", "e\u0301", "\u2581", "\u3000", "\xa0", "🙂", "👩\u200d🚀", "é", "ß", "Ω",
-    "ไทย", "한국", " a ", "<s>", "</s>", "[SEP]", "'s", "'ll", "I'm", "ing ", " the ",
-    "<|endoftext|>", "\x00", "\u00a8", "½",
+    *WORDS, *"abcXYZ019 .,'/\\<>\n\r\t", "\x85", "\u2028", "  ", "\n\n", "\n ", " \n",
+    "，", "。", "！", "，，", "\u0301", "e\u0301", "\u2581", "\u3000", "\xa0", "🙂",
+    "👩\u200d🚀", "é", "ß", "Ω", "ไทย", "한국", " a ", "<s>", "</s>", "[SEP]",
+    "'s", "'ll", "I'm", "ing ", " the ", "<|endoftext|>", "\x00", "\u00a8", "½",
 )  # fmt: skip
 
 

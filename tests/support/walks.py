@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PACKAGE = str(Path(__file__).parents[2] / "bitnet")
 # Code that is not a function of its own: modules, and parts of a function.
-PARTS = ("<module>", "<lambda>", "<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>")
+NOT_FUNCTIONS = ("<module>", "<lambda>", "<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>")
 
 
 class Walk:
@@ -46,7 +46,7 @@ class Walk:
         if code.co_name == "<module>":
             # Calls while a module is imported build tables: they are not steps of the walk.
             self.importing += {"call": 1, "return": -1}.get(event, 0)
-        if event != "call" or self.importing or code.co_name in PARTS:
+        if event != "call" or self.importing or code.co_name in NOT_FUNCTIONS:
             return
         if code.co_filename.startswith(PACKAGE):
             # Python 3.10 has no qualified name: there, methods of one name count as one function.

@@ -161,11 +161,14 @@ class Runner:
         content = yaml.safe_load((self.workspace / uses / "action.yml").read_text())
         defaults = {key: value.get("default", "") for key, value in content["inputs"].items()}
         inner = _Scope(self, dict(scope.env), defaults | given)
-        before = self.failed
+        # As on GitHub, success() and failure() in an action do not see the steps before it.
+        job_failed = self.failed
+        self.failed = False
         self._steps(content["runs"]["steps"], inner)
+        outcome = "failure" if self.failed else "success"
+        self.failed = job_failed
         outputs = {key: inner.text(value["value"]) for key, value in content["outputs"].items()}
-        failed, self.failed = self.failed and not before, before
-        return Step(name, "failure" if failed else "success"), outputs
+        return Step(name, outcome), outputs
 
     def _script(self, step, name, scope):
         """Outcome and outputs of a ``run:`` block."""

@@ -46,9 +46,9 @@ def texts(tmp_path):
     return folder
 
 
-def train(texts, out, *, stop=0, recipe=RECIPE, dtype=torch.bfloat16):
-    """A trainer that has run to the end of *recipe*, or to step *stop*."""
-    trainer = Trainer(texts, out, SHAPE, recipe)
+def train(texts, out, *, stop=0, dtype=torch.bfloat16):
+    """A trainer that has run to the end of RECIPE, or to step *stop*."""
+    trainer = Trainer(texts, out, SHAPE, RECIPE)
     trainer.run(every=2, stop=stop, dtype=dtype)
     return trainer
 
