@@ -22,6 +22,7 @@ PRODUCT = re.compile(r"vpdp(?:wssd|busd) ")
 STORE = re.compile(r"vmov\w+ +[XYZ]MMWORD PTR \[")
 JUMP = re.compile(r"j\w+ +([0-9a-f]+)")
 LINE = re.compile(r"^ *([0-9a-f]+):\t(.*)", re.MULTILINE)
+WITHOUT_PRODUCTS = {"scalar", "avx2"}  # levels without such instructions
 FEWEST_PRODUCTS = 4  # of a loop that is examined
 MOST_FOR_PRODUCT = 5  # instructions for each product; a loop with more does other work as well
 LOOPS = 40  # the module has more such loops; with fewer, this test would not recognize them
@@ -52,6 +53,8 @@ def test_loops_of_products_keep_their_sums_in_registers():
         pytest.skip("the compiled module is not installed or switched off")
     if OBJDUMP is None or platform.machine() != "x86_64" or platform.system() != "Linux":
         pytest.skip("needs objdump (binutils) and a module for Linux on x86-64")
+    if set(module.kernel_levels()) <= WITHOUT_PRODUCTS:
+        pytest.skip("the module has no level whose processors have these instructions")
     command = [OBJDUMP, "-d", "-M", "intel", "--no-show-raw-insn", module.__file__]
     listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     loops = list(product_loops(listing))
