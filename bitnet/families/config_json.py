@@ -47,7 +47,6 @@ from bitnet.families.keys import (
     read,
     reads,
     refusal,
-    show,
     split_ignored,
 )
 from bitnet.families.outer_models import text_keys
@@ -58,6 +57,7 @@ from bitnet.families.rope import (
     Scaling,
     Tables,
     base_above_zero,
+    refuse_unread,
     rope_parameters,
     rope_table,
     with_rope_type,
@@ -271,9 +271,8 @@ def _check_names(config: Config, stated: Config, family: Family) -> None:
     """
     for alias, name in family.aliases.items():
         is_read = alias in stated or name not in stated or name in _OF_ROPE
-        if not is_read and alias in config and config[alias] != config[name]:
-            why = f"transformers reads {alias} in its place, which is {show(config[alias])}"
-            raise refusal(name, config[name], why)
+        if not is_read and alias in config:
+            refuse_unread(config, name, alias)
 
 
 def _own_names(stated: Config, family: Family) -> dict[str, str]:

@@ -182,8 +182,8 @@ _CONTEXT = "original_max_position_embeddings"
 #: Kinds of scaling that transformers refuses; families with them list them in ``rope_scalings``.
 OF_FAMILIES = ("mrope", "ntk")
 # Parameters of each kind of scaling, besides rope_theta, the kind itself, partial_rotary_factor and
-# those of `Family.rope_parameters`. With ``dynamic`` the
-# original context is ignored: ``max_position_embeddings`` counts.
+# those of `Family.rope_parameters`. With ``dynamic`` the original context is ignored:
+# ``max_position_embeddings`` counts.
 PARAMETERS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -217,7 +217,7 @@ def refuse_unread(config: Config, usual: str, own: str) -> None:
     Values in a RoPE table have precedence over both.
     """
     if usual not in rope_parameters(config) and config[usual] != config[own]:
-        why = f"transformers reads {own} in its place, which is {config[own]:g}"
+        why = f"transformers reads {own} in its place, which is {show(config[own])}"
         raise refusal(usual, config[usual], why)
 
 

@@ -150,7 +150,7 @@ def read_adapter(path: Path) -> Adapter:
     """The adapter at *path*: a GGUF file, or a folder with ``adapter_config.json``.
 
     If a model's own tensors have adapters of tasks (Jina v3), ``FOLDER/TASK`` names one of them:
-    there is no file or folder of that name.
+    no file or folder has that name.
     """
     path = resolve_unnamed(path)
     if path.is_dir():

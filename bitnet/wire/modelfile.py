@@ -215,9 +215,9 @@ def read_llama_cpp_presets(text: str) -> tuple[list[Preset], list[str]]:
                 continue
             preset_name = _name_of(heading)
             if preset_name in headings:
-                other = headings[preset_name]
+                first_heading = headings[preset_name]
                 raise UsageError(
-                    f"preset.ini, line {number:,}: [{heading[:40]}] and [{other[:40]}] "
+                    f"preset.ini, line {number:,}: [{heading[:40]}] and [{first_heading[:40]}] "
                     f"are both the preset {preset_name!r}",
                     hint="rename one of the sections",
                 )

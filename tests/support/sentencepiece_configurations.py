@@ -19,8 +19,8 @@ from tokenizer_configurations import (
     id_lists,
     offsets_of,
     open_engines,
+    other_texts,
     random_charsmap,
-    streamed,
     texts,
 )
 
@@ -141,7 +141,7 @@ def compare_model(content, folder, seed=0, count=25):
     for text in texts(rng, list(spec.tokens), SYMBOLS, count):
         differences += _encoded(library, engines, text)
     for ids in id_lists(rng, len(spec.tokens), count * 3 // 5):
-        differences += _decoded(library, engines, ids)
+        differences += other_texts(engines, ids, library.decode(ids), skip=True)
     return outcome
 
 
@@ -167,15 +167,3 @@ def _whole_characters(library, mapping):
         if library.is_byte(mapping["ids"][at]) and "<0x80>" <= pieces[at + 1] < "<0xC0>":
             ends[at] = ends[at + 1] if library.is_byte(mapping["ids"][at + 1]) else ends[at]
     return [(start, end) for (start, _), end in zip(mapping["offsets"], ends, strict=True)]
-
-
-def _decoded(library, engines, ids):
-    """Yield a line for each engine that decodes *ids* otherwise, at once or one by one."""
-    reference = library.decode(ids)
-    for engine in engines:
-        text = answer(engine.decode, ids, skip_special=True)
-        if text != reference:
-            yield f"{engine.engine} {ids}: {text!r}, expected {reference!r}"
-        text = answer(streamed, engine, ids, True)
-        if text != reference:
-            yield f"{engine.engine} {ids} streamed: {text!r}, expected {reference!r}"

@@ -442,15 +442,19 @@ def _decoded(library, engines, ids):
     """Yield a line for each engine that decodes *ids* otherwise, at once or one by one."""
     for skip in (False, True):
         reference = _call_library(library.decode, ids, skip_special_tokens=skip)
-        if reference is None:
-            continue
-        for engine in engines:
-            text = answer(engine.decode, ids, skip_special=skip)
-            if text != reference:
-                yield f"{engine.engine} {ids} ({skip=}): {text!r}, expected {reference!r}"
-            text = answer(streamed, engine, ids, skip)
-            if text != reference:
-                yield f"{engine.engine} {ids} streamed ({skip=}): {text!r}, expected {reference!r}"
+        if reference is not None:
+            yield from other_texts(engines, ids, reference, skip=skip)
+
+
+def other_texts(engines, ids, reference, *, skip):
+    """Yield a line for each text of *ids* by *engines*, at once or one by one, not *reference*."""
+    for engine in engines:
+        text = answer(engine.decode, ids, skip_special=skip)
+        if text != reference:
+            yield f"{engine.engine} {ids} ({skip=}): {text!r}, expected {reference!r}"
+        text = answer(streamed, engine, ids, skip)
+        if text != reference:
+            yield f"{engine.engine} {ids} streamed ({skip=}): {text!r}, expected {reference!r}"
 
 
 def streamed(engine, ids, skip):
