@@ -1,5 +1,6 @@
 """Every test runs by itself: with a temporary home and cache, and with loopback sockets only."""
 
+import logging
 import os
 import shutil
 import signal
@@ -158,6 +159,17 @@ def _own_world(tmp_path_factory, monkeypatch):
     # functions of the system, whatever the test put in their place; it may have locked a folder.
     monkeypatch.undo()
     shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _own_log():
+    """Restore the program's logger, which a command that runs in this process configures."""
+    logger = logging.getLogger("bitnet")
+    level, handlers, propagate = logger.level, [*logger.handlers], logger.propagate
+    yield
+    logger.setLevel(level)
+    logger.handlers[:] = handlers
+    logger.propagate = propagate
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -98,7 +98,7 @@ class PromptFolder:
         """
         files: list[Stored] = []
         with suppress(OSError):
-            for item in os.scandir(self.root):
+            for item in _items(self.root):
                 if _MODEL.fullmatch(item.name) and item.is_dir(follow_symlinks=False):
                     files += _files_in(self.root / item.name)
                     _remove_abandoned(self.root / item.name)
@@ -131,7 +131,7 @@ def _files_in(folder: Path) -> list[Stored]:
     """Files of one model; links and what belongs to other users are left out."""
     files: list[Stored] = []
     with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-        for item in os.scandir(folder):
+        for item in _items(folder):
             if not _NAME.fullmatch(item.name):
                 continue
             with suppress(FileNotFoundError):  # removed meanwhile
@@ -142,6 +142,12 @@ def _files_in(folder: Path) -> list[Stored]:
     return files
 
 
+def _items(folder: Path) -> list[os.DirEntry[str]]:
+    """What is in *folder*; the folder is closed, also if an item cannot be read."""
+    with os.scandir(folder) as items:
+        return list(items)
+
+
 def _is_ours(status: os.stat_result) -> bool:
     """True if the file belongs to this user."""
     return not hasattr(os, "getuid") or status.st_uid == os.getuid()
@@ -150,7 +156,8 @@ def _is_ours(status: os.stat_result) -> bool:
 def _remove_abandoned(folder: Path) -> None:
     """Delete the drafts in *folder* that are too old to be written to by a running process."""
     with suppress(OSError):
-        for item in os.scandir(folder):
-            is_old = time.time() - item.stat(follow_symlinks=False).st_mtime > ABANDONED_S
-            if is_old and _DRAFT.fullmatch(item.name):
-                (folder / item.name).unlink()
+        for item in _items(folder):
+            with suppress(FileNotFoundError):  # removed meanwhile
+                is_old = time.time() - item.stat(follow_symlinks=False).st_mtime > ABANDONED_S
+                if is_old and _DRAFT.fullmatch(item.name):
+                    (folder / item.name).unlink()

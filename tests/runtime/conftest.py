@@ -1,7 +1,7 @@
 """A tiny model on each backend, drafts without a price, and files of short prompts."""
 
 import pytest
-from stored_prompts import model_of
+from stored_prompts import model_of, opened
 from tiny_models import in_encoding, tiny
 
 from bitnet.kernels.native import NativeOps
@@ -28,9 +28,15 @@ def free_drafts(monkeypatch):
 
 
 @pytest.fixture
-def short_prompts(monkeypatch):
-    """Store prompts from 32 positions on instead of 256: those of the tests are short."""
+def short_prompts(monkeypatch, tmp_path):
+    """Store prompts from 32 positions on instead of 256: those of the tests are short.
+
+    Caches that a test left open are closed before its folder is removed: their threads write there.
+    """
     monkeypatch.setattr(prompt_cache, "SHORTEST", 32)
+    yield tmp_path
+    while opened:
+        opened.pop().close()
 
 
 @pytest.fixture(scope="module")

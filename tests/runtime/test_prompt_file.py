@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 import traceback
 from itertools import combinations
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import waiting
 from scheduling import prompt
-from stored_prompts import FACTS, cache_at, files_in, model_of, reused_of, store
+from stored_prompts import FACTS, cache_at, files_in, folder_at, model_of, reused_of, store
 
 from bitnet.base import native
 from bitnet.cache import prompts
@@ -266,6 +267,26 @@ def test_a_process_killed_while_it_writes_leaves_nothing_that_is_read(
     monkeypatch.setattr(prompts, "ABANDONED_S", -1.0)
     assert len(store(llama, ids, folder)) == 1
     assert not temporary.exists()
+
+
+def test_drafts_that_another_process_removes_first_do_not_keep_the_others(tmp_path, monkeypatch):
+    folder = folder_at(tmp_path)
+    assert not folder.write("a" * 32, "b" * 32, [b"content"])
+    (path,) = files_in(tmp_path)
+    drafts = [path.with_name(f".{path.name}.{number}-ab.tmp") for number in range(20)]
+    for draft in drafts:
+        draft.write_bytes(b"unfinished")
+    now_s = time.time()
+
+    def long_afterwards():
+        """A time at which the drafts are abandoned; another process has removed half of them."""
+        for draft in drafts[::2]:
+            draft.unlink(missing_ok=True)
+        return now_s + prompts.ABANDONED_S + 60
+
+    monkeypatch.setattr(prompts.time, "time", long_afterwards)
+    assert not folder.write("a" * 32, "c" * 32, [b"content"])
+    assert [draft for draft in drafts if draft.exists()] == []
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")

@@ -15,6 +15,9 @@ LONG = 400  # positions of the tiny models here: several pages, and more than a 
 # Facts on which a stored prompt depends.
 FACTS = {"weights": "ab" * 32, "version": "1", "adapters": "", "kv_type": "f16"}
 
+#: Caches that :func:`cache_at` made; the fixture ``short_prompts`` closes them.
+opened: list[PromptCache] = []
+
 
 def model_of(architecture, *, kv_type="f16"):
     """A tiny model of *architecture* with a context of LONG positions, on one thread."""
@@ -29,7 +32,9 @@ def folder_at(path, limit_bytes=1e9):
 
 def cache_at(path, facts=FACTS, **limits):
     """A cache of prompts in the folder at *path*, for a model with these *facts*."""
-    return PromptCache(folder_at(path, **limits), lambda _adapter: facts)
+    cache = PromptCache(folder_at(path, **limits), lambda _adapter: facts)
+    opened.append(cache)
+    return cache
 
 
 def reused_of(model, ids, stored, **options):

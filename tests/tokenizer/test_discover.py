@@ -136,7 +136,6 @@ def test_without_strict_mode_an_explicit_tokenizer_that_does_not_fit_is_a_warnin
     monkeypatch.setenv("BITNET_STRICT_TOKENIZERS", "0")
     model = bare_model(folder, rows=4)
     wrong = write_words(folder / "wrong.json", [*WORDS, "c"])
-    logging.getLogger("bitnet").propagate = True
     assert resolve_tokenizer(model, wrong).vocab_size == 5
     assert "Vocabulary size mismatch: expected 4, got 5" in caplog.text
 
@@ -214,7 +213,6 @@ def test_the_error_lists_every_place(folder):
     ],
 )
 def test_known_vocabularies_can_be_fetched(folder, caplog, architecture, rows, repo, key):
-    logging.getLogger("bitnet").propagate = True
     caplog.set_level(logging.DEBUG, "bitnet")
     discovery = TokenizerDiscovery(bare_model(folder, rows, architecture))
     match discovery.discover_tokenizer_strategy():
@@ -261,7 +259,6 @@ def test_the_hugging_face_cache_of_the_models_own_repository_counts(folder, monk
 
 def test_a_mock_needs_permission_and_strict_mode_beats_it(folder, monkeypatch, caplog):
     model = bare_model(folder, rows=400)
-    logging.getLogger("bitnet").propagate = True
     with pytest.raises(TokenizerNotFound):
         resolve_tokenizer(model)
     mock = resolve_tokenizer(model, allow_mock=True)
@@ -292,7 +289,6 @@ def test_a_folder_without_a_model_is_refused(folder):
 
 
 def test_an_exhaustive_search_warns_of_a_different_neighbour(folder, caplog):
-    logging.getLogger("bitnet").propagate = True
     model = write_gguf(folder / "m.gguf", embedded(), embedding(len(TOKENS)))
     write_words(folder / "tokenizer.json", [*TOKENS[:-1], "other"])
     outcome = search(model_facts(model), exhaustive=True)
