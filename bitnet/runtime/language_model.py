@@ -407,11 +407,11 @@ class LanguageModel:
         self, request: Request, tools: Tools, form: CallFormat, begun: str
     ) -> Grammar | None:
         """Grammar of calls alone, or of calls and answers by a schema; None if all are allowed."""
+        for name, label in (("regex", "a regular expression"), ("grammar", "a grammar")):
+            if getattr(request, name) is not None:
+                raise UsageError(f"tools and {label} are both given", field="tools")
         schema = None
-        if not tools.required:
-            for name, label in (("regex", "a regular expression"), ("grammar", "a grammar")):
-                if getattr(request, name) is not None:
-                    raise UsageError(f"tools and {label} are both given", field="tools")
+        if not tools.required:  # else there is no text to which a schema would apply
             if request.json_schema is None:
                 return None
             schema = read_schema(request.json_schema)

@@ -99,6 +99,10 @@ def test_tool_choice_auto_answers_by_the_schema_or_calls(client, call_request):
         ({"tools": [{"type": "function", "function": {
             "name": "f", "parameters": {"properties": {f"p{n}": {} for n in range(5000)}}}}],
           "tool_choice": "required"}, "tools"),
+        # A constraint of the text has no place beside calls, allowed or required.
+        ({"tool_choice": "auto", "structured_outputs": {"regex": "a"}}, "tools"),
+        ({"tool_choice": "required", "structured_outputs": {"regex": "a"}}, "tools"),
+        ({"tool_choice": "required", "structured_outputs": {"choice": ["a"]}}, "tools"),
     ],
 )  # fmt: skip
 def test_wrong_tools_are_refused_by_their_field(worker, call_request, fields, param):
