@@ -40,7 +40,11 @@ PART: Schema = {
         "text": TEXT,
         "refusal": TEXT,
         **mark_ignored(
-            cache_control=OBJECT, annotations=OBJECTS, citations=OBJECTS, logprobs=OBJECTS
+            cache_control=OBJECT,
+            prompt_cache_breakpoint=OBJECT,
+            annotations=OBJECTS,
+            citations=OBJECTS,
+            logprobs=OBJECTS,
         ),
     },
     "additionalProperties": True,  # :func:`read_messages` refuses them by name

@@ -84,7 +84,8 @@ _STREAMED: dict[str, Schema] = {
 #: Fields that cannot change an answer.
 IDLE: dict[str, Schema] = mark_ignored(
     user=TEXT, metadata=OBJECT, store=FLAG, service_tier=TEXT, safety_identifier=TEXT,
-    prompt_cache_key=TEXT, prompt_cache_retention=TEXT, cache_prompt=FLAG, client_metadata=OBJECT,
+    prompt_cache_key=TEXT, prompt_cache_retention=TEXT, prompt_cache_options=OBJECT,
+    cache_prompt=FLAG, client_metadata=OBJECT,
 )  # fmt: skip
 #: Fields about the most tokens of reasoning.
 _ABOUT_BUDGETS = (*BUDGETS, "reasoning_budget_message")

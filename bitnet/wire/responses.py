@@ -64,7 +64,7 @@ _PART = {
     "type": TEXT,
     "text": TEXT,
     "refusal": TEXT,
-    **mark_ignored(annotations=OBJECTS, logprobs=OBJECTS),
+    **mark_ignored(annotations=OBJECTS, logprobs=OBJECTS, prompt_cache_breakpoint=OBJECT),
 }
 _TYPES = ("input_text", "output_text", "text", "refusal")
 _PARTS: Schema = {"type": "array", "items": {"type": "object", "properties": _PART}}

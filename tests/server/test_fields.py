@@ -178,6 +178,31 @@ def test_what_cannot_change_an_answer_is_named_in_the_reply_and_once_in_the_even
     assert "bitnet-ignored" not in worker.post("/v1/chat/completions", CHAT).headers
 
 
+def cache_hints(parameters):
+    """A value of each field about caching prompts that a type of the client library declares."""
+    types = {name: str(kind) for name, kind in parameters.__annotations__.items()}
+    return {
+        name: "24h" if "str" in kind or "Literal" in kind else {"ttl": "24h"}
+        for name, kind in types.items()
+        if name.startswith("prompt_cache")
+    }
+
+
+def test_every_hint_about_caching_that_the_client_library_declares_is_accepted(worker):
+    chat = pytest.importorskip("openai.types.chat")
+    responses = pytest.importorskip("openai.types.responses")
+    part = cache_hints(chat.ChatCompletionContentPartTextParam)
+    body = cache_hints(chat.completion_create_params.CompletionCreateParamsBase)
+    body["messages"] = [{"role": "user", "content": [{"type": "text", "text": "a", **part}]}]
+    reply = worker.post("/v1/chat/completions", {"model": "tiny", "max_tokens": 2} | body)
+    assert reply.status_code == 200, reply.text
+    part = cache_hints(responses.ResponseInputTextParam)
+    body = cache_hints(responses.response_create_params.ResponseCreateParamsBase)
+    body["input"] = [{"role": "user", "content": [{"type": "input_text", "text": "a", **part}]}]
+    reply = worker.post("/v1/responses", {"model": "tiny", "max_output_tokens": 2} | body)
+    assert reply.status_code == 200, reply.text
+
+
 def test_a_request_to_unload_the_only_model_is_refused(worker):
     reply = worker.post("/api/generate", {"model": "tiny", "keep_alive": 0})
     assert (reply.status_code, worker.slot.state) == (400, "loaded")
