@@ -269,7 +269,7 @@ def run_or_leave(running, name, test, *, turn, tries):
             return running[name].seconds(test, tries)
         running[name].warm_up(test)
         return None
-    except SystemExit as error:
+    except (SystemExit, BrokenPipeError) as error:  # the latter: it ended between two tests
         if is_ours(name):
             raise
         print(f"{name} is left out from {test} on: {error}", file=sys.stderr)

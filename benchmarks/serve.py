@@ -465,7 +465,8 @@ def main():
     if options.requests:
         with load(options.model, threads=options.threads) as model:
             expected = {
-                prompt: model.generate(prompt, max_tokens=options.load_tokens) for prompt in PROMPTS
+                prompt: model.generate(prompt, max_tokens=options.load_tokens, temperature=0.0)
+                for prompt in PROMPTS
             }
     with tempfile.TemporaryDirectory() as work, contextlib.ExitStack() as stack:
         servers = start_servers(options, Path(work), stack)

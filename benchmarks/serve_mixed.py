@@ -41,7 +41,7 @@ CONTEXT = 1024
 TOKENS = 16
 SAMPLES = 20  # of the server's memory
 LETTERS = "abcdefghij"
-# Characters of the tiny model's tokens: those of JSON, and of the texts that are requested.
+# Characters of the tiny model's tokens: those of JSON, and of the texts and the template.
 WRITABLE = ' \n"{}[]<>_/:,.!-0123456789' + "abcdefghijklmnopqrstuvwxyz" + "IT"
 KINDS = ("alone", "choice", "schema", "tool", "left", "chat", "refused")
 
@@ -79,16 +79,20 @@ async def send(port, path, body, request_id):
     """
     content = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(
-        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
-        f"X-Request-ID: {request_id}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(content)}\r\n\r\n".encode()
-        + content
-    )
-    head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-    headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
-    if headers.get("x-request-id") != request_id:
-        raise Mixed(f"{request_id} got the headers of {headers.get('x-request-id')}")
+    try:
+        writer.write(
+            f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+            f"X-Request-ID: {request_id}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(content)}\r\n\r\n".encode()
+            + content
+        )
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+        if headers.get("x-request-id") != request_id:
+            raise Mixed(f"{request_id} got the headers of {headers.get('x-request-id')}")
+    except BaseException:
+        writer.close()
+        raise
     return int(head[0].split()[1]), reader, writer
 
 

@@ -20,6 +20,9 @@ FAR_TESTS = {
     "native/tokenizer/bpe.cpp": "tests/tokenizer/test_load.py",
     "CMakeLists.txt": "tests/kernels/test_native_linear.py",
     "bitnet/_native.pyi": "tests/test_native_stub.py",
+    "bitnet/ci/templates.py": "tests/commands/test_ci_tasks.py",
+    "benchmarks/serve_mixed.py": "tests/bench/test_benchmarks.py",
+    "docs/generate.py": "tests/docs/test_generate.py",
 }
 
 

@@ -415,6 +415,11 @@ def access_token() -> str | None:
     return text if text and text.isprintable() and " " not in text else None
 
 
+def token_origin() -> str:
+    """Where :func:`access_token` finds the token: the name of a variable, or the path of a file."""
+    return hf_token.variable() or str(hugging_face_token_path())
+
+
 def environment_without(*settings: Setting[Any]) -> dict[str, str]:
     """The environment of this process without the variables of *settings*."""
     left_out = {name for setting in settings for name in setting.names}

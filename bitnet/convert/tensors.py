@@ -101,6 +101,7 @@ class Job:
     @property
     def from_ternary(self) -> bool:
         """True if the source stores ternary codes and scales, not numbers."""
+        # ``is_ternary`` knows types of GGUF only.
         return self.weight.quant.is_ternary or self.weight.quant in _UNNUMBERED
 
     def pieces(self) -> Iterator[Encoded]:

@@ -386,13 +386,16 @@ def _check_divergences(values: Sequence[float | None], most: float) -> tuple[boo
 def _check_nearness(evidence: Evidence, side: str, most: float, stretch: float) -> tuple[bool, str]:
     """True if *side*, ``ours`` or ``theirs``, is close to the float64 pass; and the metrics.
 
-    *most* bounds the mean KL divergence, *stretch* the deviation of the mean slope from 1.
+    *most* bounds the mean KL divergence, *stretch* the deviation of the mean slope from 1. Single
+    rows have no slope if their tokens are equally likely; it fails if none has one.
     """
     rows = rows_to_judge(evidence)
     near, text = _check_divergences([getattr(row, f"{side}_kl") for row in rows], most)
     slopes = (getattr(row, f"{side}_scale") for row in rows)
     measured = [slope for slope in slopes if slope is not None]
-    scale = fmean(measured) if measured else 1.0
+    if not measured:
+        return False, f"beside the float64 pass: {text}, and no slope could be measured"
+    scale = fmean(measured)
     text = (
         f"beside the float64 pass: {text}, log-probabilities stretched by {scale - 1:+.1%} "
         f"(at most {stretch:.1%})"

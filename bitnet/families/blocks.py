@@ -4,8 +4,9 @@
 
 or, where norms are behind a branch, ``x = stream_norm(x + mixer(x))``.
 
-Mixers of one branch read the same ``norm(x)``. ``models/hidden_program.py`` says what each kind of
-mixer computes; tensors, program, registers and cache follow from these values.
+Mixers of one branch read the same ``norm(x)``. What each kind computes is in the package
+``models``: ``attention.py``, ``networks.py`` and ``recurrent.py``; tensors, program, registers and
+cache follow from these values.
 """
 
 from __future__ import annotations

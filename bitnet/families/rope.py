@@ -148,9 +148,9 @@ def rope_from(checkpoint: Keys, head_dim: int) -> Rope:
         long_freq_factors=long,
     )
     if not _FACTOR_RANGE[0] <= factor <= _FACTOR_RANGE[1]:
-        raise contradiction(
-            checkpoint, f"{checkpoint.own_name('rope.scaling.factor')} is {factor:g}"
-        )
+        is_former = checkpoint.value("rope.scaling.factor", None) is None
+        key = "rope.scale_linear" if is_former else "rope.scaling.factor"
+        raise contradiction(checkpoint, f"{checkpoint.own_name(key)} is {factor:g}")
     attention_factor = checkpoint.number("rope.scaling.attn_factor", 1.0)
     for key, number in (
         ("rope.freq_base", rope.theta),

@@ -122,7 +122,8 @@ def _find_here(order: FileOrder, project: Project, claims: Claims) -> Obtained |
     if blob is None:
         return None
     is_recorded = record is not None and record.sha256 == digest
-    # The revision in the record of an address is its ETag; other files do not use *etag*.
+    # The revision in the record of an address is its ETag. Addresses have no digest of their own,
+    # so this is the record of *digest*; the answers about other files do not use *etag*.
     return order.answer(
         blob,
         commit=record.commit if record is not None and is_recorded else None,
@@ -222,6 +223,7 @@ class _Fetch:
     force: bool
     claims: Claims | None
     fresh: bool = False  # bytes in the store, or fetched before, proved wrong: do not use them
+    answered: str = ""  # address of the server that described the file
 
     def run(self) -> Obtained:
         source = self.order.source
@@ -240,10 +242,10 @@ class _Fetch:
                 logger.warning("%s changed on the server, starting over", source.file)
             except _Damaged as damage:
                 logger.warning("%s: %s, starting over", source.file, damage)
-                self.urls = self.urls[:1]  # the wrong bytes may be a mirror's
+                self.urls = (self.answered,)  # the wrong bytes may be another server's
             self.fresh = True
         raise NetworkError(
-            f"{redact_url(self.urls[0])}: the server announces one file and sends another",
+            f"{redact_url(self.answered)}: the server announces one file and sends another",
             hint="try again later, or another mirror with --base-url=URL",
         )
 
@@ -251,6 +253,7 @@ class _Fetch:
         """The first server's description of the file, if it is the expected one."""
         source = self.order.source
         url, facts = first_head(self.urls, self.session)
+        self.answered = url
         for name, expected, actual in (
             ("SHA-256", source.sha256 or self.order.listed, facts.sha256),
             ("size", source.size, facts.size),
@@ -390,7 +393,7 @@ class _Fetch:
         source = self.order.source
         expected = facts.sha256
         size = partial.size
-        url = redact_url(self.urls[0])
+        url = redact_url(self.answered)
         problem = ""
         has_mirrors = len(self.urls) > 1
         is_git_object_needed = facts.git_oid is not None and not self._has_known_digest(facts)
@@ -401,8 +404,9 @@ class _Fetch:
         elif is_git_object_needed and facts.git_oid != git_oid(partial.path):
             problem = f"other bytes than those of the git object {facts.git_oid}"
         if problem and (partial.resumed or has_mirrors):
-            origin = "what a mirror sent" if has_mirrors else "what an earlier run left"
-            raise _Damaged(f"{origin} is damaged ({problem})")
+            origins = ["what an earlier run left"] if partial.resumed else []
+            origins += ["what a server sent"] if has_mirrors else []
+            raise _Damaged(f"{' or '.join(origins)} is damaged ({problem})")
         if not (size or source.size == 0):
             kind = "tokenizer " if "tokenizer" in source.file else ""
             raise InvalidFormat(

@@ -146,13 +146,15 @@ def error_of(
                 "3. export HF_TOKEN=hf_...",
             )
         return LicenceNotAccepted(
-            f"{text}{_quote(message)}: the account behind HF_TOKEN has not accepted this "
-            "model's terms, or the token may not read it",
+            f"{text}{_quote(message)}: the account of the token in "
+            f"{settings.token_origin()} has not accepted this model's terms, or the token may not "
+            "read it",
             hint=f"accept them at {page} and run the command again",
         )
     if status == 401 and with_token:
         return TokenInvalid(
-            f"{text}: the access token in HF_TOKEN is not accepted; it may have expired",
+            f"{text}: the access token in {settings.token_origin()} is not accepted; it may have "
+            "expired",
             hint=f"make a new token at {tokens}, then: export HF_TOKEN=hf_...",
         )
     if status in (401, 403):

@@ -138,8 +138,9 @@ class HubSession:
                 if public.is_redirect or public.status_code in accept:
                     self._token_refused = True
                     logger.warning(
-                        "the hub does not accept the token in HF_TOKEN; the file is public and "
+                        "the hub does not accept the token in %s; the file is public and "
                         "comes without it; make a new token at %s/settings/tokens",
+                        settings.token_origin(),
                         redact_url(self.options.endpoint),
                     )
                     return public
@@ -213,7 +214,7 @@ class HubSession:
                 # Refuse it here: the error of requests for an invalid header quotes the header.
                 if not (text.isascii() and text.isprintable() and " " not in text):
                     raise TokenInvalid(
-                        "HF_TOKEN holds characters that no access token has",
+                        f"{settings.token_origin()} holds characters that no access token has",
                         hint="copy the token again: export HF_TOKEN=hf_...",
                     )
                 sent["Authorization"] = f"Bearer {text}"

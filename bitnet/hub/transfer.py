@@ -133,10 +133,10 @@ class Transfer:
             self._advance()
         size = self.size or 0
         connections = settings.connections()  # 0: chosen by size and speed
-        may_split = connections != 1 and self._ranges and self.facts.accepts_ranges
+        may_split = connections != 1 and self.facts.accepts_ranges
         is_large = size > PARALLEL_FROM_BYTES or connections > 1  # any size if a user sets them
         is_much_missing = size - self.partial.done.total > 2 * PROBE_BYTES
-        if is_large and is_much_missing and may_split and self._is_slow_alone():
+        if is_large and is_much_missing and may_split and self._probe_is_slow():
             try:
                 self._fetch_pieces()
             except _NoRanges:
@@ -170,10 +170,11 @@ class Transfer:
 
     # --- several connections -----------------------------------------------------------------
 
-    def _is_slow_alone(self) -> bool:
+    def _probe_is_slow(self) -> bool:
         """Fetch the next PROBE_BYTES with one connection; True if more of them may be faster.
 
-        The reply binds the partial file to an ETag, unless a digest identifies the file.
+        False also if the server turns out to send no parts. The reply binds the partial file to an
+        ETag, unless a digest identifies the file.
         """
         gap = self._next_gap()
         start = gap.at
@@ -293,6 +294,8 @@ class Transfer:
                 with self._lock:
                     self._open.add(response)
                 try:
+                    if self._must_stop():  # since the request was sent
+                        raise http.Stopped
                     if response.status_code != 416:  # which may come with a page
                         http.refuse_pages(response, redact_url(self._url))
                     self._compare_digest(response)

@@ -250,7 +250,8 @@ class KVCache:
         """Forget the positions from *length* on: prefix reuse and rejected drafts.
 
         If that exact prefix is not available, the cache shrinks to :meth:`reusable`. Positions
-        appended since the last :meth:`pages` or :meth:`append` can always be taken back.
+        appended since the last :meth:`pages` or :meth:`append` can always be taken back; with
+        states only if :meth:`mark` was called before.
         """
         self.length = self.reusable(length)
         self._kept = [position for position in self._kept if position <= self.length]
@@ -262,13 +263,17 @@ class KVCache:
             self.drafter.truncate(self.length)
 
     def copy_prefix(self, source: KVCache, length: int) -> None:
-        """Hold the first *length* positions of *source*, a cache of the same model."""
+        """Hold the first *length* positions of *source*, a cache of the same model.
+
+        Lengths that were to be kept behind them still are.
+        """
         available = source.reusable(length)
         if length > min(available, self.capacity):
             raise InferenceError(
                 f"{length:,} positions to copy; there are {available:,}, "
                 f"and room for {self.capacity:,}"
             )
+        later_lengths = [position for position in self._kept if position > length]
         self._kept = [position for position in source._kept if position <= length]
         for own, copied in zip(self._tables, source._tables, strict=True):
             own.copy(copied, length, self._snapshot_positions())
@@ -277,6 +282,7 @@ class KVCache:
         self.backing = source.backing
         if self.drafter and source.drafter:
             self.drafter.copy_prefix(source.drafter, source.drafter.reusable(length))
+        self._kept = [*self._kept, *later_lengths][-KEPT:]
 
     def content(self) -> CacheContent:
         """Its pages and states, not copied: the cache must not change while these are in use."""

@@ -84,20 +84,22 @@ class Pages:
         Free the pages that queries from *length* on do not read, except for those that queries at
         *rereadable* positions read.
         """
+        # Both lists are replaced at the end: if there is no memory for a page, nothing has changed.
         pages = list(self.pages)
+        spare = list(self._spare)
         first_needed = self.first_page(length)
         if any(page is not None for page in pages[:first_needed]):
             keep = {page_number for part in rereadable for page_number in self._read_pages(part)}
             for page_number in range(min(first_needed, len(pages))):
-                self._release(pages, page_number, keep)
+                self._release(pages, page_number, keep, spare)
         for page_number in range(length // PAGE, pages_for(stop)):
             if page_number >= len(pages):
-                pages.append(self._spare.pop() if self._spare else self._new_page())
+                pages.append(spare.pop() if spare else self._new_page())
             elif page_number in self._shared:
                 page = pages[page_number]
                 assert page is not None, "a page that is written next is never freed"
                 pages[page_number] = page.copy()
-        del self._spare[1:]
+        self._spare = spare[:1]
         self._set(pages)
 
     def reusable(self, length: int) -> int:
@@ -166,13 +168,15 @@ class Pages:
         """Numbers of the pages that queries at *positions* attend to."""
         return range(self.first_page(positions.start), pages_for(positions.stop))
 
-    def _release(self, pages: list[Page | None], page_number: int, keep: set[int]) -> None:
-        """Free page *page_number* of *pages*, unless it is one to *keep*; spare it for reuse."""
+    def _release(
+        self, pages: list[Page | None], page_number: int, keep: set[int], spare: list[Page]
+    ) -> None:
+        """Free page *page_number* of *pages*, unless it is one to *keep*; *spare* gets it."""
         page = pages[page_number]
         if page is None or page_number in keep:
             return
         if page_number not in self._shared:
-            self._spare.append(page)
+            spare.append(page)
         pages[page_number] = None
 
     def _new_page(self) -> Page:

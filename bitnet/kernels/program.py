@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from bitnet.quants.weight import Weight
 
 
-#: Kernel that computes an instruction, by the name of its class; counters use these names.
+#: Kernel that the compiled module runs for an instruction of one step, by the name of its class;
+#: counters use these names. Products and embeddings are calls of the backend instead.
 KERNELS = {
     "Attend": "attention",
     "Convolve": "convolve",

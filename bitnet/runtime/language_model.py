@@ -285,9 +285,10 @@ class LanguageModel:
         if not uses_dry(request, request.sampling):
             return {}
         texts = tuple(request.dry_sequence_breakers)
-        if self._last_breakers is None or self._last_breakers[0] != texts:
-            self._last_breakers = texts, find_breakers(self.tokenizer, texts)
-        return self._last_breakers[1]
+        last = self._last_breakers  # read once: requests of other threads replace it
+        if last is None or last[0] != texts:
+            last = self._last_breakers = texts, find_breakers(self.tokenizer, texts)
+        return last[1]
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Ids of a conversation, up to the beginning of the assistant's answer.

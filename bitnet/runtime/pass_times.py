@@ -66,5 +66,5 @@ class PassTimes:
         return self._draft_price
 
     def has_undrafted(self, sequences: int) -> bool:
-        """True if a pass without drafts of this number of *sequences* was measured recently."""
+        """True if a pass of this number of *sequences* without drafts was measured recently."""
         return sequences in self._plain_s and self._drafted_passes < LONGEST_UNMEASURED

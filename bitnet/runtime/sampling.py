@@ -191,7 +191,8 @@ class Sampler:
     def report(self, length: int, *, drafted: int, accepted: int, price: float = 0.0) -> None:
         """Record that *accepted* of *drafted* tokens were accepted in a text of *length* tokens.
 
-        *price* is that of each drafted token, as :meth:`PassTimes.observe` returns it.
+        *price* is the time that each drafted token added to a pass, in tokens decoded without
+        drafts, so that accepted tokens pay for it; :meth:`PassTimes.observe` returns it.
         """
         next_length = 2 * self._draft_length if accepted == drafted else accepted + 1
         self._draft_length = min(self.request.lookup, next_length)
@@ -421,8 +422,8 @@ class Sampler:
         descending = values[order].astype(np.float64)
         cumulative = np.cumsum(_weights(descending, best, self.sampling.temperature))
         drawn = self._random.random() * cumulative[-1]
-        at = int(np.searchsorted(cumulative, drawn, side="right"))
-        return int(order[min(at, len(order) - 1)])  # a product may round up to the whole sum
+        # random() is below 1 by 2^-53 at least, so that *drawn* is below the whole sum.
+        return int(order[np.searchsorted(cumulative, drawn, side="right")])
 
     def _draw_any(self, values: NDArray[np.floating[Any]]) -> int:
         """Draw from all *values*, which are not sorted."""

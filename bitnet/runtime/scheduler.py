@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PREFILL_CHUNK = 256  # tokens: enough to keep the matrix products busy
-MAX_STALL_S = 0.15  # a pass then takes less than 0.3 s, a pause that readers hardly notice
+MAX_STALL_S = 0.15  # prompts may prolong a pass by this; readers hardly notice such a pause
 RESERVE_SHARE = 4  # a quarter of the prompt tokens of a pass is the oldest prompt's
 
 
@@ -208,6 +208,7 @@ class Scheduler:
         ready = without_unread(self.running)
         decoding = [sequence for sequence in ready if sequence.decodes]
         drafter = self._drafter if self._pace.drafting else None
+        # Drafts have a price only beside a measured pass without any; else this pass is that one.
         # With attention in both directions, a token would see the drafts after it.
         looking_up = self._times.has_undrafted(len(decoding)) and self.model.config.looks_back
         plan_decoding(decoding, drafter, self.context, looking_up=looking_up)

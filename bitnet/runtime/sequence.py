@@ -203,7 +203,7 @@ class Sequence:
         """The token after the last id, and further ones while they equal those of the draft.
 
         *logits* are those after the last id and after each proposed token; *context* bounds the
-        number of ids, *price* is that of a drafted token (:meth:`Sampler.report`).
+        number of ids, *price* is what a drafted token costs, in tokens (:meth:`PassTimes.observe`).
         """
         draft = self.proposed
         pieces: list[Piece] = []

@@ -157,7 +157,8 @@ async def _stream(
     # Wait for the first piece: an immediate failure gets an HTTP status, not an event.
     first = await unless_gone(request, anext(pieces))
     if request.scope["http_version"] == "1.1":  # events come as chunks
-        # What clients skip: space before an object, or a comment.
+        # What clients skip: space before an object, or a comment. After a client's end of input,
+        # connection.py sends it to learn whether the client still reads.
         state["probe"] = b" " if form.stream == "lines" else b":\n\n"
     events = form.events(body, head, _with_first(first, pieces))
     return StreamingResponse(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import re
 import secrets
 import time
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 
 from bitnet.base.trust import is_loopback
 from bitnet.server.pages import OPEN_PREFIX
-from bitnet.server.refusals import GONE, Refused
+from bitnet.server.refusals import GONE, Refused, from_error
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     Receive = Callable[[], Awaitable[Event]]
     Send = Callable[[Event], Awaitable[None]]
     App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+logger = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 32 * 1024
 BODY_PATIENCE_S = 60.0  # for a whole body
@@ -89,6 +92,12 @@ class Guard:
             # Closed, since an unread body would be taken for the next request.
             respond = refusal.response(scope["path"], {"Connection": "close"})
             await respond(scope, receive, send_counted)
+        except Exception as error:
+            if status:
+                raise
+            # The middleware of the framework is outside of this one, and would reply uncounted.
+            logger.exception("a request failed")
+            await from_error(error).response(scope["path"])(scope, receive, send_counted)
         finally:
             await ends.aclose()
             self._log(scope, status or GONE, time.perf_counter() - begun)

@@ -299,6 +299,7 @@ class Models:
                 load = partial(load_narrated, checkpoint, slot.load, narrate)
                 model = await run_detached(load)
                 slot.fill(model, **self._sizes)
+                self.keep(slot)  # its requests may have gone meanwhile
         except Refused:
             slot.state = "unloaded"
             raise

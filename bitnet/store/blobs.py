@@ -434,13 +434,15 @@ class Store:
         stem = re.escape(links.short_name(f".{folder.name}"))
         name = re.compile(stem + r"\.partial\.\d+-[0-9a-f]{8}")
         for unfinished in folder.parent.iterdir():
-            is_old = time.time() - unfinished.lstat().st_mtime >= ABANDONED_S
-            if not (is_old and name.fullmatch(unfinished.name)):
+            if not name.fullmatch(unfinished.name):
                 continue
-            inner = unfinished.rglob("*")
-            files = [path for path in inner if not path.is_dir() or path.is_symlink()]
-            if all(path.is_file() and self.may_replace(path) for path in files):
-                shutil.rmtree(unfinished, ignore_errors=True)
+            with suppress(OSError):  # removed meanwhile, or not to be read: it stays
+                if time.time() - unfinished.lstat().st_mtime < ABANDONED_S:
+                    continue
+                inner = unfinished.rglob("*")
+                files = [path for path in inner if not path.is_dir() or path.is_symlink()]
+                if all(path.is_file() and self.may_replace(path) for path in files):
+                    shutil.rmtree(unfinished, ignore_errors=True)
 
     def may_replace(self, path: Path) -> bool:
         """True if *path* is as this program put it there, or the store has the same bytes."""

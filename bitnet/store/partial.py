@@ -251,7 +251,7 @@ class Partial:
         return self.done.total
 
     def bind(self, sent_etag: str | None) -> None:
-        """Record the version the server sends; from now on the bytes can be resumed."""
+        """Record the ETag of the server that sends the bytes, for ``If-Range``, if it has one."""
         self.server_etag = sent_etag
         self.note()
 

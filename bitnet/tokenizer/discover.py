@@ -123,7 +123,7 @@ def model_facts(model: str | Path | Checkpoint) -> ModelFacts:
         gguf = None
         config = {}
         if not path.is_dir() and container_of(path) is not open_gguf:
-            path = resolve_unnamed(path.parent)
+            path = resolve_unnamed(path.parent)  # a safetensors file stands for its folder
         files = Inventory(path)
         if not path.is_dir():
             gguf = GGUF.open(path)

@@ -248,14 +248,14 @@ class Tokenizer:
         if suffix and list(ids[-len(suffix) :]) == suffix:
             count -= len(suffix)  # replaced by the one that is put after them
         if at_most is not None:
-            around = len(prefix) + len(suffix)
+            around = len(self._prefix) + len(suffix)  # the prefix may be in *ids*
             if at_most < around:
                 raise UsageError(
                     f"at_most is {at_most}, and {around} ids are put around a text",
                     hint=f"use at_most={around} or more, or add_special=False",
                     field="at_most",
                 )
-            count = min(count, at_most - around)
+            count = min(count, at_most - len(prefix) - len(suffix))
         return prefix, count, suffix
 
     def _within_affixes(self, ids: list[int], at_most: int | None = None) -> list[int]:

@@ -237,8 +237,9 @@ void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text,
     cut.text = text;
     cut.pieces.assign(1, {0, text.size()});
     cut.traced = stretch.traced;
-    // at_start is about a piece at 0: of the stretch if there are origins, which lead to it; else
-    // of this part, which begins the text only if it begins the stretch.
+    // The first piece of a part may be at the start of the text. With origins, Cut looks up where
+    // each piece is in the stretch, and takes only the one from 0 for the first; without them, the
+    // part itself must begin the stretch.
     cut.at_start = at_start && (begin == 0 || !stretch.origin.empty());
     cut.origin.clear();
     if (!stretch.origin.empty()) {

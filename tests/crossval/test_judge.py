@@ -63,6 +63,14 @@ def test_a_number_that_is_missing_fails(change, checks):
     assert failed_checks(replace(PASSED, rows=rows)) == checks
 
 
+@pytest.mark.parametrize(("side", "check"), [("ours", "float64"), ("theirs", "reference")])
+def test_a_slope_may_be_missing_in_some_rows_but_not_in_all(side, check):
+    without = [replace(row, **{f"{side}_scale": None}) for row in PASSED.rows]
+    status, _ = outcome(replace(PASSED, rows=(PASSED.rows[0], *without[1:])))
+    assert status == "passed"
+    assert failed_checks(replace(PASSED, rows=tuple(without))) == {check}
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -211,12 +211,13 @@ if scenario == "copies":
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
     os.link = no_link
 
+WITHOUT_FAULT = 10**9  # a number of calls that no scenario needs
 def run(number):
     "How a child ended that met its fault at call *number*; 0: it needed fewer calls."
     work.mkdir(exist_ok=True)
     if "warm" in facts and not cache.exists():
         shutil.copytree(facts["warm"], cache)
-    if "before" in facts and number < 10**9 and not cache.exists():
+    if "before" in facts and number < WITHOUT_FAULT and not cache.exists():
         prepare()
     child = os.fork()
     if child == 0:
@@ -287,6 +288,10 @@ def whole():
     if scenario == "bundle":
         store = Store(cache)
         return all(store.find(sha256) for sha256 in facts["blobs"]) and len(list(store.index)) > 0
+    if scenario == "name":
+        in_store = {blob.sha256 for blob in Store(cache).blobs()}
+        links = {digest(path) for path in (cache / "models").rglob("*.gguf")}
+        return in_store == links == set(facts["blobs"])
     return all((work / name).exists() for name in facts["files"])
 
 def check(where):
@@ -295,7 +300,7 @@ def check(where):
         yield [where, problem]
     if used() > facts["size"] + 30000:
         yield [where, f"{used()} bytes after the fault"]
-    end = run(10**9)
+    end = run(WITHOUT_FAULT)
     if end != 0 or wrong_files() or not whole() or wrong_state():
         yield [where, f"the next run ended with {end}: {wrong_files() or wrong_state()}"]
     if used() > facts["kept"] + 30000:
@@ -416,7 +421,7 @@ def prepared(scenario, hub, tmp_path):
         copies = 2 * size if scenario == "copies" else size
         facts = {"files": files, "size": copies, "kept": copies, "warm": str(warm.root)}
     if scenario == "name":
-        facts["files"] = {}
+        facts |= {"files": {}, "blobs": [sha256(CONTENT)]}
     if scenario in ("rm", "clean", "update"):
         old = b"GGUF" + bytes(70_000)
         shared = b"GGUF" + bytes(80_000)

@@ -89,6 +89,23 @@ def test_a_file_is_fetched_from_the_second_server_if_the_first_is_down(hub, othe
     assert received(project)
 
 
+def test_damaged_bytes_of_an_earlier_run_are_fetched_again_from_the_server_that_answers(
+    hub, other, project, caplog
+):
+    for server in (hub, other):
+        server.rules.append(Rule(where="cdn", method="GET", reset_at=100_000))
+    with pytest.raises(NetworkError):
+        received(replace(project, options=replace(project.options, retries=1)))
+    other.rules.clear()
+    hub.close()
+    (partial,) = (project.cache / "store/partial").rglob("*.partial")
+    content = bytearray(partial.read_bytes())
+    content[:100] = bytes(100)
+    partial.write_bytes(content)
+    assert received(project)
+    assert "what an earlier run left or what a server sent is damaged" in caplog.text
+
+
 @pytest.mark.parametrize("status", [401, 403, 404, 429, 500, 503])
 def test_a_file_is_fetched_from_the_second_server_if_the_first_refuses_or_lacks_it(
     hub, other, project, status, caplog
@@ -195,7 +212,7 @@ def test_a_mirror_that_sends_other_bytes_is_left_and_the_hub_sends_the_file(
     monkeypatch.setattr(blob, "read", lambda start, stop: bytes(stop - start))  # zeros
     hub.rules.append(Rule(where="cdn", method="GET", status=404, times=1))
     assert received(project)
-    assert "what a mirror sent is damaged" in caplog.text
+    assert "what a server sent is damaged" in caplog.text
     assert hub.sent("cdn") >= len(CONTENT)
 
 

@@ -181,3 +181,23 @@ def test_a_cache_that_refuses_a_pass_leaves_the_others_of_its_batch_as_they_were
     with pytest.raises(InferenceError, match="a pass was interrupted"):
         begin_together([whole, interrupted, last])
     assert len(begin_together([whole, last])) == 2
+
+
+def test_without_memory_for_a_page_no_page_is_given_away_twice():
+    class WithoutMemory:
+        """A page that cannot be copied."""
+
+        def copy(self):
+            raise MemoryError
+
+    pages = kv_pages.Pages(64, (1, 2, 1, 4), np.dtype("<i2"))
+    pages.make_room(0, 250, ())
+    kv_pages.Pages(64, (1, 2, 1, 4), np.dtype("<i2")).copy(pages, 250, ())
+    shared = pages.pages[-1]
+    pages.pages[-1] = WithoutMemory()
+    with pytest.raises(MemoryError):
+        pages.make_room(250, 500, ())
+    pages.pages[-1] = shared
+    pages.make_room(250, 500, ())
+    held = [id(page) for page in pages.pages if page is not None]
+    assert len({*held}) == len(held)

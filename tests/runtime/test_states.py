@@ -162,6 +162,19 @@ def test_prompts_that_begin_alike_share_the_state_where_they_part(model):
 
 
 @compiled
+def test_a_prompt_that_waited_for_a_shared_prefix_is_reused_whole_when_it_comes_again(model):
+    system = prompt(150, seed=6)
+    prompts = [[*system, 3 + seed, *prompt(50 + 40 * seed, seed=seed)] for seed in range(3)]
+    scheduler = Scheduler(model, context=CONTEXT, prefill_chunk=100, max_batch=3)
+    for ids in prompts:
+        scheduler.submit(ids, params(5))
+    run(scheduler)
+    again = scheduler.submit(prompts[1], params(5))
+    run(scheduler)
+    assert again.reused_tokens == len(prompts[1]) - 1
+
+
+@compiled
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.usefixtures("free_drafts")
 def test_rejected_drafts_do_not_change_a_state(model, seed):

@@ -66,7 +66,13 @@ def test_others_are_answered_while_a_grammar_is_compiled(worker, monkeypatch):
         assert worker.post("/v1/inference", LONG).json()["tokens_generated"] == 40
         assert worker.post("/v1/chat/completions", CHAT).status_code == 200
         go_on.set()
-        assert waiting.result().status_code == 500
+        failed = waiting.result()
+    assert failed.status_code == 500
+    # It is counted and logged as what it is, with the headers of every reply.
+    assert {"x-request-id", "x-content-type-options"} <= {*failed.headers}
+    counts = worker.http.get("/metrics").text
+    assert 'route="/v1/chat/completions",status="500"} 1.0' in counts
+    assert any('action="request_refused"' in line and "500" in line for line in worker.lines)
 
 
 def test_a_grammar_that_takes_too_long_is_refused_and_one_too_large_at_once(worker, monkeypatch):

@@ -176,6 +176,15 @@ def test_a_load_beyond_the_deadline_of_its_request_is_a_timeout_and_goes_on(serv
     until(lambda: states(worker)["b"] == "loaded")  # for the next request
 
 
+def test_a_model_whose_requests_have_gone_while_it_was_loaded_is_unloaded_when_idle(
+    serve, paths, gate
+):
+    worker = serve(slot_of(paths[0]), gate.slot, deadline_s=0.2, idle_s=0.0)
+    assert ask(worker, "b").status_code == 504
+    gate.open.set()
+    until(lambda: unloaded(worker, "b") == 1)
+
+
 def test_a_model_that_is_idle_is_unloaded_and_loaded_again(serve):
     worker = serve(idle_s=0.0)
     for count in (1, 2):

@@ -36,7 +36,7 @@ NATIVE = {
 }
 OF_ANY_NATIVE = {"tests/native", "tests/test_native_stub.py"}
 BUILD = ("CMakeLists.txt", "native/", "bitnet/_native.pyi")
-# Files without code: their own tests are enough.
+# Of pages, and of programs beside them that no module imports.
 PAGES = ("tests/docs/test_commands_in_prose.py", "tests/docs/test_pages.py")
 EVERYTHING = ("tests",)
 
@@ -50,7 +50,7 @@ def affected_tests(changed: Iterable[str]) -> list[str]:
     modules: set[str] = set()
     tests = set(HOUSE)
     for path in changed:
-        if path.startswith(("bitnet/ci/", "ci/", ".github/", "scripts/")):
+        if path.startswith(("ci/", ".github/", "scripts/")):
             tests.add("tests/ci")
         elif path.startswith(BUILD):
             for folder, (callers, own_tests) in NATIVE.items():
@@ -68,6 +68,8 @@ def affected_tests(changed: Iterable[str]) -> list[str]:
             tests.add(path)
         elif path.startswith(("docs/", "benchmarks/")) or path.endswith(".md"):
             tests.update(PAGES)
+            if path.endswith(".py"):
+                tests.add("tests/docs" if path.startswith("docs/") else "tests/bench")
         elif path not in ("mkdocs.yml", ".gitignore", "LICENSE"):
             return list(EVERYTHING)
     users = _users(modules)

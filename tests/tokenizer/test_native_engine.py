@@ -140,7 +140,8 @@ def test_ids_of_a_text_do_not_depend_on_the_texts_before_it(name):
         expected = [Tokenizer.from_spec(spec).encode(text) for text in texts]
     tokenizer = Tokenizer.from_spec(spec)
     assert tokenizer.encode_batch(texts) == expected
-    assert [tokenizer.encode("".join(text)) for text in texts] == expected
+    # A copy of each text is freed after its turn, and the next one may get its address.
+    assert [tokenizer.encode("".join(list(text))) for text in texts] == expected
 
 
 def test_an_added_token_is_found_in_the_text_that_a_normalizer_makes():

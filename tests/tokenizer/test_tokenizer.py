@@ -107,6 +107,8 @@ def test_no_more_ids_are_returned_than_at_most(tokenizer, name):
     for at_most in range(2, 20):
         ids = list(encode("hello hello", at_most=at_most))
         assert ids == [spec.bos_id, *plain[: at_most - 2], spec.eos_id]
+        begun = list(encode("<s>hello hello", at_most=at_most))  # the text has its own BOS
+        assert begun == ids
     for at_most in range(20):
         ids = list(encode("hello hello", add_special=False, at_most=at_most))
         assert ids == plain[:at_most]
@@ -127,6 +129,8 @@ def test_a_limit_that_cannot_be_kept_is_refused(tokenizer, name, at_most, messag
     encode = getattr(Tokenizer.from_spec(byte_level(add_eos=True)), name)
     with pytest.raises(UsageError, match=message):
         encode("hello", at_most=at_most)
+    with pytest.raises(UsageError, match=message):
+        encode("<s>hello", at_most=at_most)
     if at_most not in (0, 1):
         with pytest.raises(UsageError, match=message):
             encode("hello", add_special=False, at_most=at_most)

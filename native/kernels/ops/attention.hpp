@@ -24,8 +24,9 @@ inline void fetch(const void* at) {
 }
 
 // Finishes the scores of one row: softcap, slope, biases by distance, and -infinity for keys that
-// it does not see. Fills in lanes of the *largest* score. *nat* units of a score make a factor of
-// e. Softcapped scores, slopes and biases count in such factors, and are multiplied by *nat* here.
+// it does not see. Fills in lanes of the *largest* score. The softmax has the base two: a score
+// that is larger by *nat* units weighs e times as much. Softcapped scores, slopes and biases count
+// in factors of e, and are multiplied by *nat* here.
 inline void finish_scores(const AttentionArgs& a, const QueryRow& row, float nat, float* score,
                           RowLanes& largest) {
     constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth;
@@ -110,7 +111,8 @@ struct Block {
     // Encodes the queries.
     void take_queries() {
         const int64_t dim = a.head_dim;
-        // Weights are powers of two, so scores include log2(e), or get it after the softcap.
+        // A weight is two to the power of its score, so scores include log2(e), or get it after the
+        // softcap.
         const float scale =
             (a.softcap > 0.0f ? a.scale : a.scale * (kLog2E * Form::kUnits)) * Form::factor(dim);
         auto* codes = reinterpret_cast<Code*>(rest + 2 * dim);
@@ -265,7 +267,7 @@ struct Block {
         values += first * width + kEach * d;
         if constexpr (kAhead) fetch_steps(soon);
         for (int key = first; key < last; key += kEach, values += kEach * width) {
-            if constexpr (kAhead)  // in the order of memory, in which these values are not read
+            if constexpr (kAhead)  // *soon* in the order of memory, unlike *values*
                 for (int i = 0; i < kEach * kCount * kWidth; i += kLine)
                     fetch(soon + d * kKeyBlock + key * kCount * kWidth + i);
             decltype(Sums::load(values)) v[kCount];

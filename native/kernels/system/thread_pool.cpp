@@ -72,8 +72,10 @@ public:
         {
             const std::lock_guard<std::mutex> lock(sleep_);
             stop_ = true;
+            // Under the lock: a worker that has seen the old number is not yet waiting otherwise,
+            // and would miss the only notification.
+            epoch_.fetch_add(1);
         }
-        epoch_.fetch_add(1);
         wake_.notify_all();
         for (std::thread& worker : workers_) worker.join();
     }
