@@ -18,6 +18,7 @@ import gzip
 import json
 import lzma
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -295,14 +296,20 @@ def main():
     print(text)
 
 
+def command():
+    """The command line of this run, with the variable for the folder of the data."""
+    words = ["python", "benchmarks/tokenizer.py", *sys.argv[1:]]
+    data = os.environ.get("BITNET_TEST_DATA")
+    return " ".join("$BITNET_TEST_DATA" if word == data else shlex.quote(word) for word in words)
+
+
 def result(options):
     """The result as Markdown; a plot is written on request."""
     rows = encoding(options.data, options)
     lines = [
         "# Tokenizers: loading and encoding",
         "",
-        f"`python benchmarks/tokenizer.py $BITNET_TEST_DATA --runs {options.runs} --turns "
-        f"{options.turns}` on a virtual machine with {os.cpu_count()} cores; read the ratios.",
+        f"`{command()}` on a virtual machine with {os.cpu_count()} cores; read the ratios.",
         "",
         *([] if options.no_loading else loading(options.data, options.runs)),
         "",

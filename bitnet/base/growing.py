@@ -143,6 +143,9 @@ class GrowingFile:
             digest = record.get("digest")
             if isinstance(size, int) and isinstance(rows, int) and isinstance(digest, str):
                 self._take_up(size, rows, digest)
+        if not self.rows:
+            # Of another computation. Left there, it would be taken for one of the rows to come.
+            self._record.unlink(missing_ok=True)
         self._cut()
 
     def _take_up(self, size: int, rows: int, digest: str) -> None:

@@ -112,8 +112,11 @@ class Lock:
         nofollow = getattr(os, "O_NOFOLLOW", 0)
         try:
             return os.open(self.path, os.O_RDWR | os.O_CREAT | nofollow, 0o666)
-        except PermissionError:  # another user's file; flock accepts a read-only descriptor
-            return os.open(self.path, os.O_RDONLY | nofollow)
+        except PermissionError as denied:
+            try:  # another user's file; flock accepts a read-only descriptor
+                return os.open(self.path, os.O_RDONLY | nofollow)
+            except FileNotFoundError:  # it cannot be created
+                raise denied from None
 
 
 class _WindowsLock(Lock):  # pragma: no cover

@@ -388,8 +388,11 @@ def prune(planned: Removal) -> Removal:
     if planned.names and not busy:
         store.index.forget_if(lambda record: record in planned.names)
     if not busy:
-        for mark in planned.marks:
-            links.remove(mark)
+        try:
+            for mark in planned.marks:
+                links.remove(mark)
+        except OSError as error:
+            raise from_os_error(error, error.filename or store.folder, in_cache=True) from error
     store.verified.sweep()
     names = () if busy else planned.names
     return replace(planned, remove=tuple(removed), busy=tuple(busy), names=names)
@@ -429,6 +432,8 @@ def _lock(
             continue
         try:
             for path in locks_for(entry.path):
+                # The lock of claims to a digest is made if it is missing, so that no command claims
+                # it meanwhile; others are held only where they are.
                 is_claim = entry.is_stored and path == claim_path(path.parents[1], entry.path.name)
                 if path.is_file() or (is_claim and path.parent.is_dir()):
                     stack.enter_context(locks.hold(path, timeout_s=0, leave=not is_claim))

@@ -212,7 +212,8 @@ def judge(evidence: Evidence) -> Verdict:
 def _summarize(evidence: Evidence) -> dict[str, float | None]:
     """Metrics over all positions by name, None where a position lacks the number.
 
-    Without positions there are none. Names are those of ``llama-perplexity --kl-divergence`` where
+    ``rms_dp`` is of the positions with a next token and finite logits. Without positions there are
+    no metrics. Names are those of ``llama-perplexity --kl-divergence`` where
     it has the metric: KLD is the KL divergence from the reference to ours, dp the difference of the
     probabilities of the actual next token.
     """

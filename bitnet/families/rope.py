@@ -335,8 +335,8 @@ def _yarn(scaling: Scaling) -> Tables:
         if scale != implied:
             keys["rope.scaling.attn_factor"] = scale / implied
         return keys, {}
-    # llama.cpp has no key for other bounds and treats crossed bounds in its own way; frequency
-    # factors express them exactly.
+    # llama.cpp treats crossed bounds in its own way, and files of older versions have no key for
+    # other bounds; frequency factors express them exactly.
     ramp = np.clip((np.arange(scaling.dims // 2) - low) / ((high - low) or 0.001), 0, 1)
     freq_factors = 1 / (1 - ramp + ramp / factor)
     return {"rope.scaling.attn_factor": scale}, {"rope_freqs.weight": _floats(freq_factors)}

@@ -96,6 +96,14 @@ def repository_of(url: str, endpoint: str) -> tuple[str, str, str] | None:
     return match["repo"], unquote(match["revision"]), unquote(match["file"])
 
 
+def is_disabled(response: requests.Response) -> bool:
+    """True if *response* says that nobody has access to the repository."""
+    status = response.status_code
+    is_named = response.headers.get("X-Error-Code") == "DisabledRepo"
+    is_described = "disabled" in response.headers.get("X-Error-Message", "").lower()
+    return status == 451 or is_named or (status == 403 and is_described)
+
+
 def error_of(
     response: requests.Response, url: str, endpoint: str, *, with_token: bool
 ) -> BitnetError:
@@ -118,7 +126,7 @@ def error_of(
             f"{text}: this server refuses access{_quote(message)}",
             hint="check the address and its login; an access token of the hub is not sent there",
         )
-    if status == 451 or code == "DisabledRepo" or (status == 403 and "disabled" in message.lower()):
+    if is_disabled(response):
         why = "for legal reasons" if status == 451 else "by the hub"
         return AuthError(
             f"{text}: access to this repository is disabled {why}{_quote(message)}",

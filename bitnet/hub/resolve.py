@@ -105,7 +105,8 @@ def resolve(
     paths: dict[str, Path] = {}
     if options.is_offline:
         commit, paths = hugging_face.files_of(ref.repo, ref.revision)
-    if not (is_pattern(ref.file) or models_only or select.is_given):
+    names_a_file = not is_pattern(ref.file)  # an empty name is a pattern, too
+    if names_a_file and not (models_only or select.is_given):
         return [adopt(replace(base, file=ref.file), commit, paths, project.store)]
     if options.is_offline and not paths:
         raise Offline(

@@ -145,7 +145,8 @@ class HubSession:
                     )
                     return public
                 public.close()
-        if response.status_code in (401, 403) and self._login_for(address, url):
+        is_refused = response.status_code in (401, 403) and not http.is_disabled(response)
+        if is_refused and self._login_for(address, url):
             raise AuthError(
                 f"HTTP error {response.status_code}: {redact_url(url)}: the server refuses the "
                 "login in its address",
@@ -296,7 +297,7 @@ class HubSession:
         """
         endpoint = redact_url(self.options.endpoint)
         error = http.error_of(response, redact_url(url), endpoint, with_token=with_token)
-        if elsewhere and isinstance(error, AuthError):
+        if elsewhere and isinstance(error, AuthError) and not http.is_disabled(response):
             host = urlsplit(elsewhere).netloc.rpartition("@")[2]
             hint = f"if {host} belongs to the hub: export BITNET_HUB_HOSTS={host}"
             if self.options.user_endpoint:  # a project must not talk users into giving a token

@@ -30,12 +30,12 @@ LAST = 0x10FFFF  # code point
 SURROGATES = (0xD800, 0xDFFF)  # not characters
 LIBRARY = "%llguidance"  # begins a grammar in the library's own form, for llama.cpp as well
 
-_NOTHING = '""'  # an item that is the empty text, which llama.cpp does not repeat
+_NOTHING = '""'  # an item that is the empty text; llama.cpp refuses to repeat it
 _ESCAPES = {"t": "\t", "r": "\r", "n": "\n"} | {char: char for char in '\\"[]-'}
 _HEX = {"x": 2, "u": 4, "U": 8}
 _NAME = re.compile(r"[A-Za-z0-9-]+")
 _TOKEN = re.compile(r"(!?)<(?:\[([0-9]{1,10})\]|[^>]*)>", re.DOTALL)
-_TIMES = re.compile(r"\{\s*([0-9]+)\s*(,?)\s*([0-9]*)\s*\}")
+_TIMES = re.compile(r"\{\s*([0-9]+)\s*(?:(,)\s*([0-9]*)\s*)?\}")
 _SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
 _SPACE_AND_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
 
@@ -242,7 +242,7 @@ class _Parser:
         match = _TIMES.match(self.text, self.at)
         if match is None:
             raise self.error("expected a number of times, such as {2} or {1,3}")
-        low_digits, comma, high_digits = match.groups()
+        low_digits, comma, high_digits = match.groups(default="")
         low = _count_of(low_digits)
         high = _count_of(high_digits)
         most = high if comma else low

@@ -208,8 +208,9 @@ class Scheduler:
         ready = without_unread(self.running)
         decoding = [sequence for sequence in ready if sequence.decodes]
         drafter = self._drafter if self._pace.drafting else None
-        # Drafts have a price only beside a measured pass without any; else this pass is that one.
-        # With attention in both directions, a token would see the drafts after it.
+        # What drafts cost is known only beside the time of a pass without any: else this pass has
+        # none, and its time is noted. With attention in both directions, a token would see the
+        # drafts after it; such models have no drafter.
         looking_up = self._times.has_undrafted(len(decoding)) and self.model.config.looks_back
         plan_decoding(decoding, drafter, self.context, looking_up=looking_up)
         prompts = [sequence for sequence in ready if not sequence.decodes]

@@ -79,6 +79,7 @@ class Sequence:
         rules = self.request.budget
         self._budget = None if rules is None else ReasoningBudget(rules)
         self._matcher = self.request.constraint.start() if self.request.constraint else None
+        self._is_looked_up = False  # *proposed* is from its own text, not from a drafter
 
     @property
     def positions(self) -> int:
@@ -118,11 +119,13 @@ class Sequence:
             outputs = "all"
         self.segment = Segment(tokens, cache, outputs, second=self.request.second)
 
-    def plan_with_draft(self, draft: list[int]) -> None:
+    def plan_with_draft(self, draft: list[int], *, is_looked_up: bool) -> None:
         """Contribute the last id and *draft*, as far as it can follow the text.
 
-        The vocabulary, the grammar and RoPE scaling may permit a beginning of it only.
+        *is_looked_up*: it is from the text itself, not from a drafter. The vocabulary, the grammar
+        and RoPE scaling may permit a beginning of it only.
         """
+        self._is_looked_up = is_looked_up
         # A draft model may have more rows of padding than the model.
         outside = (at for at, token in enumerate(draft) if token >= self.config.vocab_size)
         del draft[next(outside, len(draft)) :]
@@ -160,7 +163,7 @@ class Sequence:
         self.segment = self.hidden = None
 
     def start_over_beyond_border(self) -> None:
-        """Rerun an answer that crosses the original context length, as a prompt of that length.
+        """Rerun an answer that crosses the original context length as a prompt of its length now.
 
         Long and short frequency factors do not mix (transformers does the same: Phi-3's
         ``prepare_inputs_for_generation``).
@@ -181,7 +184,13 @@ class Sequence:
     def should_wait(self, ahead: list[Sequence]) -> bool:
         """True if a sequence *ahead* computes a prefix that this one can copy after the pass."""
         lora = self.request.lora
-        alike = [sequence for sequence in ahead if sequence.request.lora == lora]
+        regime = self.config.regime(cache_of(self).reach)
+        alike = [
+            sequence
+            for sequence in ahead
+            if sequence.request.lora == lora
+            and self.config.regime(cache_of(sequence).reach) == regime
+        ]
         shared = [
             (common_prefix(sequence.ids, self.ids), cache_of(sequence).length) for sequence in alike
         ]
@@ -222,9 +231,10 @@ class Sequence:
             pieces.append(self.fail(InferenceError(f"internal error: {type(error).__name__}")))
         self.drafted += len(draft)
         self.accepted += accepted
-        if draft:
+        # Each source of drafts learns from its own.
+        if draft and self._is_looked_up:
             self.sampler.report(len(self.ids), drafted=len(draft), accepted=accepted, price=price)
-        if self.foresight and draft:
+        elif draft and self.foresight:
             self.foresight.report(drafted=len(draft), accepted=accepted)
         if self.foresight and self.hidden:
             self.foresight.add(*self.hidden)
@@ -333,11 +343,12 @@ def plan_decoding(
         most = min(room, sequence.draft_room, context - len(sequence.ids)) if looking_up else 0
         drafts[sequence] = sequence.sampler.draft(sequence.ids, most)
         room -= len(drafts[sequence])
+    looked_up = {sequence for sequence, draft in drafts.items() if draft}
     if drafter:
         undrafted = [sequence for sequence in decoding if not drafts[sequence]]
         drafts |= _foresee(drafter, undrafted, room, context)
     for sequence, draft in drafts.items():
-        sequence.plan_with_draft(draft)
+        sequence.plan_with_draft(draft, is_looked_up=sequence in looked_up)
 
 
 def _foresee(

@@ -43,7 +43,8 @@ T = TypeVar("T")
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")  # limits of an answer
 MOST_HEADER = 2000  # characters of the header bitnet-ignored
 TOO_LONG = "context_length_exceeded"
-_PROMPTS = ("messages", "prompt", "input", "content", "input_prefix")  # fields with the prompt
+# Fields with the prompt.
+_PROMPTS = ("messages", "prompt", "input", "content", "input_prefix", "documents", "text_2")
 
 
 def describe_body(form: Form) -> dict[str, Any]:
@@ -460,7 +461,8 @@ def prepare_sequences(
     reserves at most its share of the memory, so that others fit as well. With *clamps*, a length
     beyond *limit*, or beyond what is left of the context, is lowered instead of refused.
     """
-    ids, model_request = slot.model.prepare(request)
+    with _refusing_what_is_too_long():  # a pair of texts
+        ids, model_request = slot.model.prepare(request)
     tokens = model_request.length_limit
     if request.max_tokens is None or tokens == EVERYTHING:
         share = max(DEFAULT_TOKENS, slot.fair_positions - len(ids))
@@ -475,9 +477,16 @@ def prepare_sequences(
         message = f"min_tokens is {model_request.min_tokens:,}, there is room for {tokens:,}"
         raise Refused(400, message, param="min_tokens")
     model_request = replace(model_request, max_tokens=tokens)
-    try:
+    with _refusing_what_is_too_long():  # it would never fit the context or the memory
         return [slot.prepare(ids, model_request.choice(number)) for number in range(choices)]
-    except InferenceError as error:  # it would never fit the context or the memory
+
+
+@contextmanager
+def _refusing_what_is_too_long() -> Iterator[None]:
+    """A block in which an :class:`InferenceError` means that a prompt is too long."""
+    try:
+        yield
+    except InferenceError as error:
         raise Refused(400, error.message, code=TOO_LONG, param="prompt") from error
 
 

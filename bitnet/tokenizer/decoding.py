@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 _SYMBOL = SPACE_SYMBOL.encode()
 _REPLACEMENT = "\ufffd"
-_BYTE = re.compile(r"<0x(\+?[0-9A-Fa-f]|[0-9A-Fa-f]{2})>")  # Rust's number parser accepts a sign
+# Six bytes, as the library demands; Rust's number parser accepts a sign.
+_BYTE = re.compile(r"<0x(\+[0-9A-Fa-f]|[0-9A-Fa-f]{2})>")
 
 
 class _Chain:
@@ -83,9 +84,10 @@ class _SentencePiece(_Chain):
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        # Pieces lose a leading space: with this option all until there is text, else the first.
-        self._strip_on: bool = self._options["remove_extra_whitespaces"]
-        self._strip_first: bool = self._options["add_space_prefix"] or self._strip_on
+        # The first piece loses a leading space; with the first option the next ones, too, until
+        # there is text.
+        self._keeps_stripping: bool = self._options["remove_extra_whitespaces"]
+        self._strip_first: bool = self._options["add_space_prefix"] or self._keeps_stripping
         self._strip = self._strip_first
         # Behind one of these ids, pieces are stripped as at the beginning.
         self._restarts = frozenset(self._options["restarts"])
@@ -114,7 +116,7 @@ class _SentencePiece(_Chain):
         plain = id != self._unknown and not self._spellings.is_verbatim(id)
         if self._strip and plain and self._spellings.spelling(id).startswith(_SYMBOL):
             text = text[1:]
-            self._strip = self._strip_on and not text
+            self._strip = self._keeps_stripping and not text
         elif text:
             self._strip = self._strip_first and id in self._restarts
         return before + text
@@ -233,7 +235,7 @@ class Part:
 class DecodingStep:
     """One step in progress. By default a step reads one whole token at a time."""
 
-    fuses = False  # joins all tokens into one
+    fuses = False  # joins all tokens into one, and passes text on to the next step
     anywhere = False  # changes a part of a token in the same way as a whole one
 
     def __init__(self, options: dict[str, Any]) -> None:

@@ -158,9 +158,9 @@ def answer_ignores(body: Body, model: Served) -> Iterator[str]:
 def find_ignored_options(body: Body, model: Served = None) -> Iterator[str]:
     """Names of the options in *body* for loading and running *model*, which have no effect."""
     for name, value in (body["options"] or {}).items():
-        # A prompt is not cut to a context that is shorter than the model's.
-        is_shorter = name == "num_ctx" and (model is None or value != model.context)
-        if value is not None and (name in RUNNING or is_shorter):
+        # A prompt is not cut to a context shorter than the model's; a longer one is refused.
+        is_other_context = name == "num_ctx" and (model is None or value != model.context)
+        if value is not None and (name in RUNNING or is_other_context):
             yield f"options.{name}"
 
 

@@ -91,7 +91,7 @@ bool watch() {
     int index = 0;
     while (index < count && handlers[index].sa_handler != current.sa_handler) ++index;
     if (index == kHandlers) return false;
-    // A handler that was replaced before becomes the latest again.
+    // A handler that was replaced before becomes the latest again; a new one is added at the end.
     if (index < count) std::rotate(handlers + index, handlers + index + 1, handlers + count);
     handlers[std::max(index, count - 1)] = current;
     handler_count.store(std::max(index + 1, count));

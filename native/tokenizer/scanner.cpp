@@ -297,7 +297,7 @@ const char* Scanner::capitals_and_small(const char* p, const char* end) const {
 }
 
 const char* Scanner::gpt2(const char* p, const char* end) const {
-    if (*p == '\'') {
+    if (*p == '\'' && contractions_ != Contractions::kNone) {
         const int length = contraction(p, end, contractions_ == Contractions::kAnyCase);
         if (length != 0) return length < 0 ? nullptr : p + length;
     }

@@ -121,6 +121,22 @@ def test_rows_whose_record_is_invalid_or_of_another_key_are_not_continued(change
         assert (file.rows, file.digest) == (0, "")
 
 
+def test_rows_of_a_killed_run_with_another_key_are_not_taken_for_the_first_ones(tmp_path):
+    path = tmp_path / "rows.bin"
+    with GrowingFile(OutputFile(path), KEY) as file:
+        file.append(b"ab", rows=1, digest="1")
+    child = os.fork()
+    if child == 0:
+        growing.write_text = lambda *_: os._exit(0)  # after the rows, before their record
+        with GrowingFile(OutputFile(path), {"model": "another"}) as file:
+            file.append(b"xy", rows=1, digest="1")
+        os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WEXITSTATUS(status) == 0
+    with GrowingFile(OutputFile(path), KEY) as file:
+        assert file.rows == 0
+
+
 def test_two_processes_do_not_write_one_output(tmp_path):
     path = tmp_path / "rows.bin"
     with GrowingFile(OutputFile(path), KEY):

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from bitnet.base import locks
-from bitnet.base.errors import BitnetError, CacheBusy
+from bitnet.base.errors import BitnetError, CacheBusy, PermissionDenied
 from bitnet.base.locks import hold, holder_of, is_held
 
 # Holds the lock in its argument until its standard input ends.
@@ -201,3 +201,17 @@ def test_another_error_of_flock_is_raised(path, flock):
     flock(errno.EIO)
     with pytest.raises(BitnetError, match=r"os error 5"), hold(path, timeout_s=0):
         raise AssertionError("held")
+
+
+def test_a_lock_that_may_not_be_created_is_a_matter_of_permissions(tmp_path, monkeypatch):
+    real_open = os.open
+
+    def open_existing(path, flags, *mode, **options):
+        if flags & os.O_CREAT and str(path).startswith(str(tmp_path)):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real_open(path, flags, *mode, **options)
+
+    monkeypatch.setattr(os, "open", open_existing)
+    monkeypatch.setattr(locks, "_locks_work", lambda _folder: True)
+    with pytest.raises(PermissionDenied), hold(tmp_path / "a.lock", timeout_s=0):
+        pass

@@ -22,7 +22,7 @@ from bitnet.hub.project import Project
 from bitnet.hub.provide import fetch_source, provide
 from bitnet.hub.ref import parse
 from bitnet.sources import Source
-from bitnet.store import Pin, Store
+from bitnet.store import Pin, Store, tree
 from bitnet.tokenizer.from_files import TOKENIZER_FILES, order_names
 from bitnet.tokenizer.side_files import SIDE_FILES
 
@@ -228,9 +228,14 @@ def test_a_tokenizer_is_used_without_its_link(project, read_only):
     assert (result.path.name, result.path.read_bytes()) == ("tokenizer.json", content)
 
 
-def test_a_project_gets_its_file_from_a_cache_that_is_only_read(project, read_only):
+@pytest.mark.parametrize("is_marked", [False, True])
+def test_a_project_gets_its_file_from_a_cache_that_is_only_read(project, read_only, is_marked):
+    source = Source("m", "org/two", "tiny.gguf")
+    if is_marked:  # as one that another name replaced, which is forgotten at the next occasion
+        for blob in project.store.blobs():
+            tree.mark_path(project.store.folder, blob.sha256).touch()
     read_only(project.cache)
-    result = fetch_source(Source("m", "org/two", "tiny.gguf"), project)
+    result = fetch_source(source, project)
     assert result.path == project.folder / "models/org-two/tiny.gguf"
     assert result.path.read_bytes()[:4] == b"GGUF"
     assert project.lock_path.is_file()

@@ -123,6 +123,26 @@ def test_no_output_of_a_failing_run_holds_a_secret(
         assert secret not in "\n".join(texts)
 
 
+@pytest.mark.parametrize(
+    ("status", "headers", "reason"),
+    [
+        (451, {}, "disabled for legal reasons"),
+        (403, {"X-Error-Code": "DisabledRepo"}, "disabled by the hub"),
+    ],
+)
+@pytest.mark.parametrize("has_login", [False, True])
+def test_a_disabled_repository_is_that_also_for_servers_that_get_no_token(
+    hub, tmp_path, monkeypatch, status, headers, reason, has_login
+):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    hub.rules.append(Rule(where="hub", status=status, headers=headers))
+    address = hub.url.replace("//", "//me:sesame@") if has_login else hub.url
+    options = FetchOptions(base_url=address)
+    with HubSession(options) as hub_session, pytest.raises(AuthError, match=reason) as caught:
+        fetch_file(lambda: hub_session, tmp_path)
+    assert "access token: you did not" not in str(caught.value)
+
+
 @pytest.mark.parametrize("token", [None, TOKEN])
 def test_a_password_in_the_hubs_address_is_in_no_error(hub, tmp_path, monkeypatch, token, caplog):
     if token:

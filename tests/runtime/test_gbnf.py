@@ -57,6 +57,8 @@ WRONG = [
     ('root ::= "b" ""+', "nothing before +"),
     ('root ::= "b" []{2}', "nothing before {"),
     ('root ::= "a"{x}', "expected a number of times"),
+    ('root ::= "a"{2 3}', "expected a number of times"),
+    ('root ::= "a"{}', "expected a number of times"),
     ('root ::= "a"{3,2}', "3 times at least"),
     ('root ::= "a"{5000}', "at most 2,000 times"),
     # More digits than Python reads as a number.

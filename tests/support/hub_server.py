@@ -62,7 +62,7 @@ class Rule:
     when: Callable[[], object] | None = None  # the reply waits until this returns a true value
     rate: float = 0.0  # bytes per second of a connection; 0: no limit
     reset_at: int | None = None  # bytes of the body before the connection is reset
-    truncate_at: int | None = None  # bytes of the body before it ends as if it were whole
+    truncate_at: int | None = None  # bytes of the body before the connection ends normally
     stall_at: int | None = None  # bytes of the body before silence
     ignore_range: bool = False
     shift_range: int = 0  # bytes by which a 206 starts too late; its Content-Range admits it

@@ -468,8 +468,11 @@ def main(words: list[str]) -> int:
 
         def measure_more(title: str) -> None:
             engine, encoding = title.split()
+            names = set(names_of(engine, encoding))
             row = measured.get(title)
-            if row is None or len(row["models"]) < len(names_of(engine, encoding)):
+            if row is not None and not set(row["models"]) <= names:
+                row = None  # its worst values may be those of a model that is no longer listed
+            if row is None or names - set(row["models"]):
                 running[pool.submit(measure, engine, encoding, row)] = title
 
         for title in order:

@@ -1,6 +1,7 @@
 """Scanners of the common expressions, against the engine for any expression."""
 
 import random
+import re
 
 import pytest
 from vocabularies import GPT2_PATTERN
@@ -31,6 +32,29 @@ def _patterns():
 
 
 PATTERNS = _patterns()
+_CONTRACTIONS = re.compile(r"(?:'[a-z]+\|)+|\(\?i:(?:'[a-z]+\|?)+\)\||'\(\?i:[^)]*\)\|")
+_DIGITS = re.compile(r"\|(\\p\{N\}(?:\{1,3\}|\{1\}|\+)?)\|")
+
+
+def _recombined():
+    """Expressions that join the contractions of one of PATTERNS, or none, to the rest of another.
+
+    Those with a scanner, also with another number of digits.
+    """
+    beginnings = {""}
+    rests = set()
+    for pattern in PATTERNS.values():
+        match = _CONTRACTIONS.match(pattern)
+        beginnings |= {match[0]} if match else set()
+        rest = pattern[match.end() :] if match else pattern
+        rests |= {rest}
+        if digits := _DIGITS.search(rest):
+            before, behind = rest[: digits.start()], rest[digits.end() :]
+            rests |= {f"{before}|{new}|{behind}" for new in (r"\p{N}", r"\p{N}{1,3}", r"\p{N}+")}
+    joined = {beginning + rest for beginning in beginnings for rest in rests}
+    return sorted(pattern for pattern in joined if module.scan_all(pattern, "") is not None)
+
+
 # Characters of every class that the expressions distinguish, with exceptions such as the long s.
 CHARACTERS = (
     "aZsStTrRvVeEmMlLdDfF'’\u017f 0179\u00bd\u0663.,!?/\\#<|>_-\n\r\t\v\f\x85\xa0\u2003\u3000"
@@ -98,6 +122,19 @@ def test_a_scanner_cuts_as_the_engine_does(name):
         assert not remainder or not text.isascii()
         complete += not remainder
     assert complete > 2000
+
+
+def test_a_scanner_of_recombined_alternatives_cuts_as_the_engine_does():
+    patterns = _recombined()
+    assert len(patterns) > 2 * len(PATTERNS)
+    assert any(pattern.startswith(r" ?\p{L}+") for pattern in patterns)  # GPT-2's without the first
+    rng = random.Random(1)
+    for pattern in patterns:
+        for _ in range(200):
+            text = _text(rng)
+            pieces, _remainder = module.scan_all(pattern, text)
+            expected = module.regex_find_all(pattern, text)
+            assert pieces == expected[: len(pieces)], (pattern, text)
 
 
 @pytest.mark.parametrize("name", PATTERNS)

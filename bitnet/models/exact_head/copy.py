@@ -91,7 +91,7 @@ class HeadCopy:
 
         Args:
             ops: the compiled backend.
-            weight: the head, as *ops* has prepared it with ``looked_up``.
+            weight: the head, as *ops* has prepared it with ``looked_up``: its rows as in the file.
             importance: ``(dim,)``, how large the hidden states usually are in each column, up to a
                 factor, such as the weight of the norm before the head. It never changes a result,
                 only how many rows are computed.

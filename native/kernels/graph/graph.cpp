@@ -138,7 +138,8 @@ void Graph::add_whole(PassFunction function) {
     stages_.back().whole = std::move(function);
 }
 
-// Cosines and sines of every row are computed once per pass, before the instructions.
+// Cosines and sines of every row are computed once per pass. Callers add rotations first, so that
+// they come before the instructions.
 int Graph::add_rotation(int64_t pairs, bool half) {
     const size_t i = rotations_.size();
     rotations_.push_back({checked(pairs), half});

@@ -212,6 +212,7 @@ double round_block(const double* x, int64_t b, HeadInput& out) {
         const double left = x[i] - double(step) * q;
         error += left * left;
     }
+    // A weight is step * (code - 15.5), computed in integers as step / 2 * (2 * code - 31).
     out.step[size_t(b)] = 0.5f * step;
     out.middle[size_t(b)] = int32_t(kHeadLevels - 1) * sum;
     return error;

@@ -153,7 +153,7 @@ struct Block {
 
     // Scores of M tiles from row *r* on and keys [first, last), and maybe of some keys around
     // these. Keys that are in the processor's L1 cache are multiplied with all tiles before the
-    // next. Codes at *soon* are prefetched meanwhile.
+    // next. The first step prefetches the codes at *soon*.
     template <int N, int M>
     void score(int64_t r, Page keys, const Code* soon, int first, int last,
                float (*score)[kKeyBlock]) const {

@@ -28,7 +28,8 @@ using ChunkFunction = void (*)(void* context, int64_t chunk);
 
 // Calls function(context, i) once for every i in [0, chunks), on any thread, in any order, and
 // returns when all are done. While another caller has the threads, all calls run on the caller's
-// own thread. An exception in a call of the threads becomes std::bad_alloc, the only one expected.
+// own thread, and its exceptions pass. Otherwise an exception in any call, the caller's own ones
+// included, becomes std::bad_alloc, the only one expected.
 void run_chunks(int64_t chunks, ChunkFunction function, void* context);
 
 template <class F>
