@@ -17,6 +17,7 @@ from hf_folders import tokenizer_folder  # noqa: E402
 from sentence_folders import change_json, randomize  # noqa: E402
 from sentence_transformers.base.modules import Transformer  # noqa: E402
 from sentence_transformers.cross_encoder.modules import LogitScore  # noqa: E402
+from server_process import listening  # noqa: E402
 
 from bitnet import load  # noqa: E402
 from bitnet.base.errors import InvalidFormat, Unsupported  # noqa: E402
@@ -164,6 +165,21 @@ def test_scores_of_a_file_are_those_of_llama_cpp(tmp_path):
         theirs[entry["index"]] = entry["relevance_score"]
     with load(file) as model:
         np.testing.assert_allclose(model.rank(QUERY, documents), theirs, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/rerank", {"query": "a", "documents": ["b" * 400]}, "documents"),
+        ("/v1/score", {"text_1": "a", "text_2": "b" * 400}, "text_2"),
+    ],
+)
+def test_a_document_that_is_too_long_is_the_clients_error(tmp_path, path, body, param):
+    with listening(reranker_file(tmp_path / "reranker.gguf")) as worker:
+        reply = worker.post(path, body)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert error["param"] == param
 
 
 def test_a_model_without_a_template_is_refused(tmp_path):
