@@ -306,6 +306,7 @@ def _of_key(
     """Entries of *scope* with this *key*, every other link to their bytes, and the names to drop.
 
     Bytes that also have a name with another key are kept: only the links of *key* are removed.
+    Bytes outside of *scope* are added with their names if every name is one of the links chosen.
     """
     paths = {entry.path for entry in scope if _means(entry.key, key)}
     names: list[Pin] = []

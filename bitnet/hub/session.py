@@ -60,8 +60,8 @@ _REFUSED_TUNNEL = re.compile(r"Tunnel connection failed: (401|403|407)")
 class HubSession:
     """Connections for one command, within *limits*; use it as a context manager.
 
-    *route* has certificates and proxies for a server. Tests replace *clock*, *sleep*, *now* (the
-    time since the epoch) and *jitter*.
+    *route* has certificates and proxies for a server. *sleep* is that of *limits* where a stop has
+    to end its waits. Tests replace *clock*, *sleep*, *now* (the time since the epoch) and *jitter*.
     """
 
     def __init__(
