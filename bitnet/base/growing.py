@@ -76,6 +76,8 @@ class GrowingFile:
                 own = f"{os.getpid()}-{token_hex(4)}"
                 self.path = beside(self._target, f"{own}.rows")
                 self._record = beside(self._target, f"{own}.progress")
+            if self._is_published():
+                self._remove()
             if is_file_or_folder(self.path):
                 self._file = self._held.enter_context(open(self.path, "r+b"))
             else:
@@ -133,6 +135,12 @@ class GrowingFile:
             self.rows = 0  # so that the record is removed: the next run begins at the first row
         except OSError as error:
             raise from_os_error(error, self._output.path) from error
+
+    def _is_published(self) -> bool:
+        """True if the rows are the output already: a killed run has linked them, and no more."""
+        with suppress(OSError):
+            return self.path.lstat().st_nlink > 1
+        return False
 
     def _read_record(self) -> None:
         """Continue after the rows of an earlier run with the same key, or start from the first."""

@@ -17,6 +17,8 @@ _FAULT = re.compile(
     re.IGNORECASE,
 )
 
+MOST_SECONDS = 1e9  # decades; timers of the system have a limit
+
 _RATE = re.compile(r"(?P<count>[0-9]{1,15}(\.[0-9]+)?)(?P<unit>[kmg]?)(b?(/s)?)", re.IGNORECASE)
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -34,13 +36,13 @@ def parse_boolean(text: str) -> bool:
 
 
 def parse_seconds(text: str, *, allow_zero: bool = False) -> float:
-    """Seconds in *text*: a positive number, or 0 with *allow_zero*."""
+    """Seconds in *text*: a positive number up to MOST_SECONDS, or 0 with *allow_zero*."""
     try:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not (0 < value < float("inf") or (allow_zero and value == 0)):
-        raise ValueError("expected a positive number of seconds")
+    if not (0 < value <= MOST_SECONDS or (allow_zero and value == 0)):
+        raise ValueError(f"expected a positive number of seconds, at most {MOST_SECONDS:,.0f}")
     return value
 
 
@@ -64,9 +66,13 @@ def parse_addresses(text: str) -> str:
     """Addresses separated by commas, without the blanks and the last slashes in *text*."""
     addresses = [part.strip().rstrip("/") for part in text.split(",")]
     for address in addresses:
-        parts = urlsplit(address)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
-            raise ValueError("expected an address, such as https://hub.example.org")
+        try:
+            parts = urlsplit(address)
+            is_valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # its text may quote a part of a password
+            is_valid = False
+        if not is_valid:
+            raise ValueError("expected an address, such as https://hub.example.org") from None
     return ",".join(addresses)
 
 

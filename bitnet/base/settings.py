@@ -37,6 +37,8 @@ MAX_THREADS = 1024  # more would only take time to start and wait for each other
 
 # User and password of an address, up to its @; also of one without a scheme.
 _LOGIN = re.compile(r"(?<=//)[^/?#\s]*@|(?<![^\s,])[^/?#\s]*:[^/?#\s]*@")
+# In a text that is not an address: a slash that is not escaped may be a part of the password.
+_LOGIN_IN_ANY_TEXT = re.compile(r"(?<=//)[^\s,]*@|(?<![^\s,])[^/?#\s]*:[^\s,]*@")
 
 ALL: list[Setting[Any]] = []  # filled by the definitions below, in this order
 
@@ -97,7 +99,9 @@ class Setting(Generic[T]):
         except ValueError as error:
             if name == self.borrowed:
                 return None
-            shown = "a value that is not valid" if self.secret else repr(without_login(text))
+            shown = "a value that is not valid"
+            if not self.secret:
+                shown = repr(without_login(text, is_valid=False))
             raise UsageError(
                 f"environment variable {name} is {shown}: {error}",
                 hint=f"unset {name}, or set it to a valid value: {self.help}",
@@ -330,9 +334,12 @@ def as_set(setting: Setting[Any]) -> tuple[str, str] | None:
     return name, "(set, not shown)" if setting.secret else repr(without_login(text))
 
 
-def without_login(text: str) -> str:
-    """*text* with user and password of each address in it replaced by ``***``."""
-    return _LOGIN.sub("***@", text)
+def without_login(text: str, *, is_valid: bool = True) -> str:
+    """*text* with user and password of each address in it replaced by ``***``.
+
+    Where the text *is_valid*, an ``@`` behind the host belongs to the path.
+    """
+    return (_LOGIN if is_valid else _LOGIN_IN_ANY_TEXT).sub("***@", text)
 
 
 def dumb_terminal() -> bool:

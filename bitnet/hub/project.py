@@ -226,9 +226,10 @@ def mirrors(folder: Path) -> dict[str, str]:
         stated = value if isinstance(value, list) else [value]
         for address in stated:
             try:
-                addresses.append(trust.address(address if isinstance(address, str) else ""))
+                parts = address.split(",") if isinstance(address, str) else [""]
+                addresses += [trust.address(part) for part in parts]
             except ValueError:  # noqa: PERF203
-                safe_address = settings.without_login(str(address))
+                safe_address = settings.without_login(str(address), is_valid=False)
                 raise UsageError(
                     f"{path}: mirror of {repo!r} is {safe_address!r}, expected an address",
                     hint=f'"{repo}" = "https://hub.example.org"',

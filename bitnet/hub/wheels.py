@@ -60,7 +60,7 @@ logger = logging.getLogger(__name__)
 
 _CHUNK = 1 << 20
 _CHECKSUMS = "SHA256SUMS"
-_CREDENTIALS = re.compile(r"//[^/@\s]+@")
+_CREDENTIALS = re.compile(r"//[^/\s]+@")  # up to the last @ before the path
 # The query, which may have a signature, of an address or of an absolute path.
 _QUERY = re.compile(r"(\w+://[^\s?#'\"<>]*|/[^\s?#'\"<>]+)\?[^\s#'\"<>]+")
 

@@ -347,7 +347,9 @@ class Store:
             }
             try:
                 for blob, target in items:
-                    prepared.append(links.Prepared(blob.path, target, folders[target.parent]))
+                    folder = folders[target.parent]
+                    is_edited = self.folder not in target.parents
+                    prepared.append(links.Prepared(blob.path, target, folder, is_edited=is_edited))
                 if len(prepared) > 1 and prepared[-1].how:
                     prepared[-1].remove_target()
                 for placement, (blob, target) in zip(prepared, items, strict=True):

@@ -17,6 +17,9 @@ from bitnet.base.files import open_file
 _FICLONE = 0x40049409  # linux/fs.h
 _LONGEST_BYTES = 200  # of a name that gets a suffix; a folder takes 255 bytes
 _SHORTENED_BYTES = 180  # of what is left of a longer one
+#: A writable file of another program that is smaller than this is copied rather than linked: such
+#: files, of settings, are edited in place. Larger ones are weights, of which two would fill disks.
+EDITED_BYTES = 64 << 20
 
 
 class Prepared:
@@ -25,11 +28,15 @@ class Prepared:
     First a reflink of *source* is tried: two files that share blocks until one is changed; then a
     hard link; then a copy. ``how`` says which; it is empty if both are one file already. *folder*
     is a descriptor of the folder of *target*, ``None`` where the system has none; it must stay open
-    until :meth:`commit` or :meth:`discard`.
+    until :meth:`commit` or :meth:`discard`. With *is_edited*, people may edit *target*: a writable
+    *source* is not linked unless it is large (:data:`EDITED_BYTES`).
     """
 
-    def __init__(self, source: Path, target: Path, folder: int | None) -> None:
+    def __init__(
+        self, source: Path, target: Path, folder: int | None, *, is_edited: bool = False
+    ) -> None:
         self.how = ""
+        self._is_edited = is_edited
         self._folder = folder
         name = fresh_name(target.name)
         # Names relative to *folder*, passed as dir_fd; or without it, whole paths.
@@ -67,18 +74,26 @@ class Prepared:
         if self._reflink(source):
             self._set_time(source)
             return "reflink"
+        status = source.stat()
+        is_writable = bool(status.st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH))
+        if self._is_edited and is_writable and status.st_size < EDITED_BYTES:
+            return self._copy(source)
         try:
             os.link(source, self._fresh, dst_dir_fd=self._folder)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise  # a copy would need even more space
-            with open_file(source) as old, open(self._open(), "wb") as new:
-                shutil.copyfileobj(old, new, 1 << 20)
-                new.flush()
-                os.fsync(new.fileno())
-            self._set_time(source)
-            return "copy"
+            return self._copy(source)
         return "hard link"
+
+    def _copy(self, source: Path) -> str:
+        """Make a copy of *source*; return how."""
+        with open_file(source) as old, open(self._open(), "wb") as new:
+            shutil.copyfileobj(old, new, 1 << 20)
+            new.flush()
+            os.fsync(new.fileno())
+        self._set_time(source)
+        return "copy"
 
     def _reflink(self, source: Path) -> bool:
         """Make a reflink of *source*; true if that was possible."""

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bitnet.base.errors import InvalidFormat, Unsupported, UsageError, from_os_error
 from bitnet.base.files import open_file, text_of, write_text
+from bitnet.base.invocation import shell_quote
 from bitnet.base.trust import SHA256, is_plain_text, path_problem, place_problem, printable
 
 if TYPE_CHECKING:
@@ -188,7 +189,8 @@ def read_lock(path: Path) -> list[Pin]:
 
 def parse_lock(raw: bytes, path: Path) -> list[Pin]:
     """Entries of a lock file with this content; *path* is its name in messages."""
-    remedy = f"restore it from version control, or delete it and lock again: rm {path}"
+    remove = f"rm {shell_quote(path)}"
+    remedy = f"restore it from version control, or delete it and lock again: {remove}"
     if len(raw) > _LARGEST_FILE:
         raise InvalidFormat(f"{path} is larger than a lock file", hint=remedy)
     try:
@@ -201,7 +203,7 @@ def parse_lock(raw: bytes, path: Path) -> list[Pin]:
         raise Unsupported(
             f"{path} has version {printable(repr(document.get('version')))}, this program reads "
             f"{VERSION}",
-            hint="update bitnet, or write the file again: bitnet sync --update",
+            hint=f"update bitnet, or {remedy}",
         )
     entries = [
         from_record(record, f"{path}: entry {number}")

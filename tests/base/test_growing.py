@@ -137,6 +137,26 @@ def test_rows_of_a_killed_run_with_another_key_are_not_taken_for_the_first_ones(
         assert file.rows == 0
 
 
+def test_an_output_is_not_changed_by_the_run_after_one_that_was_killed_when_it_was_complete(
+    tmp_path,
+):
+    path = tmp_path / "rows.bin"
+    child = os.fork()
+    if child == 0:
+        GrowingFile._remove = lambda _self: os._exit(0)
+        write_all(path)
+        os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WEXITSTATUS(status) == 0
+    complete = path.read_bytes()
+    assert complete.startswith(HEADER)
+    with GrowingFile(
+        OutputFile(path, OutputKind("rows", lambda _path: True)), {"model": "b"}
+    ) as file:
+        assert file.rows == 0  # and this run ends before it is complete
+    assert path.read_bytes() == complete
+
+
 def test_two_processes_do_not_write_one_output(tmp_path):
     path = tmp_path / "rows.bin"
     with GrowingFile(OutputFile(path), KEY):

@@ -224,3 +224,20 @@ def test_a_change_hidden_by_a_forged_time_is_found_only_with_rehash(store, blob,
     os.utime(blob.path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert store.find(DIGEST) == blob
     assert Store(store.root, rehash=True).find(DIGEST) is None
+
+
+@pytest.mark.parametrize("size", [1000, links.EDITED_BYTES])
+def test_a_small_writable_file_that_was_taken_in_is_not_shared_with_a_project(tmp_path, size):
+    store = Store(tmp_path / "cache")
+    own = tmp_path / "theirs.json"
+    own.write_bytes(bytes(size))
+    blob = store.adopt(own, files.sha256_of(own))
+    target = tmp_path / "project/config.json"
+    target.parent.mkdir()
+    store.place(blob, target)
+    is_small = size < links.EDITED_BYTES
+    if is_small:
+        with open(target, "r+b") as file:  # as an editor that writes in place
+            file.write(b"changed")
+        assert own.read_bytes() == bytes(size) == blob.path.read_bytes()
+    assert not (is_small and target.samefile(own))
