@@ -30,7 +30,7 @@ from bitnet.cache.entries import Entry, entries, file_ids, locks_for
 from bitnet.store import Store, links
 from bitnet.store.placing import sweep_placings
 from bitnet.store.root import tag_problem
-from bitnet.store.tree import claim_path
+from bitnet.store.tree import claim_path, store_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -424,7 +424,11 @@ def _lock(
     busy: list[Entry] = []
     # Files of the store first: if one is busy, the links to it are kept, too.
     for entry in sorted(batch, key=lambda entry: not entry.is_stored):
-        if root.resolve() not in entry.path.parent.resolve().parents:
+        # The store itself may be a link: users move it to another disk.
+        is_in_store = entry.path.is_relative_to(store_folder(root))
+        top = store_folder(root) if is_in_store else root
+        folder = entry.path.parent.resolve()
+        if top.resolve() not in (folder, *folder.parents):
             busy.append(replace(entry, owner="a link that leads out of the cache"))
             continue
         holder = next((each for each in busy if ids[each.path] == ids[entry.path]), None)

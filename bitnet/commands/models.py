@@ -364,7 +364,7 @@ def _download(refs, select, output, sha256, common, **options):
     for obtained in provided:
         state = "Already there" if obtained.cached else f"Downloaded {noun} to"
         show(f"✓ {state}: {obtained.path}{obtained.digest_note}", stream=sys.stderr)
-        attest_fetched(obtained.path, fresh=not obtained.cached)
+        attest_fetched(obtained.path, fresh=obtained.fetched or obtained.is_placed)
     facts = [obtained.facts() for obtained in provided]
     paths = [str(obtained.path) for obtained in provided]
     common.output.finish(facts[0] if len(facts) == 1 else facts, paths)
@@ -431,7 +431,7 @@ def sync(
         changed = " (new version)" if obtained.pin.sha256 != entry.sha256 else ""
         state = "already there" if obtained.cached else "fetched"
         show(f"✓ {name}: {state}{changed}{obtained.digest_note}", stream=sys.stderr)
-        attest_fetched(obtained.path, fresh=not obtained.cached)
+        attest_fetched(obtained.path, fresh=obtained.fetched or obtained.is_placed)
         results.append({"repo": entry.repo, "file": entry.file, **obtained.facts()})
     if skipped_to:
         listing.write_text("".join(f"{name}\n" for name in skipped))

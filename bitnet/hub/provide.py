@@ -178,7 +178,8 @@ def _place(files: list[Obtained], project: Project, root: Path, claims: Claims) 
     items = [(file.blob, file.order.target) for file in files if file.is_as_ordered]
     placed = [(blob, target) for blob, target in items if target is not None]
     try:
-        store.place_together(placed, root, force=project.force)
+        changed = store.place_together(placed, root, force=project.force)
+        files = [replace(file, is_placed=file.order.target in changed) for file in files]
         for file in files:
             _place_beside(file, store, claims)
     except PermissionDenied:

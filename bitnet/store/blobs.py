@@ -369,8 +369,8 @@ class Store:
 
     def place_together(
         self, items: Sequence[tuple[Blob, Path]], root: Path, *, force: bool = False
-    ) -> None:
-        """Put each file into its place below *root*: all of them, or none.
+    ) -> list[Path]:
+        """Put each file into its place below *root*, all of them or none; return what has changed.
 
         A missing folder appears complete or not at all. In an existing one, the file that makes it
         a model is removed first and added last. A file that was not put there by this program is
@@ -399,6 +399,7 @@ class Store:
             self.place_all(todo, root)
         else:
             self._place_folder(todo, folder, root)
+        return [target for _, target in todo]
 
     def _place_folder(self, todo: list[tuple[Blob, Path]], folder: Path, root: Path) -> None:
         """Create the missing *folder* with all of its files, in one step."""

@@ -411,7 +411,7 @@ def attest_fetched(path: Path, *, fresh: bool) -> Path | None:
 
     None if nothing was written: *path* is not the first GGUF file of a model, has an attestation,
     or cannot be read. A folder is attested by ``bitnet attest`` once it is complete. *fresh*: the
-    file was just fetched, so an existing attestation is of other bytes.
+    file was just fetched or put into its place, so an existing attestation may be of other bytes.
     """
     target = beside(path)
     is_first = part_number(path.name) == 1  # it stands for all parts of a split model

@@ -169,3 +169,15 @@ def test_a_name_whose_bytes_stay_is_listed_and_dropped_only_on_request(
     )
     names = ["other--a/main/a.gguf"] if is_dropped else before[1]
     assert listing(root) == (before[0], names)
+
+
+def test_a_store_that_is_a_link_to_another_disk_is_cleaned(tmp_path):
+    store = Store(tmp_path / "cache")
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF")
+    blob = store.adopt(file, hashlib.sha256(b"GGUF").hexdigest())
+    store.folder.rename(tmp_path / "disk")
+    store.folder.symlink_to(tmp_path / "disk", target_is_directory=True)
+    done = prune(plan(store.root, Selection(models=True)))
+    assert [entry.path for entry in done.remove] == [blob.path]
+    assert not blob.path.exists()

@@ -74,6 +74,19 @@ def test_two_projects_fetch_a_file_once_and_keep_it_once(hub, projects, tmp_path
     assert disk_use(tmp_path) < len(CONTENT) + 20_000  # bytes of records and lock files
 
 
+def test_a_new_version_that_another_project_has_fetched_is_placed_without_being_fetched(
+    hub, projects
+):
+    one, two = projects
+    fetch_source(WEIGHTS, one)
+    hub.add("org/model", "model.gguf", CONTENT[::-1])
+    fetch_source(WEIGHTS, two)
+    updated = fetch_source(WEIGHTS, replace(one, update=True))
+    assert (updated.fetched, updated.is_placed) == (False, True)
+    again = fetch_source(WEIGHTS, replace(one, update=True))
+    assert (again.fetched, again.is_placed) == (False, False)
+
+
 def test_a_second_project_needs_no_connection_at_all(projects, monkeypatch):
     fetch_source(WEIGHTS, projects[0])
 
