@@ -30,7 +30,7 @@ from bitnet.cache.entries import Entry, entries, file_ids, locks_for
 from bitnet.store import Store, links
 from bitnet.store.placing import sweep_placings
 from bitnet.store.root import tag_problem
-from bitnet.store.tree import claim_path, store_folder
+from bitnet.store.tree import SUPERSEDED, claim_path, store_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -276,10 +276,22 @@ def _in_scope(root: Path, entry: Entry, selection: Selection) -> bool:
     """True if *selection* may remove an *entry* of this kind, whatever its age and key."""
     if entry.is_stored and entry.kind == "model":
         return selection.models
+    if entry.kind == "leftover" and _is_needed(root, entry.path.name):
+        return False
     area = entry.path.relative_to(root).parts[0]
     if selection.tokenizers_only:
         return area == "tokenizers" or (entry.is_stored and entry.kind == "tokenizer")
     return area != "models" or selection.models
+
+
+def _is_needed(root: Path, name: str) -> bool:
+    """True for the *name* of a note or a mark that a later command still reads."""
+    if name.startswith("placing-"):
+        return True  # `sweep_placings` has removed those of processes that have ended
+    if not name.endswith(SUPERSEDED):
+        return False
+    digest = name.removesuffix(SUPERSEDED)
+    return bool(SHA256.fullmatch(digest)) and Store(root).path_of(digest).exists()
 
 
 def _names_without_bytes(root: Path, selection: Selection) -> list[Pin]:

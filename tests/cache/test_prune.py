@@ -181,3 +181,19 @@ def test_a_store_that_is_a_link_to_another_disk_is_cleaned(tmp_path):
     done = prune(plan(store.root, Selection(models=True)))
     assert [entry.path for entry in done.remove] == [blob.path]
     assert not blob.path.exists()
+
+
+def test_the_mark_of_a_replaced_file_stays_as_long_as_its_bytes(tmp_path):
+    store = Store(tmp_path / "cache")
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF")
+    blob = store.adopt(file, hashlib.sha256(b"GGUF").hexdigest())
+    mark = tree.mark_path(store.folder, blob.sha256)
+    mark.parent.mkdir(exist_ok=True)
+    mark.touch()
+    os.utime(mark, (NOW_S, NOW_S))
+    prune(plan(store.root, Selection()))
+    assert mark.exists()
+    blob.path.unlink()
+    prune(plan(store.root, Selection()))
+    assert not mark.exists()
