@@ -19,7 +19,13 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
-from bitnet.base.errors import AuthError, BitnetError, PermissionDenied, from_os_error
+from bitnet.base.errors import (
+    AuthError,
+    BitnetError,
+    NetworkError,
+    PermissionDenied,
+    from_os_error,
+)
 from bitnet.base.files import OUTPUT_HINT, device_of, require_space
 from bitnet.base.trust import place_problem, refuse_links
 from bitnet.cache.prune import drop_superseded
@@ -31,7 +37,7 @@ from bitnet.store.blobs import common_folder
 from bitnet.store.records import Pin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from bitnet.hub.orders import FileOrder, Obtained
     from bitnet.hub.project import Project
@@ -39,6 +45,8 @@ if TYPE_CHECKING:
     from bitnet.store.claims import Claims
 
 logger = logging.getLogger(__name__)
+
+MOST_STARTS = 3  # of the files of a repository that changes while they come
 
 
 def fetch_source(
@@ -164,9 +172,39 @@ def _obtain_all(
             refused.add(order.source.repo)
             return None
 
-    results = project.at_once([partial(obtain_one, order) for order in orders])
-    obtained = [file for file in results if file is not None]
-    return [file for file in obtained if file.order.source.repo not in refused]
+    fetched: set[tuple[str, str]] = set()  # repository and name
+    for _ in range(MOST_STARTS):
+        results = project.at_once([partial(obtain_one, order) for order in orders])
+        files = [file for file in results if file is not None]
+        files = [file for file in files if file.order.source.repo not in refused]
+        mixed = _find_mixed(files)
+        if not mixed:
+            return [replace(file, fetched=file.fetched or _name(file) in fetched) for file in files]
+        fetched.update(_name(file) for file in files if file.fetched)
+        logger.warning(
+            "%s changed on the server while its files came: they are asked for again", mixed
+        )
+    raise NetworkError(
+        f"{mixed} changed on the server each time that its files came",
+        hint="try again later, or name a commit: --rev COMMIT",
+    )
+
+
+def _name(file: Obtained) -> tuple[str, str]:
+    """Repository and name of *file*."""
+    return file.order.source.repo, file.order.source.file
+
+
+def _find_mixed(files: Iterable[Obtained]) -> str:
+    """The repository of which *files* of two commits were fetched; empty if there is none."""
+    commits: dict[tuple[str, str], str] = {}
+    for file in files:
+        source = file.order.source
+        if not file.fetched or file.order.pinned is not None or not file.pin.commit:
+            continue
+        if commits.setdefault((source.repo, source.revision), file.pin.commit) != file.pin.commit:
+            return source.repo
+    return ""
 
 
 # --- place ----------------------------------------------------------------------------------------

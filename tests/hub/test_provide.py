@@ -24,7 +24,7 @@ from bitnet.base.errors import (
 from bitnet.hub import fetch
 from bitnet.hub import provide as provide_module
 from bitnet.hub.fetch_options import FetchOptions
-from bitnet.hub.orders import model_path, order_from_lock
+from bitnet.hub.orders import model_path, order_from_lock, order_of
 from bitnet.hub.project import Project
 from bitnet.hub.provide import fetch_source, provide
 from bitnet.sources import Source
@@ -85,6 +85,34 @@ def test_a_new_version_that_another_project_has_fetched_is_placed_without_being_
     assert (updated.fetched, updated.is_placed) == (False, True)
     again = fetch_source(WEIGHTS, replace(one, update=True))
     assert (again.fetched, again.is_placed) == (False, False)
+
+
+def test_files_of_one_call_are_of_one_commit_also_if_the_repository_changes_meanwhile(
+    hub, projects, caplog
+):
+    names = ("config.json", "tokenizer_config.json")
+
+    def push(version):
+        for name in names:
+            hub.add("org/settings", name, json.dumps({"version": version}).encode())
+
+    def push_once():
+        if not any(projects[0].store.blobs()):
+            return False  # the first file has not come yet
+        if not pushed:
+            pushed.append(True)
+            push(2)
+        return True
+
+    pushed = []
+    push(1)
+    hub.rules.append(Rule(method="HEAD", path=f"/{names[1]}", when=push_once, times=1))
+    orders = [order_of(Source(name, "org/settings", name), projects[0]) for name in names]
+    files = provide(orders, projects[0])
+    assert [json.loads(file.path.read_bytes()) for file in files] == [{"version": 2}] * 2
+    assert len({file.pin.commit for file in files}) == 1
+    assert "changed on the server while its files came" in caplog.text
+    assert all(file.fetched for file in files)
 
 
 def test_a_second_project_needs_no_connection_at_all(projects, monkeypatch):
