@@ -113,8 +113,8 @@ class Obtained:
     pin: Pin  # what they are, as it is recorded
     is_as_ordered: bool = True  # it is the file that was ordered; False: it may be a user's own
     fetched: bool = False  # its bytes were transferred just now
-    is_placed: bool = False  # it was put into its place just now, where another file may have been
     licence_url: str = ""  # where the terms are
+    is_placed: bool = False  # it was put into its place just now, where another file may have been
 
     @property
     def path(self) -> Path:
