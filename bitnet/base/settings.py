@@ -423,7 +423,7 @@ def access_token() -> str | None:
 
 
 def token_origin() -> str:
-    """Where :func:`access_token` finds the token: the name of a variable, or the path of a file."""
+    """Name of the variable, or path of the file, in which :func:`access_token` finds the token."""
     return hf_token.variable() or str(hugging_face_token_path())
 
 

@@ -143,7 +143,7 @@ def _files_in(folder: Path) -> list[Stored]:
 
 
 def _items(folder: Path) -> list[os.DirEntry[str]]:
-    """What is in *folder*; the folder is closed, also if an item cannot be read."""
+    """Items of *folder*, which is closed also if one of them cannot be read."""
     with os.scandir(folder) as items:
         return list(items)
 

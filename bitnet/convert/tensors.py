@@ -241,21 +241,23 @@ class Job:
                 hint="choose PQ2_0 or Q2_0",
             )
         columns_of_a_scale = ternary.codes.shape[1] // ternary.scales.shape[1]
-        other = "TQ2_0" if columns_of_a_scale >= _TQ2_0_BLOCK else "Q2_0"
+        alternative = "TQ2_0" if columns_of_a_scale >= _TQ2_0_BLOCK else "Q2_0"
         if self.target.name == "I2_S":
             scales = self._one_each(
-                ternary.scales.reshape(1, -1), n_nonzero.reshape(1, -1), "tensor", other
+                ternary.scales.reshape(1, -1), n_nonzero.reshape(1, -1), "tensor", alternative
             )
             return Ternary(ternary.codes, scales)
         if layout is None:  # IQ2_BN
-            return Ternary(ternary.codes, self._one_each(ternary.scales, n_nonzero, "row", other))
+            return Ternary(
+                ternary.codes, self._one_each(ternary.scales, n_nonzero, "row", alternative)
+            )
         # All other types store a float16 scale for each block.
         blocks = ternary.codes.shape[1] // self.target.block_size
         rows, groups = ternary.scales.shape
         if groups > blocks:  # several scales of the source fall into one block
             shape = (rows * blocks, groups // blocks)
             scales = self._one_each(
-                ternary.scales.reshape(shape), n_nonzero.reshape(shape), "block", other
+                ternary.scales.reshape(shape), n_nonzero.reshape(shape), "block", alternative
             )
             ternary = Ternary(ternary.codes, scales.reshape(rows, blocks))
             n_nonzero = _count_nonzero(ternary)
@@ -281,13 +283,17 @@ class Job:
         return Ternary(ternary.codes, halves)
 
     def _one_each(
-        self, scales: NDArray[np.float32], n_nonzero: NDArray[np.int64], owner: str, other: str
+        self,
+        scales: NDArray[np.float32],
+        n_nonzero: NDArray[np.int64],
+        owner: str,
+        alternative: str,
     ) -> NDArray[np.float32]:
         """The one scale of each row of *scales*, shape ``(rows, 1)``.
 
         *n_nonzero* has the number of nonzero weights of each. Scales that multiply only zeros do
-        not count; where all do, it is 1. *owner* is what has one scale in the new type, and *other*
-        a type with enough of them.
+        not count; where all do, it is 1. *owner* is what has one scale in the new type, and
+        *alternative* a type with enough of them.
         """
         is_used = n_nonzero > 0
         low = np.where(is_used, scales, np.inf).min(axis=1, keepdims=True)
@@ -297,7 +303,7 @@ class Job:
             raise Unsupported(
                 f"{self.weight.name} has {len(np.unique(scales[at][is_used[at]])):,} different "
                 f"scales, {self.target.name} holds one per {owner}",
-                hint=f"choose {other} or F16",
+                hint=f"choose {alternative} or F16",
             )
         single: NDArray[np.float32] = np.where(np.isinf(low), 1, low).astype(np.float32)
         return single

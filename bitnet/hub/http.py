@@ -97,7 +97,7 @@ def repository_of(url: str, endpoint: str) -> tuple[str, str, str] | None:
 
 
 def is_disabled(response: requests.Response) -> bool:
-    """True if *response* says that nobody has access to the repository."""
+    """True if *response* says that no user has access to the repository."""
     status = response.status_code
     is_named = response.headers.get("X-Error-Code") == "DisabledRepo"
     is_described = "disabled" in response.headers.get("X-Error-Message", "").lower()

@@ -285,8 +285,8 @@ class LanguageModel:
         if not uses_dry(request, request.sampling):
             return {}
         texts = tuple(request.dry_sequence_breakers)
-        last = self._last_breakers  # read once: requests of other threads replace it
-        if last is None or last[0] != texts:
+        last = self._last_breakers or ((), {})  # read once: requests of other threads replace it
+        if last[0] != texts:
             last = self._last_breakers = texts, find_breakers(self.tokenizer, texts)
         return last[1]
 
@@ -411,11 +411,10 @@ class LanguageModel:
         for name, label in (("regex", "a regular expression"), ("grammar", "a grammar")):
             if getattr(request, name) is not None:
                 raise UsageError(f"tools and {label} are both given", field="tools")
-        schema = None
-        if not tools.required:  # else there is no text to which a schema would apply
-            if request.json_schema is None:
-                return None
-            schema = read_schema(request.json_schema)
+        if request.json_schema is None and not tools.required:
+            return None
+        # Where a call is required, there is no text to which a schema would apply.
+        schema = None if tools.required else read_schema(request.json_schema)
         return self.grammars.tools(tools.grammar(form, self.tokenizer, schema, begun=begun))
 
     def _constraint(self, request: Request) -> Grammar | None:

@@ -467,13 +467,11 @@ def main(words: list[str]) -> int:
         running: dict[Future[dict[str, Any]], str] = {}
 
         def measure_more(title: str) -> None:
-            engine, encoding = title.split()
-            names = set(names_of(engine, encoding))
+            names = set(names_of(*title.split()))
             row = measured.get(title)
-            if row is not None and not set(row["models"]) <= names:
-                row = None  # its worst values may be those of a model that is no longer listed
-            if row is None or names - set(row["models"]):
-                running[pool.submit(measure, engine, encoding, row)] = title
+            if row is None or set(row["models"]) != names:
+                kept = row if row and set(row["models"]) <= names else None  # none of former models
+                running[pool.submit(measure, *title.split(), kept)] = title
 
         for title in order:
             if title.split()[0] in engines:
