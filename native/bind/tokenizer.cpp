@@ -187,6 +187,7 @@ public:
         nb::list out;
         for (size_t i = 0; i < ids.size(); ++i) {
             const Span span = spans[i];
+            if (span.end > input.size()) throw std::logic_error("a span ends behind its text");
             const size_t first = span.begin < input.size() ? characters[span.begin] - 1
                                  : input.empty()           ? 0
                                                            : characters.back();

@@ -283,49 +283,45 @@ uint32_t Bpe::find_unit(std::string_view piece, size_t at, size_t size) {
 void Bpe::split_units(std::string_view piece, Spans* spans) {
     // As in the tokenizers library, bytes without a token are not counted in spans.
     size_t at = 0;
-    const auto add = [&](uint32_t id, size_t begin, size_t end) {
+    const auto add = [&](uint32_t id, size_t length) {
         ids_.push_back(id);
-        if (spans != nullptr) spans->push_back({at, at + end - begin});
-        at += end - begin;
+        if (spans != nullptr) spans->push_back({at, at + length});
+        at += length;
     };
     const uint32_t flags = file_.config.flags, unknown = file_.config.unknown_id;
     if (flags & kByteLevel) {
         for (size_t i = 0; i < piece.size(); ++i) {
             const uint32_t id = file_.byte_id(uint8_t(piece[i]));
             if (id != kNoId)
-                add(id, i, i + 1);
+                add(id, 1);
             else if (unknown != kNoId)
-                add(unknown, i, i + 1);
+                add(unknown, 1);
         }
         return;
     }
     // As in the library, an unknown token is added only before the next character with a token:
-    // characters between them that fall back to bytes come first.
-    bool waiting = false;
-    Span unknown_at{};
+    // characters between them that fall back to bytes come first, and are not counted in it.
+    size_t waiting = 0;  // bytes of the unknown token, 0 if there is none
     const auto flush = [&] {
-        if (waiting) add(unknown, unknown_at.begin, unknown_at.end);
-        waiting = false;
+        if (waiting != 0) add(unknown, waiting);
+        waiting = 0;
     };
     for (size_t i = 0, n = 0; i < piece.size(); i += n) {
         n = unicode::length(piece, i);
         const uint32_t id = find_unit(piece, i, n);
         if (id != kNoId) {
             flush();
-            add(id, i, i + n);
+            add(id, n);
             continue;
         }
         bool falls_back = (flags & kByteFallback) != 0;
         for (size_t k = 0; falls_back && k < n; ++k)
             falls_back = file_.byte_id(uint8_t(piece[i + k])) != kNoId;
         if (falls_back) {
-            for (size_t k = 0; k < n; ++k)
-                add(file_.byte_id(uint8_t(piece[i + k])), i + k, i + k + 1);
+            for (size_t k = 0; k < n; ++k) add(file_.byte_id(uint8_t(piece[i + k])), 1);
         } else if (unknown != kNoId) {
             if (!(flags & kFuseUnknown)) flush();
-            if (!waiting) unknown_at.begin = i;
-            unknown_at.end = i + n;
-            waiting = true;
+            waiting += n;
         }
     }
     flush();

@@ -1,6 +1,8 @@
 // Normalizers and pre-tokenizers, as steps read from a compiled file.
 #pragma once
 
+#include <stdexcept>
+
 #include "tokenizer/regex.hpp"
 #include "tokenizer/scanner.hpp"
 
@@ -125,9 +127,10 @@ struct Cut {
     bool at_start = false;  // whether a piece whose source begins at 0 begins the whole text
 };
 
-// Where a stretch of a changed text comes from.
+// Where a stretch of a changed text comes from. Throws std::logic_error if it ends behind the text.
 inline Span source_of(const Origin& origin, Span span) {
     if (origin.empty() || span.begin >= span.end) return span;
+    if (span.end > origin.size()) throw std::logic_error("a span ends behind its text");
     return {origin[span.begin].begin, origin[span.end - 1].end};
 }
 // Composes two changes: *then*, the origin of the second one, becomes that of both.

@@ -172,12 +172,14 @@ def _bpe(rng, pieces, *, byte_level):
             texts += [left + right] if left + right not in texts else []
     texts += [text for text in pieces if text not in texts]
     if _flag(rng, 0.4):
-        texts += [name for byte in range(0x20, 0xF5) if (name := f"<0x{byte:02X}>") not in texts]
+        names = [f"<0x{byte:02X}>" for byte in range(0x20, 0xF5)]
+        missing = rng.choices(names, k=rng.choice([0, 0, 20]))  # their characters are unknown
+        texts += [name for name in names if name not in texts and name not in missing]
     vocabulary = _numbered(rng, texts)
     model = {"type": "BPE", "vocab": vocabulary, "merges": merges}
     model |= {"unk_token": "<unk>" if "<unk>" in vocabulary and _flag(rng, 0.8) else None}
     for name in ("fuse_unk", "byte_fallback", "ignore_merges"):
-        model |= {name: True} if _flag(rng, 0.3) else {}
+        model |= {name: True} if _flag(rng, 0.4) else {}
     return model
 
 

@@ -81,6 +81,28 @@ def _bytes_model():
 
 
 @NEEDS_NATIVE
+@pytest.mark.parametrize("normalizer", [None, {"type": "NFC"}], ids=["as it is", "normalized"])
+@pytest.mark.parametrize("fuses", [False, True], ids=["apart", "fused"])
+def test_offsets_of_unknown_characters_among_bytes_are_those_of_the_library(
+    tmp_path, fuses, normalizer
+):
+    rng = random.Random(31)
+    for _ in range(20):
+        missing = {rng.choice([0xC3, 0xA9, 0xE3, 0x80, 0xE5, 0xF0]) for _ in range(2)}
+        bytes_left = [f"<0x{byte:02X}>" for byte in range(256) if byte not in missing]
+        vocabulary = {token: id for id, token in enumerate(["<unk>", "a", "é", *bytes_left])}
+        model = {"type": "BPE", "vocab": vocabulary, "merges": [], "unk_token": "<unk>"}
+        model |= {"fuse_unk": fuses, "byte_fallback": True}
+        path = tmp_path / "tokenizer.json"
+        path.write_text(json.dumps({"added_tokens": [], "normalizer": normalizer, "model": model}))
+        ours = Tokenizer.from_spec(load_spec(path))
+        assert ours.engine == "native"
+        library = tokenizers.Tokenizer.from_file(str(path))
+        for _ in range(20):
+            _same(ours, library, "".join(rng.choices("aéßñ\u3000字😀", k=rng.randrange(9))))
+
+
+@NEEDS_NATIVE
 @pytest.mark.parametrize("name", [*PACKED, *SMALL])
 def test_both_engines_give_the_same_spans_and_the_ids_of_encode(name, tmp_path, monkeypatch):
     specification = spec(name, tmp_path)
