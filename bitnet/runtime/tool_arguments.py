@@ -141,6 +141,13 @@ def _read_python(raw: str) -> Any:
 # --- readers --------------------------------------------------------------------------------------
 
 
+def _put(values: dict[str, Any], key: str, value: Any) -> None:
+    """Add *key* to *values*; a ValueError if it is there, so that neither value is lost."""
+    if key in values:
+        raise ValueError(f"{key} is there twice")
+    values[key] = value
+
+
 def _read_json(_notation: Notation, text: str, at: int, _schema: Schema) -> tuple[str, int]:
     begin = at + len(text[at:]) - len(text[at:].lstrip())
     value, end = decode(text, begin)
@@ -157,12 +164,14 @@ def _read_elements(notation: Notation, text: str, at: int, schema: Schema) -> tu
         key = parts["key"].strip()
         raw = parts["value"]
         wrapped = _CDATA.fullmatch(raw) if notation.cdata else None
+        value: Any
         if wrapped:
-            values[key] = wrapped[1]
+            value = wrapped[1]
         elif parts.get("type") in ("true", "string"):
-            values[key] = raw
+            value = raw
         else:
-            values[key] = value_of(raw, properties.get(key))
+            value = value_of(raw, properties.get(key))
+        _put(values, key, value)
         at = match.end()
     return dump(values), at
 
@@ -212,7 +221,12 @@ def _read_parts(notation: Notation, text: str, at: int, schema: Any, depth: int)
     if pairs:
         has_items = all(key == "item" for key, _ in pairs)
         is_list = "array" in types or (has_items and "object" not in types)
-        return ([value for _, value in pairs] if is_list else dict(pairs)), at
+        if is_list:
+            return [value for _, value in pairs], at
+        values: dict[str, Any] = {}
+        for key, value in pairs:
+            _put(values, key, value)
+        return values, at
     until = text.find(end[0], at)
     if depth == 0 or until < 0:
         return "", at
@@ -259,7 +273,8 @@ def _read_brace_object(quote: str, text: str, at: int, depth: int) -> tuple[dict
     while text[at] != "}":
         end = text.index(":", at)
         key = text[at:end].strip().replace(quote, "")
-        values[key], at = _read_brace_value(quote, text, end + 1, depth + 1)
+        value, at = _read_brace_value(quote, text, end + 1, depth + 1)
+        _put(values, key, value)
         at = _skip_comma(text, at, "}")
     return values, at + 1
 
@@ -298,7 +313,7 @@ def _read_keywords(_notation: Notation, text: str, at: int, schema: Schema) -> t
     while match := _KEYWORD.match(text, at):
         key = match[1]
         value, at = _keyword_value(text, match.end(), properties.get(key))
-        values[key] = value
+        _put(values, key, value)
         comma = re.compile(r"\s*,").match(text, at)
         if comma is None:
             break

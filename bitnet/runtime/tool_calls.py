@@ -37,6 +37,8 @@ _NEVER = r"(?!)"  # matches no text
 _CALL_ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 
 _SPACES = re.compile(r"\s*")
+# Keys of a call that is a JSON object.
+_KEYS_OF_CALL = {"name", "tool_name", "arguments", "parameters", "type", "id", "tool_call_id"}
 
 
 @dataclass
@@ -288,7 +290,9 @@ class MessageReader(CallReader):
             raise ValueError("not a function that may be called")
         name = recipient[1]
         if self._form.notation.kind == "json":
-            return _Call(name, read_arguments(self._form.notation, content, 0, {})[0])
+            arguments, end = read_arguments(self._form.notation, content, 0, {})
+            _check_end(content, end)
+            return _Call(name, arguments)
         head = self._form.head.partition(self._headers.message)[0].replace(NAME, name)
         calls, _ = _calls_in(
             self._form, f"{head}{self._headers.message}{content}", self._rules.schemas
@@ -397,12 +401,30 @@ def _call_of_object(form: CallFormat, call: Any) -> _Call:
         ((name, arguments),) = call.items()
     else:
         name = call.get("name", call.get("tool_name"))
-        arguments = call.get("arguments", call.get("parameters")) or {}
+        arguments = _arguments_in(call)
     if not isinstance(name, str):
         raise ValueError("not a call")
     if isinstance(arguments, str):  # JSON in JSON
-        arguments, _ = decode(arguments, 0)
+        text = arguments
+        arguments, end = decode(text, 0)
+        _check_end(text, end)
     return _Call(name, dump(arguments))
+
+
+def _arguments_in(call: Mapping[str, Any]) -> Any:
+    """The arguments in *call*, a JSON object; a ValueError if they may be under another key."""
+    for key in ("arguments", "parameters"):
+        if call.get(key) is not None:
+            return call[key]
+    if call.keys() - _KEYS_OF_CALL:
+        raise ValueError("the arguments are under another key")
+    return {}
+
+
+def _check_end(text: str, end: int) -> None:
+    """Raise a ValueError if *text* goes on behind the arguments, which end at index *end*."""
+    if text[end:].strip():
+        raise ValueError("not only arguments")
 
 
 @lru_cache(maxsize=64)
