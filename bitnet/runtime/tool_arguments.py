@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from bitnet.runtime.schema_types import items_of, properties_of, type_name, types_of
 from bitnet.runtime.tool_formats import KEY, TYPE, fill
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ _SPACE = re.compile(r"\s*")
 _CDATA = re.compile(r"<!\[CDATA\[(.*)\]\]>", re.DOTALL)
 _KEYWORD = re.compile(r"\s*([^\W\d]\w*)\s*=\s*")
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
-# Types of JSON Schema.
-_NAMES = {"string", "number", "integer", "boolean", "null", "array", "object"}
 
 #: What follows the value of a keyword argument: another argument, or the end of the call.
 _AFTER_VALUE = r"(?=\s*(?:,\s*[^\W\d]\w*\s*=|\)\s*(?:[,\]]|\Z)))"
@@ -70,39 +69,13 @@ def dump(arguments: Any) -> str:
     return _dump_value(arguments)
 
 
-def type_name(value: Any) -> str:
-    """JSON Schema's name for the type of *value*; an integer is a ``number``."""
-    if isinstance(value, bool):
-        return "boolean"
-    if value is None:
-        return "null"
-    names = {str: "string", int: "number", float: "number", list: "array"}
-    return names.get(type(value), "object")
-
-
-def types_of(schema: Any) -> set[str]:
-    """Names of the types that *schema* allows, empty if it does not say; integers are numbers."""
-    if not isinstance(schema, Mapping):
-        return set()
-    if "const" in schema:
-        return {type_name(schema["const"])}
-    choices = schema.get("enum")
-    if isinstance(choices, list) and choices:
-        return set(map(type_name, choices))
-    types = schema.get("type")
-    named = {types} if isinstance(types, str) else set(types or ())
-    for word in ("anyOf", "oneOf"):
-        for branch in schema.get(word) or ():
-            named |= types_of(branch) or _NAMES
-    return {"number" if name == "integer" else name for name in named}
-
-
-def value_of(raw: str, schema: Any) -> Any:
+def value_of(raw: str, schema: Any, root: Any = None) -> Any:
     """The value that *raw* spells, in JSON or Python's notation, or *raw* itself.
 
-    It stays text if *schema* allows only texts, or texts but not the type of that value.
+    It stays text if *schema*, a part of the schema *root*, allows only texts, or texts but not the
+    type of that value.
     """
-    types = types_of(schema)
+    types = types_of(schema, root)
     if types == {"string"}:
         return raw
     try:
@@ -158,7 +131,7 @@ def _read_json(_notation: Notation, text: str, at: int, _schema: Schema) -> tupl
 def _read_elements(notation: Notation, text: str, at: int, schema: Schema) -> tuple[str, int]:
     element = _element_pattern(notation)
     values: dict[str, Any] = {}
-    properties = schema.get("properties") or {}
+    properties = properties_of(schema, schema)
     while match := element.match(text, at):
         parts = match.groupdict()
         key = parts["key"].strip()
@@ -170,7 +143,7 @@ def _read_elements(notation: Notation, text: str, at: int, schema: Schema) -> tu
         elif parts.get("type") in ("true", "string"):
             value = raw
         else:
-            value = value_of(raw, properties.get(key))
+            value = value_of(raw, properties.get(key), schema)
         _put(values, key, value)
         at = match.end()
     return dump(values), at
@@ -192,32 +165,35 @@ def _element_pattern(notation: Notation) -> re.Pattern[str]:
 
 
 def _read_nested(notation: Notation, text: str, at: int, schema: Schema) -> tuple[str, int]:
-    value, at = _read_parts(notation, text, at, schema, 0)
+    value, at = _read_parts(notation, text, at, schema, schema, 0)
     return dump(value if value != "" else {}), at
 
 
-def _read_parts(notation: Notation, text: str, at: int, schema: Any, depth: int) -> tuple[Any, int]:
+def _read_parts(
+    notation: Notation, text: str, at: int, schema: Any, root: Schema, depth: int
+) -> tuple[Any, int]:
     """The value at index *at*, up to the mark that closes its element, and its end.
 
-    *depth* is 0 for all arguments together, which no such mark follows.
+    It follows *schema*, a part of the schema *root*. *depth* is 0 for all arguments together, which
+    no such mark follows.
     """
     if depth > MOST_DEPTH:
         raise ValueError("nested too deep")
     begin, end = (mark.split(KEY) for mark in (notation.begin, notation.end))
     opening = re.compile(rf"\s*{re.escape(begin[0])}([^\s<>/]+){re.escape(begin[1])}")
-    schema = schema if isinstance(schema, Mapping) else {}
-    properties = schema.get("properties") or {}
+    properties = properties_of(schema, root)
+    items = items_of(schema, root)
     pairs: list[tuple[str, Any]] = []
     while match := opening.match(text, at):
         key = match[1]
-        inner = schema.get("items") if key == "item" and "items" in schema else properties.get(key)
-        value, at = _read_parts(notation, text, match.end(), inner, depth + 1)
+        inner = properties.get(key) if key != "item" or items is None else items
+        value, at = _read_parts(notation, text, match.end(), inner, root, depth + 1)
         closing = key.join(end)
         if not text.startswith(closing, at):
             raise ValueError("an element is not closed")
         pairs.append((key, value))
         at += len(closing)
-    types = types_of(schema)
+    types = types_of(schema, root)
     if pairs:
         has_items = all(key == "item" for key, _ in pairs)
         is_list = "array" in types or (has_items and "object" not in types)
@@ -235,7 +211,7 @@ def _read_parts(notation: Notation, text: str, at: int, schema: Any, depth: int)
         if "array" in types:
             return [], until
         return ({} if "object" in types else raw), until
-    return value_of(raw, schema), until
+    return value_of(raw, schema, root), until
 
 
 def _read_braces(notation: Notation, text: str, at: int, _schema: Schema) -> tuple[str, int]:
@@ -309,10 +285,10 @@ def _skip_space(text: str, at: int) -> int:
 
 def _read_keywords(_notation: Notation, text: str, at: int, schema: Schema) -> tuple[str, int]:
     values: dict[str, Any] = {}
-    properties = schema.get("properties") or {}
+    properties = properties_of(schema, schema)
     while match := _KEYWORD.match(text, at):
         key = match[1]
-        value, at = _keyword_value(text, match.end(), properties.get(key))
+        value, at = _keyword_value(text, match.end(), properties.get(key), schema)
         _put(values, key, value)
         comma = re.compile(r"\s*,").match(text, at)
         if comma is None:
@@ -321,7 +297,7 @@ def _read_keywords(_notation: Notation, text: str, at: int, schema: Schema) -> t
     return dump(values), at
 
 
-def _keyword_value(text: str, at: int, schema: Any) -> tuple[Any, int]:
+def _keyword_value(text: str, at: int, schema: Any, root: Schema) -> tuple[Any, int]:
     """The value at index *at*, and its end; quotes within a text need not be escaped."""
     begin = text[at : at + 1]
     if begin in ("'", '"'):
@@ -333,7 +309,7 @@ def _keyword_value(text: str, at: int, schema: Any) -> tuple[Any, int]:
     raw = re.compile(rf".*?{_AFTER_VALUE}", re.DOTALL).match(text, at)
     if raw is None:
         raise ValueError("a value is not complete")
-    return value_of(raw[0].strip(), schema), raw.end()
+    return value_of(raw[0].strip(), schema, root), raw.end()
 
 
 def _read_quoted(text: str, at: int) -> tuple[Any, int]:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
-from bitnet.runtime.tool_arguments import types_of
+from bitnet.runtime.schema_types import types_of
 from bitnet.runtime.tool_formats import ID, INDEX, KEY, NAME, TYPE, fill
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ class _Arguments:
         """Rule of a value in Python's notation; texts, lists and objects as in JSON."""
         spelled = {"boolean": '("True" | "False")', "null": '"None"'}
         types = types_of(schema)
-        is_free = isinstance(schema, Mapping) and not {"enum", "const"} & set(schema)
+        is_free = isinstance(schema, Mapping) and not {"enum", "const", "allOf"} & set(schema)
         if is_free and len(types) == 1 and types <= set(spelled):
             return spelled[min(types)]
         return self._json(schema)

@@ -10,7 +10,8 @@ from tool_models import CITIES, CLOCK, SIGNS, WEATHER, tool_gguf
 from bitnet import load
 from bitnet.base.errors import UsageError
 from bitnet.runtime.request import Request
-from bitnet.runtime.tool_arguments import type_name, value_of
+from bitnet.runtime.schema_types import type_name
+from bitnet.runtime.tool_arguments import value_of
 from bitnet.runtime.tool_calls import call_reader, write_calls
 from bitnet.runtime.tool_detection import form_named_in, format_of
 from bitnet.runtime.tool_formats import FORMATS, GEMMA, HERMES, CallRules
