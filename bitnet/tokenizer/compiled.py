@@ -144,12 +144,24 @@ def meta_of(spec: TokenizerSpec) -> dict[str, Any]:
         "special_ids": sorted(special),
         "spelled": is_spelled(spec),
         "decoder": [[step.type, step.options] for step in spec.decoding],
-        "respelled": [  # added tokens that a decoder gets in another spelling
+        # Added tokens that a decoder gets in another spelling, and tokens with an empty text.
+        "respelled": [
             [token.id, token.text]
             for token in spec.added
             if spec.decoder and token.text != spec.tokens[token.id]
-        ],
+        ]
+        + [[id, ""] for id in _empty_tokens(spec)],
     }
+
+
+def _empty_tokens(spec: TokenizerSpec) -> list[int]:
+    """Ids of the tokens whose text is empty, unlike the ids without a token among *spec.tokens*."""
+    if not spec.document or "" not in spec.tokens:
+        return []
+    vocabulary = json.loads(spec.document)["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        return [vocabulary[""]] if "" in vocabulary else []
+    return [id for id, (text, *_) in enumerate(vocabulary) if not text]
 
 
 def _key(fingerprint: str) -> bytes:

@@ -161,8 +161,9 @@ class _Steps(_Chain):
         return value if isinstance(value, bytes) else value.encode()
 
     def take(self, id: int) -> str:
-        text = self._text(id)  # empty for an id without a token
-        return self._run([Part(text)], 0) if text else ""
+        text = self._text(id)
+        # An id without a token has an empty text, too, but is not among the texts.
+        return self._run([Part(text)], 0) if text or id in self._texts else ""
 
     def finish(self) -> str:
         stages = enumerate(self._stages, 1)
@@ -177,7 +178,9 @@ class _Steps(_Chain):
     def _text(self, id: int) -> str:
         text = self._texts.get(id)
         if text is None:
-            text = self._texts[id] = self._spellings.text(id)
+            text = self._spellings.text(id)
+            if text:
+                self._texts[id] = text
         return text
 
 
@@ -187,7 +190,7 @@ Chain: TypeAlias = _Bytes | _SentencePiece | _Steps
 def start_decoding(
     steps: Sequence[Sequence[Any]], spellings: Engine, texts: dict[int, str]
 ) -> Chain:
-    """A new decoding by *steps*; *texts* are of added tokens spelled otherwise, by id.
+    """A new decoding by *steps*; *texts* are of added tokens spelled otherwise, or empty, by id.
 
     *texts* also caches the texts of other tokens: decodings may share it.
     """

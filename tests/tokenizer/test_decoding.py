@@ -30,6 +30,7 @@ METASPACE = {
 PIECES = [
     *(
         "<unk>",
+        "",
         "<s>",
         SPACE,
         SPACE * 2,
@@ -127,6 +128,18 @@ def test_any_chain_of_decoders_gives_the_text_of_the_library(seed, tmp_path):
                 expected = library.decode(ids, skip_special_tokens=skip)
                 assert tokenizer.decode(ids, skip_special=skip) == expected
                 assert _streamed(tokenizer, ids, skip) == expected
+
+
+@pytest.mark.parametrize("decoder", [None, FUSE, METASPACE, BYTE_LEVEL])
+def test_a_token_with_an_empty_text_is_decoded_and_an_id_without_a_token_is_not(tmp_path, decoder):
+    model = {"type": "WordLevel", "vocab": {"": 0, "a": 1, f"{SPACE}b": 3}, "unk_token": "a"}
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps({"added_tokens": [], "decoder": decoder, "model": model}))
+    tokenizer = Tokenizer.from_spec(spec_from_file(path))
+    library = tokenizers.Tokenizer.from_file(str(path))
+    for ids in ([1, 0, 3], [0], [0, 1], [2, 1], [1, 2, 0, 0, 3], [2]):
+        for _ in range(2):  # also with the texts that the first time kept
+            assert tokenizer.decode(ids) == library.decode(ids, skip_special_tokens=False), ids
 
 
 @pytest.mark.parametrize("folder", ["llama3", "phi3"])
