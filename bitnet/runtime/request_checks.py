@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_BIAS = 1e9
+# Keywords of a schema whose numbers the grammar library reads, and those whose keys are names.
+_NUMBERS = frozenset({
+    *("const", "enum", "multipleOf"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+})  # fmt: skip
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 MAX_DEPTH = 100  # of nested JSON; the grammar library reads 127 levels
 MAX_GRAMMAR = 1 << 18  # characters of a schema or a regular expression
 MAX_PROPERTIES = 4096  # of all objects of a schema; compile time grows with their square
@@ -135,6 +141,43 @@ def check_schema(name: str, value: Any) -> None:
             raise UsageError(
                 f"{name} is too large: a grammar may have {most:,} {parts}", field=name
             )
+
+
+def check_numbers(field: str, schema: Any) -> None:
+    """Refuse a *schema* with an integer that the grammar library, which reads floats, rounds."""
+    for keyword, value in _numbers_in(schema):
+        if not _is_float(value):
+            text = f"{keyword} {value}"[:60]
+            raise UsageError(
+                f"{field}: {text} is a number that the grammar library rounds",
+                hint="use a number of up to 15 digits, or a text",
+                field=field,
+            )
+
+
+def _numbers_in(schema: Any) -> Iterator[tuple[str, int]]:
+    """Each integer in the value of one of the keywords _NUMBERS in *schema*, with the keyword."""
+    stack = [("", schema)]
+    while stack:
+        keyword, part = stack.pop()
+        if isinstance(part, Mapping):
+            for key, inner in part.items():
+                if not keyword and key in _NAMED and isinstance(inner, Mapping):
+                    stack += (("", each) for each in inner.values())
+                else:
+                    stack.append((keyword or (key if key in _NUMBERS else ""), inner))
+        elif isinstance(part, list | tuple):
+            stack += ((keyword, inner) for inner in part)
+        elif keyword and type(part) is int:
+            yield keyword, part
+
+
+def _is_float(value: int) -> bool:
+    """True if a float is exactly *value*."""
+    try:
+        return int(float(value)) == value
+    except OverflowError:
+        return False
 
 
 def read_schema(schema: str | bool | Mapping[str, Any]) -> Mapping[str, Any]:

@@ -22,6 +22,7 @@ import numpy as np
 from bitnet.base.errors import Unsupported, UsageError
 from bitnet.base.invocation import extra_command
 from bitnet.runtime.gbnf import to_lark
+from bitnet.runtime.request_checks import check_numbers
 from bitnet.runtime.tool_grammar import JSON_STYLE
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ class Grammars:
 
     def json_schema(self, schema: Mapping[str, Any]) -> Grammar:
         """Grammar of JSON that follows *schema*."""
+        check_numbers("json_schema", schema)
         compile_schema = self._library.LLMatcher.grammar_from_json_schema
         # The library reads options from this key, and a client's would lift the guarantee.
         text = json.dumps({**schema, "x-guidance": JSON_STYLE})

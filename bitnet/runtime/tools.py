@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
 from bitnet.base.trust import encodable
-from bitnet.runtime.request_checks import check_json
+from bitnet.runtime.request_checks import check_json, check_numbers
 from bitnet.runtime.tool_detection import opening_at_end
 from bitnet.runtime.tool_formats import CallRules
 from bitnet.runtime.tool_grammar import control_tokens, write_grammar
@@ -52,6 +52,9 @@ class Tools:
         *schema* is that of an answer without calls, if one is allowed. *begun* is the beginning of
         the first call, which ends the prompt.
         """
+        check_numbers("json_schema", schema)
+        for arguments in self._schemas().values():
+            check_numbers("tools", arguments)
         tokens = control_tokens(form, tokenizer)
         return write_grammar(
             form, self._schemas(), tokens, parallel=self.parallel, schema=schema, begun=begun

@@ -15,6 +15,9 @@ import bitnet
 from bitnet.base.errors import Unsupported, UsageError
 from bitnet.base.invocation import extra_command
 from bitnet.runtime.structured import Grammars, with_ascii_classes
+from bitnet.runtime.tool_formats import HERMES
+from bitnet.runtime.tool_grammar import JSON_STYLE
+from bitnet.runtime.tools import read_tools
 
 pytest.importorskip("llguidance")
 
@@ -241,6 +244,46 @@ def test_a_regex_that_no_token_can_spell_is_refused(model):
 def test_a_wrong_schema_is_refused_before_the_model_runs(model, schema, message):
     with pytest.raises(UsageError, match=message):
         model.stream("ab", json_schema=schema)
+
+
+_BIG = 123456789012345679
+
+
+def test_the_library_rounds_numbers_as_a_float_does(model):
+    """If this fails, :func:`check_numbers` may be removed."""
+    compile_schema = model.grammars._library.LLMatcher.grammar_from_json_schema
+    text = json.dumps({"enum": [_BIG], "x-guidance": JSON_STYLE})
+    grammar = model.grammars._grammar_of("json_schema", compile_schema(text, JSON_STYLE))
+    ids = [model.tokenizer.encode(digit, add_special=False)[0] for digit in str(_BIG)]
+    assert grammar.count_valid(ids) < len(ids)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"enum": [_BIG]},
+        {"const": {"a": [_BIG]}},
+        {"type": "integer", "minimum": -_BIG},
+        {"properties": {"a": {"anyOf": [{"type": "integer", "exclusiveMaximum": 10**400}]}}},
+        {"$defs": {"A": {"items": {"multipleOf": _BIG}}}},
+    ],
+)
+def test_a_number_that_the_library_would_round_is_refused(model, schema):
+    with pytest.raises(UsageError, match="is a number that the grammar library rounds") as caught:
+        model.stream("ab", json_schema=schema)
+    assert caught.value.field == "json_schema"
+    schema = {"type": "object", "properties": {"a": schema}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    tools = read_tools([tool], "required")
+    with pytest.raises(UsageError, match="is a number that the grammar library rounds") as caught:
+        tools.grammar(HERMES, model.tokenizer)
+    assert caught.value.field == "tools"
+
+
+def test_numbers_that_a_float_holds_and_those_that_restrict_nothing_are_accepted(model):
+    exact = {"enum": [2**53, 2**60, 1.5, True], "default": _BIG}
+    model.grammars.json_schema({"properties": {"minimum": {"title": "a", "default": _BIG}}})
+    model.grammars.json_schema(exact)
 
 
 @pytest.mark.parametrize("pattern", ["(", "a(?=b)", "[z-a]"])
