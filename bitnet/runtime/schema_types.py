@@ -34,12 +34,12 @@ def types_of(schema: Any, root: Any = None) -> frozenset[str]:
 
 def properties_of(schema: Any, root: Any) -> dict[str, Any]:
     """Schemas of the properties of *schema* by name, with those of ``$ref`` and ``allOf``."""
-    found: dict[str, Any] = {}
+    schemas: dict[str, Any] = {}
     for part in _parts_of(schema, root):
         properties = part.get("properties")
         if isinstance(properties, Mapping):
-            found = {**properties, **found}
-    return found
+            schemas = {**properties, **schemas}
+    return schemas
 
 
 def items_of(schema: Any, root: Any) -> Any:
