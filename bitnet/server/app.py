@@ -320,11 +320,6 @@ async def show(request: Request) -> dict[str, Any]:
     facts = await slot.header()
     listed = await _describe_model(slot)
     name = facts["architecture"]
-    capabilities = ["embedding"]
-    if facts["writes"] and facts["template"]:
-        capabilities = ["completion", "tools", "embedding"]
-    elif facts["writes"]:
-        capabilities = ["completion", "embedding"]
     return {
         "template": facts["template"],
         "details": listed["details"],
@@ -334,8 +329,26 @@ async def show(request: Request) -> dict[str, Any]:
             f"{name}.context_length": facts["context"],
             f"{name}.embedding_length": facts["dim"],
         },
-        "capabilities": capabilities,
+        "capabilities": _list_capabilities(facts),
     }
+
+
+def _list_capabilities(facts: dict[str, Any]) -> list[str]:
+    """Ollama's names of what a model can do, from the *facts* of its header.
+
+    Models that write have vectors, too, but Ollama's client chats only with one that is not listed
+    as one for embeddings.
+    """
+    if not facts["writes"]:
+        return ["embedding"]
+    has_template = bool(facts["template"])
+    can_do = {
+        "completion": True,
+        "tools": has_template,
+        "thinking": has_template and facts["reasons"],
+        "insert": facts["fills"],
+    }
+    return [name for name, can in can_do.items() if can]
 
 
 @_ollama.get(

@@ -15,9 +15,11 @@ from bitnet.base.options import CacheOptions
 from bitnet.formats.generation import read_generation_settings
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.models.load import config_from
+from bitnet.runtime.conversation import reasoning_rules
 from bitnet.runtime.scheduler import PREFILL_CHUNK
 from bitnet.store import Store
 from bitnet.tokenizer import resolve_tokenizer
+from bitnet.wire.gaps import can_fill
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -126,15 +128,17 @@ def read_header(checkpoint: Checkpoint, context: int | None) -> dict[str, Any]:
     """Facts about the open *checkpoint*.
 
     ``architecture`` (GGUF's), ``context`` in positions, ``dim``, ``writes`` (False: vectors
-    only), ``template`` (empty: none), number of ``parameters``, the ``encoding`` of most bytes,
-    the ``generation`` settings of the model's files, and these ``files``, sorted.
+    only), ``template`` (empty: none), ``reasons`` (its answers may begin with reasoning), ``fills``
+    (it fills gaps), number of ``parameters``, the ``encoding`` of most bytes, the ``generation``
+    settings of the model's files, and these ``files``, sorted.
     *context* is the most positions of a sequence; None: as many as the model was trained for.
     """
     config = config_from(checkpoint)
     try:
-        template = resolve_tokenizer(checkpoint).chat_template or ""
+        tokenizer = resolve_tokenizer(checkpoint)
     except BitnetError:  # loading the model names or fetches a tokenizer, or reports the error
-        template = ""
+        tokenizer = None
+    template = tokenizer.chat_template if tokenizer is not None else None
     bytes_by_encoding: Counter[str] = Counter()
     for weight in checkpoint.weights.values():
         bytes_by_encoding[weight.quant.name] += weight.size_bytes
@@ -143,7 +147,9 @@ def read_header(checkpoint: Checkpoint, context: int | None) -> dict[str, Any]:
         "context": context or config.context_length,
         "dim": config.dim,
         "writes": config.writes,
-        "template": template,
+        "template": template or "",
+        "reasons": tokenizer is not None and reasoning_rules(tokenizer, "") is not None,
+        "fills": tokenizer is not None and can_fill(tokenizer),
         "parameters": sum(prod(weight.shape) for weight in checkpoint.weights.values()),
         "encoding": bytes_by_encoding.most_common(1)[0][0],
         "generation": read_generation_settings(checkpoint),

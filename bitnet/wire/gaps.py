@@ -25,6 +25,11 @@ _MARKS = (
 _FILE = ("<|file_sep|>", "<file_sep>")  # tokens before the name and the text of a file
 
 
+def can_fill(tokenizer: Tokenizer) -> bool:
+    """True if *tokenizer* has the tokens for a gap."""
+    return _find_marks(tokenizer) is not None
+
+
 def gap_prompt(
     tokenizer: Tokenizer, prefix: str, suffix: str, files: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[list[int], frozenset[int]]:
@@ -38,8 +43,7 @@ def gap_prompt(
     def encode(text: str) -> list[int]:
         return tokenizer.encode(text, add_special=False, parse_special=False)
 
-    candidates = (_find_all(tokenizer, marks) for marks in _MARKS)
-    tokens = next((ids for ids in candidates if ids is not None), None)
+    tokens = _find_marks(tokenizer)
     if tokens is None:
         raise Unsupported(
             "this model has no tokens for the text before and after a gap",
@@ -63,6 +67,12 @@ def gap_prompt(
     prompt += [after, *encode(suffix), middle]
     own_stops = {token for token in (before, after, middle, file_token) if token is not None}
     return prompt, tokenizer.stop_ids | own_stops
+
+
+def _find_marks(tokenizer: Tokenizer) -> list[int] | None:
+    """Token ids of the marks before, after and in a gap, or None if the model has none."""
+    candidates = (_find_all(tokenizer, marks) for marks in _MARKS)
+    return next((ids for ids in candidates if ids is not None), None)
 
 
 def _find(tokenizer: Tokenizer, mark: str) -> int | None:
