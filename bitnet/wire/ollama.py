@@ -23,7 +23,18 @@ from bitnet.wire.logprobs import chat_logprobs
 from bitnet.wire.messages import MESSAGES, find_unread_names, read_messages
 from bitnet.wire.openai import finish_of
 from bitnet.wire.reasoning import can_reason, takes_effort
-from bitnet.wire.schemas import FLAG, NUMBER, OBJECT, TEXT, TEXTS, WHOLE, any_of, mark_refused
+from bitnet.wire.schemas import (
+    FLAG,
+    NUMBER,
+    OBJECT,
+    TEXT,
+    TEXTS,
+    WHOLE,
+    any_of,
+    is_neutral,
+    mark_ignored,
+    mark_refused,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,6 +64,9 @@ RUNNING = {
     "num_thread", "num_keep", "vocab_only", "logits_all", "embedding_only",
 }  # fmt: skip
 
+#: Samplers that Ollama had: refused unless their value turns them off.
+_UNSERVED = mark_refused("tfs_z", neutral=(1, 1.0)) | mark_refused("penalize_newline")
+
 #: Fields that chats and completions share.
 _ANSWER_FIELDS = {
     "model": TEXT,
@@ -68,7 +82,16 @@ _ANSWER_FIELDS = {
     "logprobs": FLAG,
     "top_logprobs": TOP_LOGPROBS,
 }
-SHOW = Form("OllamaShow", {"model": TEXT, "name": TEXT, "verbose": FLAG}, dialect="ollama")
+SHOW = Form(
+    "OllamaShow",
+    {
+        "model": TEXT,
+        "name": TEXT,
+        "verbose": FLAG,
+        **mark_ignored(system=TEXT, template=TEXT, options=OBJECT),
+    },
+    dialect="ollama",
+)
 
 
 def chat_requests(body: Body, default: Default = None, model: Served = None) -> list[Request]:
@@ -105,7 +128,7 @@ def embedding_requests(body: Body, _: object = None, model: Served = None) -> li
     """The requests of *body*, as :data:`EMBED` or :data:`EMBED_ONE` reads it."""
     if model is not None:
         check_vectors(model.config.vector_dim, body.get("dimensions"))
-    _check_options(body, model)
+    _check_options(body)
     field = "input" if "input" in body else "prompt"
     texts: list[Any] = texts_of(body[field], field, at_most=MAX_TEXTS)
     if model is not None and body.get("truncate") is not False:
@@ -115,7 +138,7 @@ def embedding_requests(body: Body, _: object = None, model: Served = None) -> li
 
 def _requests(body: Body, default: Default, model: Served, prompt_fields: Body) -> list[Request]:
     """The request of *body*, with the *prompt_fields* of its prompt or of its conversation."""
-    options = _check_options(body, model)
+    options = _check_options(body)
     think = body["think"]
     if think and not can_reason(model):
         raise UsageError(
@@ -158,18 +181,21 @@ def answer_ignores(body: Body, model: Served) -> Iterator[str]:
 def find_ignored_options(body: Body, model: Served = None) -> Iterator[str]:
     """Names of the options in *body* for loading and running *model*, which have no effect."""
     for name, value in (body["options"] or {}).items():
-        # A prompt is not cut to a context shorter than the model's; a longer one is refused.
+        # A prompt is not cut to a context shorter than the model's, and a longer one, which
+        # clients compute from the length of their text, is the model's, as in Ollama.
         is_other_context = name == "num_ctx" and (model is None or value != model.context)
         if value is not None and (name in RUNNING or is_other_context):
             yield f"options.{name}"
 
 
-def _check_options(body: Body, model: Served) -> dict[str, Any]:
-    """The options of *body*; one that *model* cannot serve is refused."""
+def _check_options(body: Body) -> dict[str, Any]:
+    """The options of *body*; one that cannot be served is refused."""
     options: dict[str, Any] = dict(body["options"] or {})
     for name, value in options.items():
         field = f"options.{name[:80]}"
         if value is None or name in RUNNING:
+            continue
+        if name in _UNSERVED and is_neutral(_UNSERVED[name], value):
             continue
         is_whole = name == "num_ctx" or OPTIONS.fields.get(name, {}).get("type") == "integer"
         if is_whole and isinstance(value, float) and value.is_integer():
@@ -182,10 +208,6 @@ def _check_options(body: Body, model: Served) -> dict[str, Any]:
             raise UsageError(f"{field}: expected a whole number", field=field)
         if value < 1:
             raise UsageError(f"{field} is {value}, expected at least 1", field=field)
-        if model is not None and value > model.context:
-            raise UsageError(
-                f"{field} is {value:,}, the context holds {model.context:,}", field=field
-            )
     return options
 
 

@@ -7,9 +7,10 @@ import re
 
 import pytest
 from bitnet_embeddings import folder
+from reasoning_models import reasoning_gguf
 from server_process import listening
 from tiny_models import tiny_gguf
-from tool_models import CITIES, WEATHER
+from tool_models import CITIES, WEATHER, tool_gguf
 
 from bitnet import load
 from bitnet.base.errors import UsageError
@@ -128,6 +129,7 @@ def test_options_change_the_answer(client):
     # At this temperature draws are nearly uniform, so that two seeds give two texts.
     assert text(**hot, seed=7) == text(**hot, seed=7) != text(**hot, seed=8)
     assert text(num_thread=1, num_ctx=2048) == plain
+    assert text(tfs_z=1.0, penalize_newline=False) == plain  # which turn them off
     assert text(num_ctx=2048.0, top_k=1.0) == text(top_k=1)  # as Go reads it
 
 
@@ -136,8 +138,10 @@ def test_options_change_the_answer(client):
     [("/api/chat", {"messages": ASK}), ("/api/generate", {"prompt": "a"}),
      ("/api/embed", {"input": "a"}), ("/api/embeddings", {"prompt": "a"})],
 )  # fmt: skip
-def test_a_context_that_is_shorter_than_the_models_is_named_as_ignored(worker, route, body):
-    for num_ctx, expected in ((64, "options.num_ctx"), (2048, None), (None, None)):
+def test_a_context_other_than_the_models_is_named_as_ignored(worker, route, body):
+    """Aider sends one that it computes from the length of its text."""
+    name = "options.num_ctx"
+    for num_ctx, expected in ((64, name), (2048, None), (None, None), (10_752, name)):
         reply = worker.post(route, {"model": "tiny", "options": {"num_ctx": num_ctx}} | body)
         assert reply.status_code == 200
         assert reply.headers.get("bitnet-ignored") == expected
@@ -225,10 +229,31 @@ def test_the_model_is_listed_and_described(client, worker, path):
     assert listed.details.quantization_level == "F32"
     assert [one.model for one in client.ps().models] == ["tiny"]
     shown = client.show("tiny")
-    assert "tools" in shown.capabilities
+    # With "embedding" in the list, Ollama's own client would not chat with it.
+    assert shown.capabilities == ["completion", "tools"]
     assert "assistant." in shown.template
     assert shown.modelinfo["llama.context_length"] == 2048
     assert worker.http.get("/api/version").json()["version"]
+
+
+def test_a_model_is_described_to_the_program_ollama(worker):
+    """Its client, in Go, sends every field that it knows."""
+    empty = {"system": "", "template": "", "verbose": False, "options": None, "name": ""}
+    reply = worker.post("/api/show", {"model": "tiny"} | empty)
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["details"]["format"] == "gguf"
+
+
+def test_what_a_model_can_do_is_listed(tmp_path):
+    marks = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
+    for path, expected in (
+        (reasoning_gguf(tmp_path / "m.gguf"), ["completion", "tools", "thinking"]),
+        (tool_gguf(tmp_path / "gaps.gguf", control=marks), ["completion", "tools", "insert"]),
+        (folder(tmp_path / "vectors", "qwen3"), ["embedding"]),
+    ):
+        with listening(path) as worker:
+            reply = worker.post("/api/show", {"model": "tiny"})
+            assert reply.json()["capabilities"] == expected
 
 
 @pytest.mark.parametrize(
@@ -237,7 +262,7 @@ def test_the_model_is_listed_and_described(client, worker, path):
         ("/api/chat", {"think": "much"}, "think: expected one of low, medium, high"),
         ("/api/chat", {"options": {"tfs_z": 0.5}}, "options.tfs_z is not served"),
         ("/api/chat", {"options": {"mirostat": 3}}, "options.mirostat is 3"),
-        ("/api/chat", {"options": {"num_ctx": 4096.0}}, "options.num_ctx is 4,096"),
+        ("/api/chat", {"options": {"penalize_newline": True}}, "options.penalize_newline is not"),
         ("/api/chat", {"options": {"num_ctx": -5}}, "options.num_ctx is -5, expected at least 1"),
         ("/api/chat", {"options": {"num_ctx": 0}}, "options.num_ctx is 0, expected at least 1"),
         ("/api/chat", {"options": {"num_ctx": 9.5}}, "options.num_ctx: expected a whole number"),
