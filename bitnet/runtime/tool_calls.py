@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.tool_formats import CallFormat, CallRules
 
 _NEVER = r"(?!)"  # matches no text
-_CALL_ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
+_CALL_ID = re.compile(r"[\w.:-]{1,160}", re.ASCII)  # functions.NAME:0, in some formats
 
 _SPACES = re.compile(r"\s*")
 # Keys of a call that is a JSON object.

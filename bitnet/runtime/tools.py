@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from bitnet.runtime.tool_formats import CallFormat
     from bitnet.tokenizer import Tokenizer
 
-_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+#: OpenAI's names have at most 64 characters, Anthropic's 128.
+_NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)
 _NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -131,7 +132,7 @@ def _check(tool: Any, where: str) -> None:
     schema = function.get("parameters")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         field = f"{where}.function.name"
-        raise UsageError(f"{field}: expected 1 to 64 letters, digits, and . _ -", field=field)
+        raise UsageError(f"{field}: expected 1 to 128 letters, digits, and . _ -", field=field)
     if schema is not None and not isinstance(schema, Mapping):
         field = f"{where}.function.parameters"
         raise UsageError(f"{field} is not an object", field=field)

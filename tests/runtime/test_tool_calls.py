@@ -216,7 +216,7 @@ _WORDS = st.text(st.characters(codec="utf-8", categories=("L", "N", "P")), max_s
 _TEXTS = _WORDS.filter(lambda text: not set(text) & set("<>'\"|[]\\"))
 _VALUES = _TEXTS | st.booleans() | st.integers(-99, 99) | st.sampled_from([0.5, -2.25])
 _KEYS = st.sampled_from(["city", "days", "exact", "note"])
-_NAMES = ("weather", "clock")
+_NAMES = ("weather", "clock", "mcp__" + "a" * 123)  # 128 characters: as long as Anthropic's
 _CALLS = st.lists(
     st.tuples(st.sampled_from(_NAMES), st.dictionaries(_KEYS, _VALUES)), min_size=1, max_size=3
 )
@@ -482,6 +482,7 @@ def test_tools_are_described_where_the_template_has_no_place_for_them(tmp_path):
     [
         ({"tools": [{"type": "function"}]}, "tools.0"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+        ({"tools": [{"function": {"name": "a" * 129}}]}, "tools.0.function.name"),
         ({"tools": [{"function": {"name": "a", "parameters": 1}}]}, "tools.0.function.parameters"),
         ({"tools": [WEATHER, WEATHER]}, "tools"),
         ({"tools": [WEATHER], "tool_choice": "some"}, "tool_choice"),

@@ -77,14 +77,17 @@ def test_a_stop_sequence_is_named(client, requested):
     assert reply.content[0].text == text[: text.index(text[2:4])]
 
 
-def test_a_tool_is_used_and_its_result_goes_back(client, requested):
+# Claude Code joins the names of a plugin, a server and a tool, up to 128 characters.
+@pytest.mark.parametrize("name", ["weather", "mcp__plugin_a__" + "b" * 113], ids=["short", "long"])
+def test_a_tool_is_used_and_its_result_goes_back(client, requested, name):
     pytest.importorskip("llguidance")
+    tools = [TOOL | {"name": name}]
     request = requested | {
-        "max_tokens": 300, "tools": [TOOL], "tool_choice": {"type": "tool", "name": "weather"},
+        "max_tokens": 300, "tools": tools, "tool_choice": {"type": "tool", "name": name},
     }  # fmt: skip
     reply = client.messages.create(**request)
     (block,) = reply.content
-    assert (reply.stop_reason, block.type, block.name) == ("tool_use", "tool_use", "weather")
+    assert (reply.stop_reason, block.type, block.name) == ("tool_use", "tool_use", name)
     assert block.input["city"] in CITIES
     with client.messages.stream(**request) as stream:
         kinds = [event.delta.type for event in stream if event.type == "content_block_delta"]
@@ -97,7 +100,7 @@ def test_a_tool_is_used_and_its_result_goes_back(client, requested):
         *ASK, {"role": "assistant", "content": [block.model_dump()]},
         {"role": "user", "content": [result]},
     ]  # fmt: skip
-    after = client.messages.create(**requested | {"messages": turns, "tools": [TOOL]})
+    after = client.messages.create(**requested | {"messages": turns, "tools": tools})
     assert after.usage.input_tokens > reply.usage.input_tokens
 
 
