@@ -6,11 +6,13 @@ defaults.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from bitnet.base.errors import UsageError
 from bitnet.runtime.conversation import conversation_text
-from bitnet.runtime.request import Request
+from bitnet.runtime.request import MAX_BIASES, Request
 from bitnet.wire.embeddings import MAX_TEXTS, texts_of, to_embed, vectors_of
 from bitnet.wire.fields import DIALECTS, NAMES, TOP_LOGPROBS, schemas_by_name, with_defaults
 from bitnet.wire.forms import Form
@@ -26,8 +28,10 @@ from bitnet.wire.schemas import (
     TEXTS,
     TOKEN_ID,
     WHOLE,
+    Schema,
     any_of,
     mark_ignored,
+    mark_refused,
 )
 
 if TYPE_CHECKING:
@@ -46,6 +50,9 @@ _DIALECT = "llama_server"
 MAX_FILES = 256  # files in input_extra
 #: Samplers of llama.cpp that are left out here: they choose among the ways to write one text.
 _LEFT_OUT = {"infill"}
+
+#: A pair of a token id and its bias.
+_BIAS: Schema = {"type": "array", "items": any_of(NUMBER, FLAG, TEXT)}
 
 
 def embedding_requests(body: Body, *_: object) -> list[Request]:
@@ -75,11 +82,29 @@ def completion_requests(body: Body, default: Default = None, _: object = None) -
     samplers = body["samplers"]
     if samplers is not None:
         fields["samplers"] = [name for name in samplers if name not in _LEFT_OUT]
+    if isinstance(fields["logit_bias"], list):
+        fields["logit_bias"] = _biases_of(fields["logit_bias"])
     fields["grammar"] = fields["grammar"] or None  # an empty one asks for nothing
     fields["logprobs"] = body["n_probs"] or None
     min_indent = body["n_indent"] or 0
     request = Request.from_mapping(fields, with_defaults(default, **DEFAULTS))
     return [replace(request, min_indent=min_indent)]
+
+
+def _biases_of(pairs: list[list[Any]]) -> dict[int, float]:
+    """Biases by their token ids, from *pairs* of both; false forbids a token."""
+    biases: dict[int, float] = {}
+    for number, pair in enumerate(pairs):
+        where = f"logit_bias.{number}"
+        token, bias = pair if len(pair) == 2 else (None, None)
+        is_number = type(bias) in (int, float)
+        if type(token) is not int or not (is_number or bias is False):
+            message = f"{where}: expected a token id, and a number or false"
+            raise UsageError(message, hint="for example [15043, -1.5]", field=where)
+        if token in biases:
+            raise UsageError(f"{where}: token id {token} has a bias already", field=where)
+        biases[token] = bias if is_number else -math.inf
+    return biases
 
 
 def completion_ignores(body: Body, _: Served) -> Iterator[str]:
@@ -210,6 +235,11 @@ COMPLETION = Form(
         **schemas_by_name(_DIALECT, without=("messages", "tools", "tool_choice")),
         "prompt": any_of(TEXT, {"type": "array", "items": TOKEN_ID}),
         "model": TEXT,
+        "logit_bias": any_of(
+            {"type": "object", "additionalProperties": NUMBER},
+            {"type": "array", "items": _BIAS, "maxItems": MAX_BIASES},
+            about="numbers to add to the logits of token ids; pairs may have false, which forbids",
+        ),
         "n_predict": WHOLE
         | {"description": "-1: as many as there is room for; 0: only the prompt is run"},
         "t_max_predict_ms": WHOLE
@@ -228,6 +258,8 @@ COMPLETION = Form(
         **mark_ignored(
             cache_prompt=FLAG, id_slot=WHOLE, timings_per_token=FLAG, t_max_prompt_ms=WHOLE
         ),
+        **mark_refused("n_keep", neutral=(0,)),
+        **mark_refused("post_sampling_probs", "return_progress", "lora"),
     },
     required=("prompt",), ignores=completion_ignores, dialect=_DIALECT, tag="llama-server",
     summary="The continuation of a text, as llama.cpp's server has it",

@@ -73,7 +73,19 @@ def test_a_bias_forbids_a_token(worker):
     asked = GREEDY | {"n_predict": 1, "return_tokens": True}
     (first,) = worker.post("/completion", asked).json()["tokens"]
     biased = asked | {"logit_bias": {str(first): -100}}
-    assert worker.post("/completion", biased).json()["tokens"] not in ([], [first])
+    forbidden = worker.post("/completion", biased).json()["tokens"]
+    assert forbidden not in ([], [first])
+    # In llama.cpp's README a bias is a pair.
+    for pairs in ([[first, -100]], [[first, False]], [[first, -1.5e3], [forbidden[0], 1]]):
+        reply = worker.post("/completion", asked | {"logit_bias": pairs})
+        assert reply.json()["tokens"] == forbidden
+    assert worker.post("/completion", asked | {"logit_bias": []}).json()["tokens"] == [first]
+
+
+def test_fields_that_ask_for_nothing_are_accepted(worker):
+    neutral = {"n_keep": 0, "post_sampling_probs": False, "return_progress": False, "lora": []}
+    plain = worker.post("/completion", GREEDY).json()["content"]
+    assert worker.post("/completion", GREEDY | neutral).json()["content"] == plain
 
 
 def test_a_completion_follows_a_schema(worker):
@@ -131,7 +143,14 @@ def test_vectors_come_as_lists_of_rows(worker):
         ({"n_predict": -3}, "n_predict is -3"),
         ({"top_p": 3.0}, "top_p is 3.0"),
         ({"repeat_penalty": 0.0}, "repeat_penalty is 0.0"),
-        ({"logit_bias": [[1, 2]]}, "logit_bias: expected a JSON object"),
+        ({"logit_bias": [["a", 2]]}, "logit_bias.0: expected a token id"),
+        ({"logit_bias": [[1, True]]}, "logit_bias.0: expected a token id"),
+        ({"logit_bias": [[1, 2, 3]]}, "logit_bias.0: expected a token id"),
+        ({"logit_bias": [[1, 2], [1, 3]]}, "logit_bias.1: token id 1 has a bias already"),
+        ({"logit_bias": [1]}, "logit_bias.0: expected a list"),
+        ({"logit_bias": [[-1, 2]]}, "logit_bias is '-1=2'"),
+        ({"n_keep": 5}, "n_keep is not served"),
+        ({"lora": [{"id": 0, "scale": 0.5}]}, "lora is not served"),
         ({"prompt": ""}, "the prompt is empty"),
         ({"prompt": [999]}, "the prompt has token ids outside"),
     ],
