@@ -91,6 +91,7 @@ class ServeOptions:
         "",
         "models separated by commas, or a folder of models; each is loaded on its first request",
         metavar="MODEL,MODEL",
+        needs_text=True,
     )
     models_idle: str = option(
         "10m", "unload a model of --models after this idle time: 45s, 10m, 2h, never",

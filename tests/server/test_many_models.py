@@ -187,6 +187,8 @@ def test_two_models_of_one_name_are_refused_with_both_paths(refused, folder, tmp
     [
         (("--models", "."), "no model in ."),
         (("--models", "a.gguf,,b.gguf"), "expected models with commas between"),
+        (("--models", " "), "--models is ' ', expected models with commas between"),
+        (("--models", ""), "--models is empty"),  # as every model of a variable that is not set
         (("--models", "."  , "--model", "x"), "--model and --models exclude each other"),
         (("--models", ".", "--tokenizer", "x"), "--tokenizer and --models exclude each other"),
         (("--models", "x", "--models-idle", "soon"), "--models-idle expects a number and a unit"),
