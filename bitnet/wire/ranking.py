@@ -8,7 +8,7 @@ from bitnet.base.errors import UsageError
 from bitnet.runtime.vectors import relevance, to_rank
 from bitnet.wire.embeddings import MAX_TEXTS, check_count, usage_of
 from bitnet.wire.forms import Form
-from bitnet.wire.schemas import FLAG, TEXT, TEXTS, any_of, mark_ignored
+from bitnet.wire.schemas import FLAG, TEXT, TEXTS, any_of, mark_ignored, mark_refused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +33,9 @@ _RANK_FIELDS = {
     "return_documents": FLAG | {"description": "results have the documents"},
     "return_text": FLAG | {"description": "the same for texts"},
     **mark_ignored(user=TEXT),
+    **mark_refused("raw_scores"),
+    **mark_refused("truncate", hint="shorten the texts"),
+    **mark_refused("truncation_direction", neutral=("right", "Right")),  # only of truncate
 }  # fmt: skip
 
 

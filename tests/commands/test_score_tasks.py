@@ -113,6 +113,8 @@ def test_the_routes_of_rerankers_give_the_scores_of_the_command(worker, scores):
 
 def test_texts_in_place_of_documents_are_answered_with_a_list(worker, scores):
     body = {"query": QUERY, "texts": DOCUMENTS, "return_text": True}
+    # What text-embeddings-inference documents, with its defaults.
+    body |= {"raw_scores": False, "truncate": False, "truncation_direction": "right"}
     reply = worker.post("/rerank", body).json()
     order = best_first(scores)
     assert [(entry["index"], entry["text"]) for entry in reply] == [
@@ -138,6 +140,8 @@ def test_score_pairs_one_text_with_each_or_two_lists(worker, scores):
         ("/v1/rerank", {"query": "a", "documents": [1]}, "documents.0"),
         ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n"),
         ("/v1/rerank", {"documents": ["b"]}, "query"),
+        ("/v1/rerank", {"query": "a", "texts": ["b"], "raw_scores": True}, "raw_scores"),
+        ("/v1/rerank", {"query": "a", "texts": ["b"], "truncate": True}, "truncate"),
         ("/v1/score", {"text_1": ["a", "b"], "text_2": ["c"]}, "text_1"),
         ("/v1/score", {"text_1": "a", "text_2": []}, "text_2"),
     ],
