@@ -154,6 +154,8 @@ def completion_requests(
     )
     prompts = texts_of(body["prompt"], "prompt", at_most=at_most)
     suffix = body["suffix"]
+    if "" in prompts and not suffix:
+        raise UsageError("the prompt is empty", field="prompt")
     if not suffix or model is None:
         return [replace(request, prompt=prompt) for prompt in prompts]
     requests = []

@@ -195,7 +195,7 @@ WRONG = [
     (line("", TEXT, messages=ASK), "body.prompt: this field is required"),
     (line("", TEXT, prompt=[]), "body.prompt: the list is empty"),
     (line("", TEXT, prompt=["a", 1]), "body.prompt.1: expected a text"),
-    (line("", TEXT, prompt=["a", ""]), "the prompt is empty"),
+    (line("", TEXT, prompt=["a", ""]), "body.prompt: the prompt is empty"),
     (line("", TEXT, prompt="a", logprobs=True), "body.logprobs: expected a whole number"),
     (line("", TEXT, prompt="a", echo=True), "body.echo is not served"),
     (line("", TEXT, prompt="a", best_of=2), "body.best_of is not served"),

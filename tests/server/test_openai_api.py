@@ -293,6 +293,8 @@ def test_a_wrong_request_is_told_what_is_wrong(worker, path, body, words):
 @pytest.mark.parametrize(
     ("path", "body", "field", "message"),
     [
+        ("/v1/completions", {"prompt": ""}, "prompt", "the prompt is empty"),
+        ("/v1/completions", {"prompt": ["a", ""]}, "prompt", "the prompt is empty"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": 5}]},
          "messages.0.content", "messages.0.content: expected a text or a list"),
         ("/v1/chat/completions", {"messages": [TEXT, {"role": "user"}]}, "messages.1",
