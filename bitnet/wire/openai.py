@@ -376,6 +376,9 @@ def usage(answers: Sequence[Answer] | dict[int, Answer], *, choices: int) -> dic
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
         "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(answer.reasoning_tokens for answer in answers)
+        },
     }
 
 

@@ -38,6 +38,18 @@ def test_a_chat_has_reasoning_content_whole_and_streamed(worker):
         assert "".join(delta.get(name, "") for delta in deltas) == message[name]
 
 
+def test_a_chat_counts_the_tokens_of_its_reasoning(worker):
+    with openai.OpenAI(base_url=f"{worker.address}/v1", api_key="none", max_retries=0) as client:
+        budget = {"thinking_token_budget": 5, "logit_bias": {"1": -1e9}}
+        request = {"model": "tiny", "max_tokens": 16, "seed": 3, "extra_body": budget, **CHAT}
+        usage = client.chat.completions.create(**request, n=2).usage
+        counted = usage.completion_tokens_details.reasoning_tokens
+        assert 2 <= counted < usage.completion_tokens
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        *_, last = client.chat.completions.create(**request, n=2, **options)
+        assert last.usage.completion_tokens_details == usage.completion_tokens_details
+
+
 def test_a_response_has_a_reasoning_item_whole_and_streamed(worker):
     client = openai.OpenAI(base_url=f"{worker.address}/v1", api_key="none", max_retries=0)
     request = {"model": "tiny", "input": "a", "max_output_tokens": 16, "temperature": 0}
