@@ -138,6 +138,8 @@ def response_ignores(body: Body, model: Served) -> Iterator[str]:
                 yield from find_ignored(_PARTS, item[name], f"input.{name}")
         if item.get("type") == "reasoning" and item.get("content") and item.get("summary"):
             yield "input.summary"  # only the reasoning itself is read
+    if body["truncation"] == "auto":  # an input that is too long is refused in any case
+        yield "truncation"
     if set(body["include"] or ()) - {LOGPROBS}:
         yield "include"
     effort = (body["reasoning"] or {}).get("effort")
@@ -458,7 +460,7 @@ RESPONSE = Form(
                 **mark_ignored(summary=TEXT, generate_summary=TEXT, context=TEXT),
             },
         },
-        "truncation": {"type": "string", "enum": ["disabled"]},
+        "truncation": {"type": "string", "enum": ["auto", "disabled"]},
         "stream": FLAG,
         # Fields without effect: nothing is stored, and the reply says so.
         **{name: IDLE[name] for name in IDLE if name != "cache_prompt"},

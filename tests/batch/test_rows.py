@@ -214,7 +214,7 @@ WRONG = [
     (line("", ITEMS, input=[{"type": "image"}]), "body.input.0: an item of type 'image'"),
     (line("", ITEMS, input="a", tools=[{"type": "mcp"}]), "body.tools.0: only tools of"),
     (line("", ITEMS, input="a", background=True), "body.background is not served"),
-    (line("", ITEMS, input="a", truncation="auto"), "body.truncation: expected one of disabled"),
+    (line("", ITEMS, input="a", truncation="no"), "body.truncation: expected one of auto"),
     (line("", ITEMS, input="a", tools=[{"type": []}]), "body.tools.0.type: expected a text"),
     (line("", ITEMS, input="a", max_tokens=1), "body.max_tokens: this field is not known here"),
     (line("", ITEMS, **{"messages.0": 1}, input=5), "body.messages.0: this field is not known"),

@@ -131,13 +131,21 @@ def test_a_summary_beside_the_reasoning_itself_is_named(worker, requested):
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"input": [{"role": "user", "content": "a", "contents": "b"}]}, "input.0.contents"),
         ({"top_logprobs": 1}, "top_logprobs"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "none"}, "truncation"),
         ({"unknown": 1}, "unknown"),
     ],
 )  # fmt: skip
 def test_what_is_not_served_is_refused_by_its_field(worker, requested, fields, param):
     reply = worker.post("/v1/responses", requested | fields)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+def test_an_input_is_not_truncated(client, worker, requested):
+    assert client.responses.create(**requested, truncation="auto").output_text
+    reply = worker.post("/v1/responses", requested | {"truncation": "auto"})
+    assert reply.headers["bitnet-ignored"] == "truncation"
+    long = worker.post("/v1/responses", requested | {"truncation": "auto", "input": "a" * 5000})
+    assert (long.status_code, long.json()["error"]["param"]) == (400, "input")
 
 
 def test_log_probabilities_are_those_of_the_text(client, worker, requested):
