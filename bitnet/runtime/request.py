@@ -220,7 +220,8 @@ class Request(SamplingOptions):
     def from_mapping(cls, entries: Mapping[str, Any], default: Request | None = None) -> Request:
         """The request that *entries* describe; *default* has the fields that they leave out.
 
-        ``None``, and -1 where it has no other meaning, stand for the default.
+        ``None``, and -1 where it has no other meaning, stand for the default. A negative seed is
+        taken modulo 2^64.
         """
         changes: dict[str, Any] = {}
         for name, value in entries.items():
@@ -228,6 +229,8 @@ class Request(SamplingOptions):
                 raise UsageError(f"{name} is not a field of a request", field=name)
             if value is None or (value == -1 and name in _MINUS_ONE and type(value) is int):
                 continue
+            if name == "seed" and type(value) is int and value < 0:
+                value %= 2**64
             changes[name] = value
         base = default or cls()
         origins = {name: origin for name, origin in base.origins.items() if name not in changes}

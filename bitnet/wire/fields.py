@@ -164,6 +164,8 @@ def _schema(name: str) -> Schema:
     about = entry.metadata.get("help", "")
     if name in _MINUS_ONE:
         schema[DEFAULT] = -1
+        if name == "seed":  # Request.from_mapping reads negative ones
+            del schema["minimum"]
         about = f"{about}; -1: the default"
     if about and "description" not in schema:
         schema["description"] = about

@@ -52,8 +52,33 @@ def test_minus_one_means_the_default_as_in_other_servers(worker):
     by_other_name = worker.post("/v1/chat/completions", CHAT | {"max_completion_tokens": -1}).json()
     assert with_minus_one["choices"] == without["choices"]
     assert by_other_name["usage"]["completion_tokens"] == 8  # of max_tokens, which is 8
-    for field in ("top_k", "seed", "max_tokens"):
+    for field in ("top_k", "max_tokens"):
         assert worker.post("/v1/completions", TEXT | {field: -2}).json()["error"]["param"] == field
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "is_ollamas"),
+    [
+        ("/v1/completions", {"prompt": "ab", "max_tokens": 8, "temperature": 1}, False),
+        ("/completion", {"prompt": "ab", "n_predict": 8}, False),
+        ("/api/generate", {"model": "tiny", "prompt": "ab", "raw": True, "stream": False}, True),
+    ],
+)
+def test_a_negative_seed_is_that_of_an_unsigned_number(worker, path, body, is_ollamas):
+    def text(seed):
+        options = {"options": {"seed": seed, "num_predict": 8}} if is_ollamas else {"seed": seed}
+        reply = worker.post(path, body | options)
+        assert reply.status_code == 200, reply.text
+        return _text_of(reply.json())
+
+    assert text(-5) == text(2**64 - 5) != text(-6)
+
+
+def _text_of(facts):
+    """The answer in *facts*, a reply of any of three dialects."""
+    if "choices" in facts:
+        return facts["choices"][0]["text"]
+    return facts["response"] if "response" in facts else facts["content"]
 
 
 def test_options_of_sampling_are_described_with_bounds_and_refused_beyond(worker):
@@ -62,12 +87,12 @@ def test_options_of_sampling_are_described_with_bounds_and_refused_beyond(worker
     for name, low, high in (
         ("temperature", 0, 100), ("top_p", 0, 1), ("min_p", 0, 1), ("top_k", 0, 2**31),
         ("repetition_penalty", 0.001, 100), ("frequency_penalty", -100, 100),
-        ("presence_penalty", -100, 100), ("seed", 0, 2**64 - 1),
+        ("presence_penalty", -100, 100), ("seed", None, 2**64 - 1),
     ):  # fmt: skip
         assert name in SAMPLING
         number, _ = content["schema"]["properties"][name]["anyOf"]  # the other one is null
         # FastAPI describes bounds as floats.
-        assert (number["minimum"], number["maximum"]) == (low, float(high))
+        assert (number.get("minimum"), number["maximum"]) == (low, float(high))
         reply = worker.post("/v1/completions", TEXT | {name: high * 2 + 1})  # beyond the bound
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
         # The message names the field of the body, not an option of the command line.
