@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from bitnet.formats.gguf import GGUF
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.server.narration import Narrate
+    from bitnet.tokenizer import Tokenizer
 
 
 T = TypeVar("T")
@@ -134,10 +135,9 @@ def read_header(checkpoint: Checkpoint, context: int | None) -> dict[str, Any]:
     *context* is the most positions of a sequence; None: as many as the model was trained for.
     """
     config = config_from(checkpoint)
-    try:
+    tokenizer: Tokenizer | None = None
+    with suppress(BitnetError):  # loading the model names or fetches one, or reports the error
         tokenizer = resolve_tokenizer(checkpoint)
-    except BitnetError:  # loading the model names or fetches a tokenizer, or reports the error
-        tokenizer = None
     template = tokenizer.chat_template if tokenizer is not None else None
     bytes_by_encoding: Counter[str] = Counter()
     for weight in checkpoint.weights.values():
