@@ -111,7 +111,7 @@ class LanguageModel:
         self.text_limit: int | None = None
         self.generation: GenerationSettings = GenerationSettings()
         # texts that end a repetition in the last request, and their tokens
-        self._last_breakers: tuple[tuple[str, ...], Breakers] | None = None
+        self._last_breakers: tuple[tuple[str, ...], Breakers] = ((), {})
 
     @property
     def engine(self) -> Scheduler:
@@ -285,8 +285,7 @@ class LanguageModel:
         if not uses_dry(request, request.sampling):
             return {}
         texts = tuple(request.dry_sequence_breakers)
-        last = self._last_breakers or ((), {})  # read once: requests of other threads replace it
-        if last[0] != texts:
+        if (last := self._last_breakers)[0] != texts:  # read once: other threads replace it
             last = self._last_breakers = texts, find_breakers(self.tokenizer, texts)
         return last[1]
 
@@ -411,10 +410,11 @@ class LanguageModel:
         for name, label in (("regex", "a regular expression"), ("grammar", "a grammar")):
             if getattr(request, name) is not None:
                 raise UsageError(f"tools and {label} are both given", field="tools")
-        if request.json_schema is None and not tools.required:
-            return None
-        # Where a call is required, there is no text to which a schema would apply.
-        schema = None if tools.required else read_schema(request.json_schema)
+        schema = None
+        if not tools.required:  # else there is no text to which a schema would apply
+            if request.json_schema is None:
+                return None
+            schema = read_schema(request.json_schema)
         return self.grammars.tools(tools.grammar(form, self.tokenizer, schema, begun=begun))
 
     def _constraint(self, request: Request) -> Grammar | None:

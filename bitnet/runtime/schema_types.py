@@ -66,22 +66,26 @@ def _parts_of(schema: Any, root: Any) -> list[Mapping[str, Any]]:
 
 
 def _types_of(
-    schema: Any, root: Any, known: dict[str, frozenset[str]], depth: int
+    schema: Any, root: Any, followed_types: dict[str, frozenset[str]], depth: int
 ) -> frozenset[str]:
-    """Types that *schema* allows; *known* are those of references that were followed before."""
+    """Types that *schema* allows; *followed_types* are those of references followed before."""
     if not isinstance(schema, Mapping) or depth > _MOST_DEPTH:
         return frozenset()
     limits = [_own_types(schema)]
-    limits += [_types_of(part, root, known, depth + 1) for part in _list_in(schema, "allOf")]
+    limits += [
+        _types_of(part, root, followed_types, depth + 1) for part in _list_in(schema, "allOf")
+    ]
     reference = schema.get("$ref")
     if isinstance(reference, str):
-        if reference not in known:
-            known[reference] = frozenset()  # one that leads back to itself says nothing
-            known[reference] = _types_of(_follow(reference, root), root, known, depth + 1)
-        limits.append(known[reference])
+        if reference not in followed_types:
+            followed_types[reference] = frozenset()  # one that leads back to itself says nothing
+            inner = _follow(reference, root)
+            followed_types[reference] = _types_of(inner, root, followed_types, depth + 1)
+        limits.append(followed_types[reference])
     for word in ("anyOf", "oneOf"):
         branches = [
-            _types_of(branch, root, known, depth + 1) or _ALL for branch in _list_in(schema, word)
+            _types_of(branch, root, followed_types, depth + 1) or _ALL
+            for branch in _list_in(schema, word)
         ]
         limits.append(frozenset().union(*branches))
     said = [limit for limit in limits if limit]

@@ -93,7 +93,7 @@ class Guard:
             respond = refusal.response(scope["path"], {"Connection": "close"})
             await respond(scope, receive, send_counted)
         except Exception as error:
-            if status:
+            if status or isinstance(error, ConnectionError):  # the latter: the client has gone
                 raise
             # The middleware of the framework is outside of this one, and would reply uncounted.
             logger.exception("a request failed")

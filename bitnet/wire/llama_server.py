@@ -96,6 +96,8 @@ def _biases_of(pairs: list[list[Any]]) -> dict[int, float]:
     biases: dict[int, float] = {}
     for number, pair in enumerate(pairs):
         where = f"logit_bias.{number}"
+        token: Any
+        bias: Any
         token, bias = pair if len(pair) == 2 else (None, None)
         is_number = type(bias) in (int, float)
         if type(token) is not int or not (is_number or bias is False):
