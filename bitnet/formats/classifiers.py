@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import InvalidFormat
 from bitnet.families.heads import INNER, SCORES, YES_NO
 from bitnet.families.keys import COMPARE, refusal, split_ignored
+from bitnet.formats.sentence_settings import model_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Inventory
     from bitnet.quants.weight import Weight
 
-_SETTINGS = "config_sentence_transformers.json"
 _FORMER_KEY = "sbert_ce_default_activation_function"  # of sentence-transformers before version 4
 _FUNCTIONS: dict[str, ScoreFunction] = {
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
@@ -160,7 +160,7 @@ def _own_settings(files: Inventory, ignore: IgnoredKeys) -> dict[str, Any]:
 
     It only does with a list of modules, and settings that name this kind of model.
     """
-    if "modules.json" not in files or _SETTINGS not in files:
+    if "modules.json" not in files:
         return {}
-    settings = ignore.without(files.json(_SETTINGS, dict))
+    settings = model_settings(files, ignore)
     return settings if settings.get("model_type") == "CrossEncoder" else {}

@@ -133,7 +133,9 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     weights |= {name: _floats(name, factors) for name, factors in description.freq_factors.items()}
     architecture = description.metadata["general.architecture"]
     ignored_elsewhere = IgnoredKeys(ignore_keys)  # in files other than config.json
-    modules = sentence_transformers.read_modules(files, ignored_elsewhere)
+    modules = sentence_transformers.read_modules(
+        files, ignored_elsewhere, classifies=description.classifies
+    )
     weights |= modules.weights
     pooling = modules.pooling
     head_keys: dict[str, Any] = {}
@@ -151,8 +153,13 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     }
     if pooling is not None:
         own_keys[f"{architecture}.pooling_type"] = pooling
-    is_encoder = description.family.encodes
-    longest = description.value("context_length")
+    text_limit = sentence_transformers.text_limit(
+        files,
+        ignored_elsewhere,
+        description.value("context_length"),
+        is_encoder=description.family.encodes,
+    )
+    prompts = sentence_transformers.prompts(files, ignored_elsewhere)
     return Checkpoint(
         folder,
         architecture,
@@ -163,8 +170,8 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         text_config=description.config,
         own_names={**description.own_names, **own_names},
         ignored={**ignored, **description.ignored, **ignored_elsewhere.left_out},
-        text_limit=sentence_transformers.text_limit(files, longest, is_encoder=is_encoder),
-        prompts=sentence_transformers.prompts(files),
+        text_limit=text_limit,
+        prompts=prompts,
         rounds_inputs=bit_linear is not None or description.family.rounds_inputs,
         inventory=files,
     )

@@ -32,6 +32,12 @@ from bitnet.families.keys import (
 )
 from bitnet.formats.checkpoint import Prompts, damage_error
 from bitnet.formats.safetensors import SINGLE, read_file
+from bitnet.formats.sentence_settings import (
+    MODEL_SETTINGS,
+    check_settings,
+    model_settings,
+    transformer_settings,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -98,8 +104,11 @@ class Modules:
     answers: tuple[int, int] | None = None
 
 
-def read_modules(files: Inventory, ignore: IgnoredKeys) -> Modules:
-    """Modules behind the transformer, as *files* say without the keys to *ignore*."""
+def read_modules(files: Inventory, ignore: IgnoredKeys, *, classifies: bool = False) -> Modules:
+    """Modules behind the transformer, as *files* say without the keys to *ignore*.
+
+    A model that *classifies* needs none; of another one, the hidden states must be pooled.
+    """
     name = "modules.json"
     if name not in files:
         return Modules()
@@ -135,10 +144,13 @@ def read_modules(files: Inventory, ignore: IgnoredKeys) -> Modules:
             weights |= own_weights
         elif kind == "LogitScore":
             answers = _answers(files, f"{folder}/config.json", ignore)
-            _check_template_options(files, ignore)
         elif kind == "Normalize":
             is_normalized = True
-    _check_transformer(files, ignore)
+    if pooling is None and answers is None and not classifies:
+        why = "a module Pooling is expected behind the hidden states"
+        kinds = [module["type"] for module in modules]
+        raise refusal(name, kinds, why, model=model, is_ignorable=False)
+    check_settings(files, ignore, classifies=classifies, answers=answers is not None)
     return Modules(pooling, keys, weights, answers)
 
 
@@ -149,16 +161,6 @@ def _folder_of(files: Inventory, module: Mapping[str, Any], kind: str) -> str:
         problem = f"the path of {kind} is {path!r:.80}, expected the name of a folder"
         raise damage_error(files.path("modules.json"), problem)
     return path.rstrip("/")
-
-
-def _check_template_options(files: Inventory, ignore: IgnoredKeys) -> None:
-    """Refuse options for the chat template that joins a query and a document."""
-    name = "sentence_bert_config.json"
-    settings = files.json(name, dict) if name in files else {}
-    options = ignore.without(settings, prefix=f"{name}: ").get("processing_kwargs")
-    if options:
-        why = "a template without options is supported"
-        raise refusal(f"{name}: processing_kwargs", options, why, model=files.root.name)
 
 
 def _answers(files: Inventory, name: str, ignore: IgnoredKeys) -> tuple[int, int]:
@@ -177,18 +179,6 @@ def _token_id(files: Inventory, name: str, settings: Mapping[str, Any], key: str
         why = "two tokens, of relevant and of other documents, are supported"
         raise refusal(f"{name}: {key}", token, why, model=files.root.name, is_ignorable=False)
     return token
-
-
-def _check_transformer(files: Inventory, ignore: IgnoredKeys) -> None:
-    """Refuse settings of the first module that change its tokens."""
-    file = "sentence_bert_config.json"
-    if file in files:
-        rules = {"do_lower_case": neutral(None, False)}
-        settings = ignore.without(files.json(file, dict), prefix=f"{file}: ")
-        check(
-            {key: settings[key] for key in rules if key in settings}, rules,
-            model=files.root.name, below=f"{file}: ",
-        )  # fmt: skip
 
 
 def _projection(
@@ -246,20 +236,24 @@ def _size_of(settings: Mapping[str, Any], key: str, config: Path) -> int:
 
 
 def text_limit(
-    files: Inventory, longest: int | None = None, *, is_encoder: bool = False
+    files: Inventory, ignore: IgnoredKeys, longest: int | None = None, *, is_encoder: bool = False
 ) -> int | None:
     """Tokens of a text that the model of *files* keeps, special ones included; ``None``: all.
 
     Without ``max_seq_length`` sentence-transformers takes the tokenizer's own limit, or *longest*,
-    the positions of the model. It also does so for an encoder without ``modules.json``.
+    the positions of the model. It also does so for an encoder without ``modules.json``. Settings of
+    sentence-transformers to *ignore* count as absent.
     """
     if "modules.json" not in files and not is_encoder:
         return None
-    for name, key in (
-        ("sentence_bert_config.json", "max_seq_length"),
-        ("tokenizer_config.json", "model_max_length"),
+    own_name, own = transformer_settings(files, ignore)
+    of_tokenizer = "tokenizer_config.json"
+    tokenizer = files.json(of_tokenizer, dict) if of_tokenizer in files else {}
+    for name, settings, key in (
+        (own_name, own, "max_seq_length"),
+        (of_tokenizer, tokenizer, "model_max_length"),
     ):
-        value = files.json(name, dict).get(key) if name in files else None
+        value = settings.get(key)
         if value is None:
             continue
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -272,19 +266,15 @@ def text_limit(
     return longest
 
 
-def prompts(files: Inventory) -> Prompts:
-    """Prompts of the model of *files*; empty if none has any."""
-    name = "config_sentence_transformers.json"
-    if name not in files:
-        return Prompts()
-    config = files.json(name, dict)
+def prompts(files: Inventory, ignore: IgnoredKeys) -> Prompts:
+    """Prompts of the model of *files* without the keys to *ignore*; empty if none has any."""
+    config = model_settings(files, ignore)
     texts = config.get("prompts") or {}
     default = config.get("default_prompt_name") or ""
     is_texts = isinstance(texts, dict) and all(isinstance(text, str) for text in texts.values())
     if not is_texts or not isinstance(default, str) or (default and default not in texts):
-        raise damage_error(
-            files.path(name), "expected prompts by name, and the name of one of them"
-        )
+        problem = "expected prompts by name, and the name of one of them"
+        raise damage_error(files.path(MODEL_SETTINGS), problem)
     return Prompts(texts, default)
 
 

@@ -37,7 +37,10 @@ _PURPOSES = {
     "chat_template.json": "chat template",
     "modules.json": "modules of sentence-transformers",
     "config_sentence_transformers.json": "prompts of sentence-transformers",
-    "sentence_bert_config.json": "settings of sentence-transformers",
+    **{
+        f"sentence_{name}_config.json": "settings of sentence-transformers"
+        for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+    },
 }
 # Files that count if the folder has a tokenizer, see _reason_against.
 _TOKENIZER_SIDE = (

@@ -198,3 +198,43 @@ def test_a_projection_behind_normalization_is_refused(encoder, tmp_path):
     modules.write_text(json.dumps(content))
     with pytest.raises(Unsupported, match="before they are normalized"):
         open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "words"),
+    [
+        ("sentence_bert_config.json", {"processing_kwargs": {"text": {}}}, "processing_kwargs"),
+        ("sentence_bert_config.json", {"model_args": {"scale": 2}}, r"model_args\.scale"),
+        ("sentence_bert_config.json", {"module_output_name": "sentence_embedding"}, "module_out"),
+        ("sentence_bert_config.json", {"unknown": 1}, "unknown"),
+        ("sentence_bert_config.json", {"modality_config": {"message": {}}}, "chat template"),
+        ("config_sentence_transformers.json", {"truncate_dim": 16}, "truncate_dim"),
+    ],
+)
+def test_settings_of_the_library_that_change_vectors_are_refused(
+    file, changes, words, encoder, tmp_path
+):
+    path = sentence_folder(tmp_path / "model", encoder)
+    open_checkpoint(path)
+    change_json(path / file, **changes)
+    with pytest.raises(Unsupported, match=words):
+        open_checkpoint(path)
+
+
+def test_hidden_states_without_a_pooling_are_refused(encoder, tmp_path):
+    path = sentence_folder(tmp_path / "model", encoder)
+    modules = path / "modules.json"
+    modules.write_text(json.dumps(json.loads(modules.read_text())[:1]))
+    with pytest.raises(Unsupported, match="Pooling is expected"):
+        open_checkpoint(path)
+
+
+def test_a_former_name_of_the_settings_is_read(encoder, tmp_path):
+    path = sentence_folder(tmp_path / "model", encoder)
+    (path / "sentence_bert_config.json").unlink()
+    former = path / "sentence_roberta_config.json"
+    former.write_text('{"max_seq_length": 8}')
+    assert open_checkpoint(path).text_limit == 8
+    former.write_text('{"do_lower_case": true}')
+    with pytest.raises(Unsupported, match=r"sentence_roberta_config\.json: do_lower_case"):
+        open_checkpoint(path)
