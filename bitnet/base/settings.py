@@ -99,11 +99,11 @@ class Setting(Generic[T]):
         except ValueError as error:
             if name == self.borrowed:
                 return None
-            shown = "a value that is not valid"
+            safe_text = "a value that is not valid"
             if not self.secret:
-                shown = repr(without_login(text, is_valid=False))
+                safe_text = repr(without_login(text, is_valid=False))
             raise UsageError(
-                f"environment variable {name} is {shown}: {error}",
+                f"environment variable {name} is {safe_text}: {error}",
                 hint=f"unset {name}, or set it to a valid value: {self.help}",
             ) from None
 

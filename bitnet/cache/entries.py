@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 Kind = Literal["tokenizer", "model", "compiled", "exact-head", "prompt", "partial", "leftover"]
 
 # Unfinished files, also of other tools, and marks of superseded files.
-_LEFTOVER_SUFFIXES = (".part", ".tmp", ".incomplete", ".downloadInProgress", ".superseded")
+_LEFTOVER_SUFFIXES = (".part", ".tmp", ".incomplete", ".downloadInProgress", tree.SUPERSEDED)
 # Files that test whether locks work, and notes of files that are being placed.
-_LEFTOVER_PREFIXES = (".lock-", "placing-")
+_LEFTOVER_PREFIXES = (".lock-", tree.PLACING)
 _PARTIAL = re.compile(r".+?\.partial(\..+)?", re.DOTALL)
 
 

@@ -30,7 +30,7 @@ from bitnet.cache.entries import Entry, entries, file_ids, locks_for
 from bitnet.store import Store, links
 from bitnet.store.placing import sweep_placings
 from bitnet.store.root import tag_problem
-from bitnet.store.tree import SUPERSEDED, claim_path, store_folder
+from bitnet.store.tree import PLACING, SUPERSEDED, claim_path, store_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -286,7 +286,7 @@ def _in_scope(root: Path, entry: Entry, selection: Selection) -> bool:
 
 def _is_needed(root: Path, name: str) -> bool:
     """True for the *name* of a note or a mark that a later command still reads."""
-    if name.startswith("placing-"):
+    if name.startswith(PLACING):
         return True  # `sweep_placings` has removed those of processes that have ended
     if not name.endswith(SUPERSEDED):
         return False

@@ -54,9 +54,9 @@ class FetchOptions:
             for address in addresses:
                 trust.address(address.strip())
         except ValueError:
-            shown = settings.without_login(self.base_url, is_valid=False)
+            safe_address = settings.without_login(self.base_url, is_valid=False)
             raise UsageError(
-                f"--base-url expects an address, got {shown!r}",
+                f"--base-url expects an address, got {safe_address!r}",
                 hint="for example --base-url=https://hub.example.org",
             ) from None
 

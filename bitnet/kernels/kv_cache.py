@@ -282,6 +282,7 @@ class KVCache:
         self.backing = source.backing
         if self.drafter and source.drafter:
             self.drafter.copy_prefix(source.drafter, source.drafter.reusable(length))
+        # Only now: what is copied depends on the lengths up to *length* alone.
         self._kept = [*self._kept, *later_lengths][-KEPT:]
 
     def content(self) -> CacheContent:

@@ -84,7 +84,7 @@ class Pages:
         Free the pages that queries from *length* on do not read, except for those that queries at
         *rereadable* positions read.
         """
-        # Both lists are replaced at the end: if there is no memory for a page, nothing has changed.
+        # Both lists are replaced at the end, so that a page without memory changes neither.
         pages = list(self.pages)
         spare = list(self._spare)
         first_needed = self.first_page(length)

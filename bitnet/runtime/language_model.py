@@ -411,7 +411,7 @@ class LanguageModel:
             if getattr(request, name) is not None:
                 raise UsageError(f"tools and {label} are both given", field="tools")
         schema = None
-        if not tools.required:  # else there is no text to which a schema would apply
+        if not tools.required:  # a call that is required has no text beside it
             if request.json_schema is None:
                 return None
             schema = read_schema(request.json_schema)

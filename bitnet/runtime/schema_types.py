@@ -88,8 +88,8 @@ def _types_of(
             for branch in _list_in(schema, word)
         ]
         limits.append(frozenset().union(*branches))
-    said = [limit for limit in limits if limit]
-    return frozenset.intersection(*said) if said else frozenset()
+    known_limits = [limit for limit in limits if limit]
+    return frozenset.intersection(*known_limits) if known_limits else frozenset()
 
 
 def _own_types(schema: Mapping[str, Any]) -> frozenset[str]:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 AREAS = ("tokenizers", "models", "store", "exact-heads", "prompts")  # folders of a cache
 SUPERSEDED = ".superseded"
+PLACING = "placing-"  # how the names of notes of files that are being placed begin
 COMPILED = "compiled"  # folder beside the tokenizers, not a key
 
 
@@ -104,7 +105,7 @@ def mark_path(store: Path, sha256: str) -> Path:
 
 def placement_note(store: Path, name: str) -> Path:
     """Note of files that are being placed; its lock has the suffix ``.lock``."""
-    return partial_folder(store) / f"placing-{name}.json"
+    return partial_folder(store) / f"{PLACING}{name}.json"
 
 
 def tokenizer_path(cache: Path, key: str, file: str) -> Path:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import BitnetError
 from bitnet.formats.other_folders import ADAPTER, ADAPTER_WEIGHTS
+from bitnet.formats.sentence_settings import MODEL_SETTINGS, TRANSFORMER_SETTINGS
 from bitnet.tokenizer.discover import disagreement
 from bitnet.tokenizer.from_files import tokenizer_names
 from bitnet.tokenizer.load import load_tokenizer
@@ -36,11 +37,8 @@ _PURPOSES = {
     "chat_template.jinja": "chat template",
     "chat_template.json": "chat template",
     "modules.json": "modules of sentence-transformers",
-    "config_sentence_transformers.json": "prompts of sentence-transformers",
-    **{
-        f"sentence_{name}_config.json": "settings of sentence-transformers"
-        for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-    },
+    MODEL_SETTINGS: "prompts of sentence-transformers",
+    **dict.fromkeys(TRANSFORMER_SETTINGS, "settings of sentence-transformers"),
 }
 # Files that count if the folder has a tokenizer, see _reason_against.
 _TOKENIZER_SIDE = (

@@ -21,7 +21,7 @@ from bitnet.wire.forms import Form
 from bitnet.wire.gaps import gap_prompt
 from bitnet.wire.logprobs import chat_logprobs
 from bitnet.wire.messages import MESSAGES, find_unread_names, read_messages
-from bitnet.wire.openai import finish_of
+from bitnet.wire.openai import UNSERVED, finish_of
 from bitnet.wire.reasoning import can_reason, takes_effort
 from bitnet.wire.schemas import (
     FLAG,
@@ -65,7 +65,7 @@ RUNNING = {
 }  # fmt: skip
 
 #: Samplers that Ollama had: refused unless their value turns them off.
-_UNSERVED = mark_refused("tfs_z", neutral=(1, 1.0)) | mark_refused("penalize_newline")
+_UNSERVED = {"tfs_z": UNSERVED["tfs_z"], **mark_refused("penalize_newline")}
 
 #: Fields that chats and completions share.
 _ANSWER_FIELDS = {
