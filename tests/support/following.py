@@ -25,7 +25,7 @@ from hint_setups import MODEL
 from hub_server import HubServer
 from tiny_models import tiny_gguf
 
-LONGEST_S = 300  # of a command
+LONGEST_S = 1200  # of a command, on a machine with much else to do
 # The command to install something: in the hint of an error, or in the warning of a server.
 INSTALLS = re.compile(r"(?:^hint: |is missing: )(.*?)(?:, or .*)?$", re.MULTILINE)
 TIMED_OUT = 124  # exit code of the program `timeout` after it has interrupted a server

@@ -33,7 +33,7 @@ class Case:
     env: dict[str, str] = field(default_factory=dict)
     stdin: str = ""
     answer: str = "ab"  # on standard input of the hint
-    into: str = ""  # a redirection to append to the hint
+    into: str = ""  # a redirection, or an option, to append to the hint
     terminal: bool = False
     succeeds: bool = False  # the hint belongs to a result
     network: bool = False  # needs the package index, for a real model
