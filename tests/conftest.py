@@ -30,6 +30,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# Of NumPy and torch, before they are imported. The matrices of tests are small, and threads of all
+# workers would wait for each other most of the time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # What no test sees of the user's environment. PYTHONDONTWRITEBYTECODE would make every process
 # that a test starts compile the package again.
 PROXIES = [f"{scheme}_PROXY" for scheme in ("HTTP", "HTTPS", "ALL")]
