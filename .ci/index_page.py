@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from email.parser import HeaderParser
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -30,7 +31,10 @@ _BY_SSH = re.compile(r"git@(?P<host>[\w.-]+):(?P<path>.+)")
 _SECTION = re.compile(r'\[(?P<name>[\w.-]+)(?:\s+"(?P<part>(?:[^"\\]|\\.)*)")?\s*\]')
 _ENTRY = re.compile(r"(?P<key>[A-Za-z][\w-]*)\s*=(?P<value>.*)")
 _VALUE = re.compile(r'"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<plain>[^"#;\\]+)|\\(?P<escaped>.)|[#;].*')
-_LINK = re.compile(r"(?P<text>!?\[[^\]]*\])\((?P<target>(?!#|\w+:)[^)\s]+)\)")
+_TARGET = r"\((?P<target>(?!#|\w+:)[^)\s]+)(?P<title>\s+\"[^\"]*\")?\)"
+_IMAGE = re.compile(r"(?P<text>!\[[^\]]*\])" + _TARGET)
+# Of a text with or without images.
+_LINK = re.compile(r"(?P<text>(?<!!)\[(?:[^\[\]]|!\[[^\]]*\]\([^)]*\))*\])" + _TARGET)
 
 
 def repository(root: Path) -> str:
@@ -95,11 +99,12 @@ def _of_source_package(root: Path) -> str:
 def absolute(markdown: str, address: str) -> str:
     """*markdown* with relative links to files of the repository made absolute, below *address*."""
 
-    def link(match: re.Match[str]) -> str:
-        kind = "raw" if match["text"].startswith("!") else "blob"
-        return f"{match['text']}({address}/{kind}/HEAD/{match['target']})"
+    def below(kind: str, match: re.Match[str]) -> str:
+        title = match["title"] or ""
+        return f"{match['text']}({address}/{kind}/HEAD/{match['target']}{title})"
 
-    return _LINK.sub(link, markdown)
+    with_images = _IMAGE.sub(partial(below, "raw"), markdown)
+    return _LINK.sub(partial(below, "blob"), with_images)
 
 
 def dynamic_metadata(field: str, _settings: Mapping[str, Any] | None = None) -> Any:

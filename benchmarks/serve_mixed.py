@@ -29,6 +29,7 @@ import urllib.error
 import urllib.request
 import zlib
 from concurrent.futures import ProcessPoolExecutor
+from http import HTTPStatus
 from pathlib import Path
 
 from arguments import at_least
@@ -276,7 +277,10 @@ async def watch_streams(port, tokens, over):
     gaps_s = []
     while not over.done():
         body = {"prompt": "a", "max_tokens": tokens, "ignore_eos": True, "stream": True}
-        _, reader, writer = await send(port, "/v1/completions", body, "watched")
+        status, reader, writer = await send(port, "/v1/completions", body, "watched")
+        if status != HTTPStatus.OK:
+            writer.close()
+            raise SystemExit(f"the watched stream was answered with {status}")
         last = None  # time of the last event; None at first, and once *over* is done
         async for _ in events(reader):
             now = time.perf_counter()

@@ -35,6 +35,7 @@ from bitnet.base.files import read_json
 from bitnet.base.machine import peak_memory, thread_count, total_memory, usable_cores
 from bitnet.base.quantities import human_size
 from bitnet.base.tables import quantity, table
+from bitnet.formats.gguf import part_paths
 from bitnet.runtime.request import Request
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.scheduler import Scheduler
     from bitnet.runtime.text_ids import TokenIds
 
-READ_BYTES = 256 << 20  # more than any cache holds
+READ_BYTES = 256 << 20  # more than caches hold, but for those of a few servers
 
 SCHEMA = 1  # version of the report's form
 
@@ -249,7 +250,7 @@ def measure(
     """
     path = model.path
     engine = model.engine
-    files = [path] if path.is_file() else path.glob("*.safetensors")
+    files = part_paths(path) if path.is_file() else path.glob("*.safetensors")
     facts = {
         "name": path.name,
         "size_bytes": sum(file.stat().st_size for file in files),

@@ -48,6 +48,7 @@ _SPARSE_LAYERS = 10
 _DEVIATIONS = 1.64485
 _SOFTCAP = 30.0  # bound of their logits
 _CLASSIFIERS = ("bert", "modern-bert", "neo-bert")  # encoders whose classifiers llama.cpp loads
+# bitnet, too: what llama.cpp ignores in a GGUF file has no effect here either.
 _EVERY = "every engine"
 _LLAMA_CPP = "llama.cpp"
 

@@ -337,7 +337,7 @@ def job(
     is_exact = len(weight.shape) < 2 or weight.name in vectors or weight.name.endswith(_EXACT)
     if weight.name in mixture:
         target = mixture[weight.name]
-    elif is_exact or request.type in MIXTURES:
+    elif is_exact or request.type in MIXTURES:  # which name everything that they round
         target = _RENAMED.get(weight.quant, weight.quant) if is_gguf else types.by_name("F32")
     else:
         target = _target(weight, request, keeps=is_gguf)
@@ -368,7 +368,7 @@ def _target(weight: Weight, request: ConvertOptions, *, keeps: bool) -> QuantTyp
         if in_block or (request.type in SCALED_BLOCKS and _seems_ternary(weight, quant)):
             return quant
         return own_type if keeps else types.by_name("F16")
-    return types.by_name("F16") if weight.shape[-1] % quant.block_size else quant
+    return quant
 
 
 def _seems_ternary(weight: Weight, target: QuantType) -> bool:

@@ -29,8 +29,8 @@ class Row:
     """One position, teacher-forced: both engines were given the same tokens.
 
     The row of a continuation is its first step with different tokens, or its last step; it has only
-    the tokens and the gap. A field is ``None`` if one of the engines has no finite logits there,
-    which never passes.
+    the tokens, the gap and, where the engines really differ, ``exact``. A field is ``None`` if one
+    of the engines has no finite logits there, which never passes.
     """
 
     prompt: int  # index of the prompt

@@ -175,11 +175,15 @@ class Llama:
         """
         raw = text.encode("utf-8", "surrogatepass")
         room = len(raw) + 16  # a token for each byte, and some special ones
-        ids = (ctypes.c_int32 * room)()
-        count = self._c.llama_tokenize(self._tokenizer, raw, len(raw), ids, room, add_special, True)
-        if count < 0:
-            raise EngineFailed(f"the engine does not tokenize {text[:40]!r}")
-        return list(ids[:count])
+        for _ in range(2):  # the second time with the room it asked for
+            ids = (ctypes.c_int32 * room)()
+            count = self._c.llama_tokenize(
+                self._tokenizer, raw, len(raw), ids, room, add_special, True
+            )
+            if count >= 0:
+                return list(ids[:count])
+            room = -count
+        raise EngineFailed(f"the engine does not tokenize {text[:40]!r}")
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """Text of *ids*; special tokens by name."""

@@ -129,7 +129,11 @@ _NOT_NEGATIVE = _number(" of at least 0", least=0.0)
 _FLAG = Kind("true or false", lambda value: isinstance(value, bool), may_be_null=True)
 _FACTOR = Kind("a number that a float32 can store", _is_float32)
 _NUMBERS = _list_of("numbers that a float32 can store", _is_float32, MAX_WIDTH)
-_INTEGERS = _list_of("integers", lambda value: isinstance(value, int) and abs(value) <= MAX_WIDTH)
+_INTEGERS = _list_of("integers of at least 0", _COUNT.accepts)
+_FLAGS = _list_of(
+    "integers of at least 0, or true or false",
+    lambda value: isinstance(value, bool) or _COUNT.accepts(value),
+)
 _LIMITS = _list_of("numbers or nulls", lambda value: value is None or _is_float32(value))
 _TEXTS = _list_of("texts", _is_text)
 _TABLE = Kind("an object", lambda value: isinstance(value, dict), may_be_null=True)
@@ -244,7 +248,8 @@ KINDS: dict[str, Kind] = {
         "activation_sparsity_pattern layer_rope_theta mlp_multipliers ssm_multipliers",
     ),
     **_of(_LIMITS, "expert_swiglu_limit_list share_expert_swiglu_limit_list"),
-    **_of(_INTEGERS, "full_attn_idxs no_rope_layers num_attention_heads_per_layer num_query_heads"),
+    **_of(_INTEGERS, "full_attn_idxs num_attention_heads_per_layer num_query_heads"),
+    "no_rope_layers": _FLAGS,
     **_of(_TABLE, "attn_config linear_attn_config rope_parameters rope_scaling"),
     **_of(
         Kind("a text", _is_text),

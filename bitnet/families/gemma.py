@@ -356,6 +356,7 @@ def read_last_caches(
         if not sources:
             problem = "shares keys and values, and no layer before has any of its kind"
             raise contradiction(keys, f"layer {layer} {problem}")
+        # Each of the first layers has one cache, whose number is the layer's.
         attentions.append(replace(attentions[sources[-1]], shared_cache=sources[-1]))
     return attentions
 

@@ -170,6 +170,7 @@ def rope_from(checkpoint: Keys, head_dim: int) -> Rope:
                 name = checkpoint.own_name(key)
                 raise contradiction(checkpoint, f"no frequencies of yarn follow from {name}")
         # As in llama.cpp, which takes 1 for `mscale`; the key is `mscale_all_dim`, 0 if missing.
+        # (DeepSeek's files have 0.1 times it, and do not use this factor.)
         log_multiplier = checkpoint.number("rope.scaling.yarn_log_multiplier", 0.0)
         implied = magnitude(factor) / magnitude(factor, log_multiplier)
     return replace(rope, attention_factor=attention_factor * implied)

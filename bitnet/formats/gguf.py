@@ -111,7 +111,7 @@ class GGUF:
 
         With *check_layout*, tensors that are cut off, misaligned, or overlap are refused.
         """
-        paths = _part_paths(Path(path))
+        paths = part_paths(Path(path))
         maps: list[MappedFile] = []
         parts = []
         try:
@@ -329,8 +329,12 @@ def _directory(
     return tensors
 
 
-def _part_paths(path: Path) -> list[Path]:
-    """All files of the model to which *path* belongs."""
+def part_paths(path: Path) -> list[Path]:
+    """All files of the model to which *path* belongs.
+
+    Raises:
+        NotFound: one of them is missing.
+    """
     match = PART.fullmatch(path.name)
     if match is None:
         return [path]

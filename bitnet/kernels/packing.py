@@ -220,7 +220,7 @@ def _pack_ternary(native: ModuleType, weight: Weight, *, dense: bool) -> Matrix:
     data: NDArray[np.uint8] = native.allocate_weights(code_bytes + scale_bytes)
     kind = native.kernel_types().index(layout)
     if not native.pack_ternary(source, codes, rows, inputs, kind, columns, data[:code_bytes]):
-        if source == "CODES":  # which are valid in its encoding
+        if source == "CODES":  # whose code 2, twice the scale, fits in no tile
             raise _not_packed(weight, "weights of twice their scale")
         raise InvalidFormat(
             f"{weight.name}: code 3 where only 0, 1 and 2 are {name} weights",

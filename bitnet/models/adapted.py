@@ -3,7 +3,7 @@
     checkpoint = with_adapters(open_checkpoint(path), [(Path("adapter.gguf"), 1.0)])
 
 The factors A and B of an adapted matrix become tensors of the checkpoint, its weights stay as they
-are, and ``hidden_program.py`` adds ``B (A x)`` behind each adapted product of a block. Changed
+are, and ``builder.py`` adds ``B (A x)`` behind each adapted product of a block. Changed
 embeddings and heads, matrices of a DoRA and matrices that an adapter stores as a whole are computed
 here once, as float32. The rules are those of PEFT 0.21: a head that is tied to the embedding keeps
 the embedding's old values.

@@ -43,7 +43,7 @@ def attention(write: Builder, mixer: Attention, h: Register, scale: float) -> Re
     write.mark("kqv_out", mixed)
     # An attention that reads another's cache writes none, so it is never the last to write one.
     if mixer.shared_cache is None:
-        write.select_outputs()
+        write.select_outputs_after_last_cache()
     if gate is not None:
         mixed = write.gate(gate, mixed, mixer.gate_activation)
     if mixer.sub_norm:
@@ -194,7 +194,7 @@ def latent_attention(write: Builder, mixer: LatentAttention, h: Register, scale:
     write.mark("Kcur", k)
     cache = write.next_cache()
     mixed = write.attend(q, k, k, cache=cache, kind=mixer.reads, scale=mixer.scale)
-    write.select_outputs()
+    write.select_outputs_after_last_cache()
 
     # The cached keys serve as values, which have no rotary part: its mix is dropped.
     values, _ = write.split(mixed, heads * mixer.latent, heads * rotary_dims, groups=heads)

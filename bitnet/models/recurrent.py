@@ -61,7 +61,7 @@ def delta_net(write: Builder, mixer: DeltaNet, h: Register, scale: float) -> Reg
         strength=mixer.strength,
     )
     write.mark("attn_output", result)
-    write.select_outputs()
+    write.select_outputs_after_last_cache()
     gated = write.gate(z, write.norm(result, "ssm_norm", mixer.value_dim, eps=mixer.eps), "silu")
     write.mark("final_output", gated)
     if _needs_neighbours(write, mixer):
@@ -117,7 +117,7 @@ def kimi_delta(write: Builder, mixer: KimiDelta, h: Register, scale: float) -> R
         floor=mixer.floor,
     )
     write.mark("attn_output", result)
-    write.select_outputs()
+    write.select_outputs_after_last_cache()
     gate = write.linear(gates, "ssm_g_b", width) if mixer.low_rank else gates
     normed = write.norm(result, "ssm_norm", mixer.head_dim)
     write.mark("kda_normed", normed)
@@ -137,7 +137,7 @@ def short_convolution(
     bv = write.gate(b, v, "identity")
     mixed = write.convolve(bv, "shortconv.conv", mixer.kernel, cache=cache)
     write.mark("model.layers.{}.conv.conv", mixed)
-    write.select_outputs()
+    write.select_outputs_after_last_cache()
     gated = write.gate(c, mixed, "identity")
     return write.linear(gated, "shortconv.out_proj", write.decoder.dim, scale=scale)
 
@@ -168,7 +168,7 @@ def mamba1(write: Builder, mixer: Mamba1, h: Register, scale: float) -> Register
     write.mark("mamba_dt", dt)
     result = write.selective_scan(x, b, c, dt, cache=cache, groups=1, decays=size)
     write.mark("mamba_y_add_d", result)  # (T, C)
-    write.select_outputs()
+    write.select_outputs_after_last_cache()
     gated = write.gate(z, result, "silu")
     y = write.linear(gated, "ssm_out", write.decoder.dim, scale=scale)  # (T, dim)
     write.mark("mamba_out", y)
@@ -191,7 +191,7 @@ def mamba2(write: Builder, mixer: Mamba2, h: Register, scale: float) -> Register
     v, b, c = write.split(mixed, width, states, states)  # (T, H D), twice (T, G N)
     result = write.selective_scan(v, b, c, dt, cache=cache, groups=mixer.groups)
     write.mark("mamba2_y_add_d", result)  # (T, H D)
-    write.select_outputs()
+    write.select_outputs_after_last_cache()
 
     if mixer.norm_groups and mixer.norm_first:
         result = _group_norm(write, mixer, result)

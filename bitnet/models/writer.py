@@ -55,8 +55,8 @@ class ValueWriter:
         self._caches += 1
         return self._caches - 1
 
-    def select_outputs(self) -> None:
-        """After the last cache is written, keep only the rows of the outputs."""
+    def select_outputs_after_last_cache(self) -> None:
+        """Keep only the rows of the outputs, if all caches have been written."""
         if self._caches == len(self.decoder.caches):
             self.append(Select(()))  # allocate() fills in the registers
 

@@ -48,7 +48,7 @@ _TAIL_BYTES = 32
 _UP = np.array([[0], [2], [4], [6]], dtype=np.uint8)  # shifts of the fields of a byte
 _DOWN = _UP[::-1]
 # Weights in a block of I2_S.
-_X86_BLOCK = 128
+X86_BLOCK = 128
 _ARM_BLOCK = 64
 # Weights of a row; ik_llama.cpp aborts in products of IQ1_BN and IQ2_BN with shorter rows.
 SHORTEST_ROW = 512
@@ -122,14 +122,14 @@ def _pack_fields(codes: NDArray[np.int8], shifts: NDArray[np.uint8]) -> NDArray[
 def unpack_i2_s(packed: NDArray[np.uint8], shape: Sequence[int], *, arm: bool = False) -> Ternary:
     """Ternary matrix of one I2_S tensor, whose padding is ignored."""
     n = math.prod(shape)
-    block = _ARM_BLOCK if arm else _X86_BLOCK
+    block = _ARM_BLOCK if arm else X86_BLOCK
     scales = i2_s_scale(packed, shape, block)
     fields = pow2_fields(packed[: n // 4].reshape(-1, block // 4), _DOWN)  # (blocks, 4, bytes)
     return Ternary(codes_from_unsigned(fields, "I2_S").reshape(tuple(shape)), scales)
 
 
 def i2_s_scale(
-    packed: NDArray[np.uint8], shape: Sequence[int], block: int = _X86_BLOCK
+    packed: NDArray[np.uint8], shape: Sequence[int], block: int = X86_BLOCK
 ) -> NDArray[np.float32]:
     """Only the scale of :func:`unpack_i2_s`, shape ``(1, 1)``; raises the same errors for it."""
     n = math.prod(shape)
@@ -150,7 +150,7 @@ def i2_s_scale(
 
 def pack_i2_s(ternary: Ternary, *, arm: bool = False) -> NDArray[np.uint8]:
     """Bytes of an I2_S tensor, ``n / 4 + 32`` of them."""
-    block = _ARM_BLOCK if arm else _X86_BLOCK
+    block = _ARM_BLOCK if arm else X86_BLOCK
     n = ternary.codes.size
     if n % block or ternary.scales.size != 1:
         raise InvalidFormat(

@@ -27,7 +27,7 @@ from bitnet.base.findings import Finding
 from bitnet.families.tensor_names import without_block
 from bitnet.quants.registry import dequantize, unpack_ternary
 from bitnet.quants.scaled_blocks import SCALED_BLOCKS
-from bitnet.quants.ternary import Ternary
+from bitnet.quants.ternary import X86_BLOCK, Ternary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -60,7 +60,7 @@ _SCALES: dict[str, tuple[tuple[int, str, bool], ...]] = {
 }
 # Unsigned type of a float's bits, and the mask of its exponent.
 _FLOATS = {"F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80), "F32": ("<u4", 0x7F800000)}
-_ALL_ZERO_CODES = 0x55  # a byte of four I2_S codes for 0
+_ALL_ZERO_CODES = 0x55  # a byte of four codes of ternary weights, all for 0
 
 # Limits of the ranges that the module lists.
 MATRIX = (1 / 16, 8.0)  # root mean square of a matrix, as a multiple of the median of its kind
@@ -76,7 +76,7 @@ KEY = 16  # first bytes of a row or stretch, by which candidates for copies are 
 # From config.json of released models, by prefix of the architecture's name.
 RELEASED: dict[str, dict[str, frozenset[float]]] = {
     "rope.freq_base": {
-        "llama": frozenset({1e4, 1e5, 1.3e5, 2.5e5, 5e5, 1e6, 2e6, 5e6, 8e6, 1e7}),
+        "llama": frozenset({1e4, 1e5, 1.3e5, 2.5e5, 5e5, 1e6, 2e6, 5e6, 8e6, 1e7, 5e7, 1e8, 1e9}),
         "bitnet": frozenset({1e4, 5e5}),
         "gemma": frozenset({1e4, 1e6}),
         "phi3": frozenset({1e4, 2.5e5}),
@@ -195,14 +195,15 @@ def _scale_anomalies(weight: Weight, values: NDArray[np.float32], *, signed: boo
 
 def _ternary_anomalies(weight: Weight) -> list[Finding]:
     """Anomalies of codes, and of scales: means of absolute weights are finite and positive."""
-    if weight.quant.name == "I2_S":  # without unpacking it
+    has_whole_blocks = len(weight.shape) > 1 and weight.shape[-1] % X86_BLOCK == 0  # in each row
+    if weight.quant.name == "I2_S" and has_whole_blocks:  # without unpacking it
         packed = weight.data[: int(np.prod(weight.shape)) // 4]
         scales = weight.data[packed.size : packed.size + 4].view("<f4")
         used = (packed.reshape(weight.shape[0], -1) != _ALL_ZERO_CODES).any(axis=1)
     else:
         ternary = unpack_ternary(weight)
         scales = np.asarray(ternary.scales).reshape(-1)
-        used = (ternary.codes != 0).any(axis=1)
+        used = (ternary.codes != 0).any(axis=-1)
     anomalies = [] if scales.size else [_wrong(f"{weight.name}: it has no scale")]
     wrong = scales[~(np.isfinite(scales) & (scales > 0))]
     if wrong.size:
@@ -243,7 +244,7 @@ def settings_out_of_range(checkpoint: Checkpoint) -> Iterator[str]:
 def numbers_out_of_range(checkpoint: Checkpoint) -> Iterator[str]:
     """Messages about tensors and rows unlike others of their kind, and about duplicates."""
     kinds: dict[str, dict[str, float]] = {}
-    copies: dict[tuple[int, bytes], str] = {}
+    copies: dict[tuple[int, bytes], list[str]] = {}
     matrices = {
         matrix.name: matrix
         for weight in checkpoint.weights.values()
@@ -270,9 +271,13 @@ def numbers_out_of_range(checkpoint: Checkpoint) -> Iterator[str]:
             yield from _constant(weight)
             # Candidates for copies have the same size and beginning; then all bytes are compared.
             key = (weight.data.size, weight.data[:512].tobytes())
-            first = copies.setdefault(key, name)
-            if first != name and np.array_equal(matrices[first].data, weight.data):
-                yield f"{name} has the bytes of {first}"
+            candidates = copies.setdefault(key, [])
+            for other in candidates:
+                if np.array_equal(matrices[other].data, weight.data):
+                    yield f"{name} has the bytes of {other}"
+                    break
+            else:
+                candidates.append(name)
     yield from _unlike_neighbours(kinds)
 
 
@@ -309,7 +314,9 @@ def _copies_within(weight: Weight) -> Iterator[str]:
     """A message about rows, or else stretches of CHUNK bytes, that occur more than once."""
     raw = weight.data
     rows = weight.shape[0]
-    if raw.size % rows == 0 and (count := _twice(raw.reshape(rows, -1))):
+    if weight.quant.name == "PACKED_U8":  # each stored row has the codes of four
+        rows //= 4
+    if rows and raw.size % rows == 0 and (count := _twice(raw.reshape(rows, -1))):
         yield f"{weight.name}: {count:,} rows occur twice"
     elif count := _twice(raw[: raw.size - raw.size % CHUNK].reshape(-1, CHUNK)):
         yield f"{weight.name}: {count:,} stretches of {CHUNK} bytes occur twice"
@@ -317,7 +324,7 @@ def _copies_within(weight: Weight) -> Iterator[str]:
 
 def _constant(weight: Weight) -> Iterator[str]:
     """A message about stretches of one repeated byte, other than the code of zero weights."""
-    zero = _ALL_ZERO_CODES if weight.quant.name == "I2_S" else 0
+    zero = _ALL_ZERO_CODES if weight.quant.name in ("I2_S", "PACKED_U8") else 0
     chunks = weight.data[: weight.data.size - weight.data.size % CHUNK].reshape(-1, CHUNK)
     count = int(np.count_nonzero((chunks == chunks[:, :1]).all(axis=1) & (chunks[:, 0] != zero)))
     if count:

@@ -76,12 +76,12 @@ bool Bpe::recall(Missed& piece) {
     const uint32_t* ids = copied;
     piece.count = 0;
     if (piece.size <= Words::Key::kBytes) {
-        const uint32_t* word = words_.find({piece.begin, piece.size, piece.limit});
+        const uint32_t* word = words_.find({piece.begin, piece.size, piece.readable_end});
         if (word == nullptr) return false;
         piece.count = Words::copy(word, copied);
     }
     if (piece.count == 0 && piece.size <= Phrases::Key::kBytes) {
-        const uint32_t* phrase = phrases_.find({piece.begin, piece.size, piece.limit});
+        const uint32_t* phrase = phrases_.find({piece.begin, piece.size, piece.readable_end});
         if (phrase == nullptr) return false;
         piece.count = Phrases::copy(phrase, copied);
     }
@@ -101,7 +101,7 @@ bool Bpe::recall(Missed& piece) {
 template <typename Cache>
 bool Bpe::remember(Cache& cache, const Missed& piece, const uint32_t* ids) {
     return piece.size <= Cache::Key::kBytes &&
-           cache.put({piece.begin, piece.size, piece.limit}, ids, piece.count);
+           cache.put({piece.begin, piece.size, piece.readable_end}, ids, piece.count);
 }
 
 // Appends the *ids* of a piece to resolved_, and caches them.

@@ -30,9 +30,9 @@ struct WordKey {
     uint64_t words[kWords];
 
     WordKey() = default;
-    // The size bytes at begin, of a text that is readable up to limit.
-    WordKey(const char* begin, size_t size, const char* limit) {
-        if (size_t(limit - begin) >= sizeof words) {
+    // The size bytes at begin, of a text that is readable up to readable_end.
+    WordKey(const char* begin, size_t size, const char* readable_end) {
+        if (size_t(readable_end - begin) >= sizeof words) {
             load(begin, size);
             return;
         }
@@ -141,18 +141,20 @@ constexpr const char* kNoUnknown =
 class Bpe {
 public:
     explicit Bpe(const TokenizerFile& file);
-    // Takes in the piece [begin, end) of a text that is readable up to limit, and stays so until
-    // flush(). Its ids, and those of pieces before, are appended to out now or by flush().
-    BITNET_EACH_WORD void add(const char* begin, const char* end, const char* limit, Ids& out) {
+    // Takes in the piece [begin, end) of a text that is readable up to readable_end, and stays so
+    // until flush(). Its ids, and those of pieces before, are appended to out now or by flush().
+    BITNET_EACH_WORD void add(const char* begin, const char* end, const char* readable_end,
+                              Ids& out) {
         const auto size = size_t(end - begin);
         if (size <= Words::Key::kBytes) {
-            if (const uint32_t* found = words_.find({begin, size, limit}); found != nullptr) {
+            if (const uint32_t* found = words_.find({begin, size, readable_end});
+                found != nullptr) {
                 const size_t count = Words::copy(found, staged_ + n_staged_);
                 n_staged_ += count;
                 if (count != 0) return n_staged_ < kStaged ? void() : flush(out);
             }
         }
-        missed_[n_missed_++] = {begin, size, limit, n_staged_, 0, 0};
+        missed_[n_missed_++] = {begin, size, readable_end, n_staged_, 0, 0};
         if (n_missed_ == kMissed) flush(out);
     }
     void flush(Ids& out);
@@ -184,7 +186,7 @@ private:
     struct Missed {
         const char* begin;
         size_t size;
-        const char* limit;
+        const char* readable_end;
         size_t at, first, count;
         std::string_view text() const { return {begin, size}; }
     };
@@ -240,12 +242,14 @@ void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget
 class SpmParts {
 public:
     explicit SpmParts(const TokenizerFile& file) : file_(file) {}
-    // The part [begin, end) of a text that is readable up to limit.
-    void add(const char* begin, const char* end, const char* limit, Budget& budget, Ids& out);
+    // The part [begin, end) of a text that is readable up to readable_end.
+    void add(const char* begin, const char* end, const char* readable_end, Budget& budget,
+             Ids& out);
 
 private:
     template <typename Cache>
-    void add_kept(Cache& cache, std::string_view part, const char* limit, Budget& budget, Ids& out);
+    void add_kept(Cache& cache, std::string_view part, const char* readable_end, Budget& budget,
+                  Ids& out);
 
     const TokenizerFile& file_;
     WordCache<2, 4, 15> words_;

@@ -376,6 +376,7 @@ bool Regex::back(size_t base, uint32_t* pc, uint32_t* pos) {
         const uint32_t high = frame.pos;
         const char* const before = unicode::previous(begin_ + high, begin_ + frame.low);
         const auto low = uint32_t(before - begin_);
+        // Unless high is the neighbour of what failed before, a new interval begins.
         if (loop.failed_low != high) loop.failed_high = high;
         loop.failed_low = low;
         *pos = frame.pos = low;

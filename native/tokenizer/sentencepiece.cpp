@@ -214,6 +214,8 @@ std::string normalize_sentencepiece(const TokenizerFile& file, const CharsMap& m
         out.resize(out.size() - 3);
         if (origin != nullptr) starts.resize(out.size() + 1);
     }
+    // Of a character of several bytes only the last ends behind it, which is all that a token's end
+    // needs.
     for (size_t i = 0; origin != nullptr && i < out.size(); ++i)
         origin->push_back({starts[i], starts[i + 1]});
     return out;
@@ -288,21 +290,21 @@ void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget
     }
 }
 
-void SpmParts::add(const char* begin, const char* end, const char* limit, Budget& budget,
+void SpmParts::add(const char* begin, const char* end, const char* readable_end, Budget& budget,
                    Ids& out) {
     const std::string_view part(begin, size_t(end - begin));
     if (part.size() <= decltype(words_)::Key::kBytes)
-        add_kept(words_, part, limit, budget, out);
+        add_kept(words_, part, readable_end, budget, out);
     else if (part.size() <= decltype(phrases_)::Key::kBytes)
-        add_kept(phrases_, part, limit, budget, out);
+        add_kept(phrases_, part, readable_end, budget, out);
     else
         encode_spm(file_, part, budget, out);
 }
 
 template <typename Cache>
-void SpmParts::add_kept(Cache& cache, std::string_view part, const char* limit, Budget& budget,
-                        Ids& out) {
-    const typename Cache::Key key(part.data(), part.size(), limit);
+void SpmParts::add_kept(Cache& cache, std::string_view part, const char* readable_end,
+                        Budget& budget, Ids& out) {
+    const typename Cache::Key key(part.data(), part.size(), readable_end);
     uint32_t ids[Cache::kMost];
     const uint32_t* const kept = cache.find(key);
     const size_t count = kept != nullptr ? Cache::copy(kept, ids) : 0;

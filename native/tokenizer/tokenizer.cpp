@@ -148,17 +148,17 @@ void TokenizerEngine::Turn::encode(const Pieces& pieces, bool, Ids& out) {
     worker_ = std::move(worker);
 }
 
-// Encodes the next piece of a text that is readable up to limit. A BPE may append its ids to out
-// only in a later flush.
+// Encodes the next piece of a text that is readable up to readable_end. A BPE may append its ids to
+// out only in a later flush.
 void TokenizerEngine::add_piece(Worker& worker, const char* begin, const char* end,
-                                const char* limit, Ids& out) {
+                                const char* readable_end, Ids& out) {
     const std::string_view piece(begin, size_t(end - begin));
     if (worker.relay != nullptr)
         worker.relay->add_piece(piece);
     else if (model() == ModelKind::kBpe)
-        worker.bpe.add(begin, end, limit, out);
+        worker.bpe.add(begin, end, readable_end, out);
     else if (model() == ModelKind::kSpm && has_parts())
-        worker.spm.add(begin, end, limit, worker.budget, out);
+        worker.spm.add(begin, end, readable_end, worker.budget, out);
     else
         encode_model(worker, piece, out, nullptr);
 }
@@ -249,13 +249,13 @@ void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text,
     const size_t by = stretch.origin.empty() ? begin : 0;
     worker.pre.run(cut, worker.budget);
     if (model() == ModelKind::kBpe && spans == nullptr && has_parts()) {
-        const char* const limit = cut.text.data() + cut.text.size();
+        const char* const readable_end = cut.text.data() + cut.text.size();
         for (const Cut::Piece& piece : cut.pieces) {
             const std::string_view words = cut.text.substr(piece.begin, piece.end - piece.begin);
             if (worker.relay != nullptr)
                 relay_stretches(worker, words);
             else
-                add_parts(worker, words, limit, out);
+                add_parts(worker, words, readable_end, out);
         }
         worker.bpe.flush(out);
         return;
@@ -276,13 +276,13 @@ void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text,
     }
 }
 
-// Encodes the parts of a text that is readable up to limit, see Config::may_cut.
-void TokenizerEngine::add_parts(Worker& worker, std::string_view text, const char* limit,
+// Encodes the parts of a text that is readable up to readable_end, see Config::may_cut.
+void TokenizerEngine::add_parts(Worker& worker, std::string_view text, const char* readable_end,
                                 Ids& out) {
     for (size_t at = 0, stop = 0; at < text.size(); at = stop) {
         stop = at + 1;
         while (stop < text.size() && !file_.config.may_cut(text, stop)) ++stop;
-        add_piece(worker, text.data() + at, text.data() + stop, limit, out);
+        add_piece(worker, text.data() + at, text.data() + stop, readable_end, out);
     }
 }
 

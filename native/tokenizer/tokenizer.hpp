@@ -103,9 +103,10 @@ private:
     void encode_pieces(Worker& worker, std::string_view text, const Normalized& stretch,
                        size_t begin, bool at_start, Ids& out, Spans* spans);
     void encode_uniform(Worker& worker, std::string_view text, Ids& out);
-    void add_parts(Worker& worker, std::string_view text, const char* limit, Ids& out);
+    void add_parts(Worker& worker, std::string_view text, const char* readable_end, Ids& out);
     void relay_stretches(Worker& worker, std::string_view text);
-    void add_piece(Worker& worker, const char* begin, const char* end, const char* limit, Ids& out);
+    void add_piece(Worker& worker, const char* begin, const char* end, const char* readable_end,
+                   Ids& out);
     void add_id(Worker& worker, uint32_t id, Span where, Ids& out, Spans* spans);
     void encode_model(Worker& worker, std::string_view piece, Ids& out, Spans* spans);
     // Whether a text can be merged part by part, see Config::may_cut.

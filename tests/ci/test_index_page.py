@@ -124,6 +124,21 @@ def test_every_link_and_picture_of_the_readme_becomes_absolute(index_page, tmp_p
     assert f"({HERE}/blob/HEAD/docs/tutorial.md)" in readme["text"]
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[a](b.md)", "[a](H/blob/HEAD/b.md)"),
+        ('[a](b.md "title")', '[a](H/blob/HEAD/b.md "title")'),
+        ("![a](b.svg)", "![a](H/raw/HEAD/b.svg)"),
+        ("[![a](b.svg)](c.md)", "[![a](H/raw/HEAD/b.svg)](H/blob/HEAD/c.md)"),
+        ("[![a](https://x/b.svg) c](d.md)", "[![a](https://x/b.svg) c](H/blob/HEAD/d.md)"),
+        ("[a](#b) [c](https://x/d.md)", "[a](#b) [c](https://x/d.md)"),
+    ],
+)
+def test_links_and_pictures_of_every_form_become_absolute(index_page, text, expected):
+    assert index_page.absolute(text, "H") == expected
+
+
 def test_the_addresses_are_known_or_left_out(index_page, tmp_path, monkeypatch):
     monkeypatch.setattr(index_page, "ROOT", tmp_path)
     (tmp_path / "README.md").write_text("[a](b.md)", encoding="utf-8")

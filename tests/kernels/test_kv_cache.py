@@ -72,8 +72,9 @@ def test_truncated_positions_are_overwritten():
     store(cache, 10)
     cache.truncate(4)
     assert cache.length == 4
-    keys, _ = store(cache, 2)
-    assert_holds(keys[0, :, 0], np.arange(6))
+    for layer in range(2):
+        keys, _ = cache.append(layer, -rows(4, 2), rows(4, 2))
+    assert_holds(keys[0, :, 0], [0, 1, 2, 3, -4, -5])
 
 
 def test_truncating_beyond_the_end_keeps_all():
@@ -112,7 +113,10 @@ def test_a_copied_prefix_is_independent_of_its_source():
     store(first, 70)
     second.copy_prefix(first, 66)
     assert second.length == 66
-    store(first, 1)
+    for layer in range(2):
+        second.append(layer, -rows(66, 3), rows(66, 3))
+    first_keys, _ = store(first, 1)
+    assert_holds(first_keys[0, :, 0], np.arange(71))
     keys, values = store(second, 3)
     assert_holds(keys[0, :, 0], np.arange(69))
     assert_holds(values[1, :, 5], -np.arange(69))

@@ -13,7 +13,7 @@ VECTORS = arrays(np.float32, LENGTHS, elements=st.floats(-(2.0**50), 2.0**50, wi
 # Sums of a rotation are larger than its elements.
 SMALLER = arrays(np.float32, LENGTHS, elements=st.floats(-(2.0**38), 2.0**38, width=32))
 ENCODERS = [kv_codes.encode_keys, kv_codes.encode_values]
-WEIGHTS = 131_000  # the most that the codes of a page's weights add up to, but for rounding
+ATTENTION_WEIGHTS = 131_000  # the most that their codes add up to in a page, but for rounding
 
 
 @given(VECTORS)
@@ -36,7 +36,7 @@ def test_sums_of_products_of_codes_fit_into_int32():
         for x in (np.ones(dim), np.eye(dim)[0], rng.standard_normal(dim)):
             key, value = (encode(x).codes.astype(np.int64) for encode in ENCODERS)
             assert (key**2).sum() < 2**31
-            assert abs(value).max() * (WEIGHTS + kv_codes.PAGE) < 2**31
+            assert abs(value).max() * (ATTENTION_WEIGHTS + kv_codes.PAGE) < 2**31
 
 
 @pytest.mark.parametrize("encode", ENCODERS)

@@ -12,6 +12,9 @@ from tiny_keys import FAMILIES
 from tiny_models import tiny
 
 from bitnet.formats.containers import open_checkpoint
+from bitnet.quants.registry import PACKED_U8
+from bitnet.quants.ternary import pack_u8
+from bitnet.quants.weight import Weight
 from bitnet.verify.vocabulary import vocabulary_anomalies
 from bitnet.verify.weights import numbers_out_of_range, settings_out_of_range
 
@@ -61,6 +64,33 @@ def test_the_bytes_of_another_layer_are_named(model, tmp_path):
     ]
 
 
+def test_a_copy_is_named_also_if_another_matrix_begins_with_the_same_bytes(model, tmp_path):
+    copied = model.matrix("attn_q", 1).raw
+    first = copied.copy()
+    first.reshape(-1)[-1] ^= 1
+    model.matrix("attn_q", 0).raw = first
+    model.matrix("attn_q", 4).raw = copied.copy()
+    assert "blk.4.attn_q.weight has the bytes of blk.1.attn_q.weight" in odd_numbers(
+        model, tmp_path
+    )
+
+
+def test_packed_ternary_weights_are_judged_by_their_own_rows_and_codes():
+    checkpoint = tiny("llama")
+    codes = np.random.default_rng(0).integers(-1, 2, (64, 1024)).astype(np.int8)
+    name = "blk.0.ffn_up.weight"
+
+    def texts(codes):
+        weights = {name: Weight(name, codes.shape, PACKED_U8, pack_u8(codes).reshape(-1))}
+        return list(numbers_out_of_range(replace(checkpoint, weights=weights)))
+
+    assert texts(codes) == []
+    codes[::16] = 0  # four rows whose codes are in the same bytes
+    assert texts(codes) == []
+    codes[::16] = -1
+    assert texts(codes) == [f"{name}: 4 stretches of 256 bytes are one byte throughout"]
+
+
 def test_a_row_that_occurs_twice_is_named(model, tmp_path):
     rows = model.matrix().rows
     rows[7] = rows[8]
@@ -80,7 +110,7 @@ def test_a_setting_that_no_released_model_has_is_named(value):
     keys = checkpoint.metadata | {"llama.rope.freq_base": value}
     texts = list(settings_out_of_range(replace(checkpoint, metadata=keys)))
     assert len(texts) == 1
-    assert texts[0].endswith("1e+07")  # the last of the values that released LLaMAs have
+    assert texts[0].endswith("1e+09")  # the last of the values that released LLaMAs have
 
 
 def odd_vocabulary(model, tmp_path):

@@ -1,11 +1,14 @@
 """Every kind of damage to a tensor's numbers is named, and sound tensors pass."""
 
+import math
+
 import numpy as np
 import pytest
 
 from bitnet.formats.gguf_audit import TernaryCounts
 from bitnet.quants import types
 from bitnet.quants.registry import PACKED_U8, quantize
+from bitnet.quants.ternary import Ternary, pack_i2_s
 from bitnet.quants.weight import Weight
 from bitnet.verify.weights import code_anomalies, weight_anomalies
 
@@ -104,6 +107,18 @@ def test_the_scale_of_i2_s_is_finite_and_above_zero(scale):
     found = weight_anomalies(with_bytes(weight, 256, np.float32(scale).tobytes()))  # behind codes
     assert found[0].failed
     assert "expected a finite number above 0" in found[0].text
+
+
+@pytest.mark.parametrize("shape", [(128, 2), (2, 64), (4, 192), (128,)])
+def test_rows_of_i2_s_that_are_not_whole_blocks_are_judged(shape):
+    """No model has such a shape, and a damaged file may."""
+    codes = np.ones(math.prod(shape), dtype=np.int8)
+    codes[: shape[-1]] = 0  # the first row
+    ternary = Ternary(codes.reshape(1, -1), np.full((1, 1), 0.5, dtype=np.float32))
+    weight = Weight("blk.0.ffn_up.weight", shape, types.by_name("I2_S"), pack_i2_s(ternary))
+    (found,) = weight_anomalies(weight)
+    text = "no decoder" if len(shape) == 1 else f"1 of {shape[0]} rows are zero"
+    assert text in found.text
 
 
 def test_packed_safetensors_weights_are_decoded():

@@ -20,12 +20,26 @@ from bitnet.wire.schemas import REFUSED
 
 #: Objects whose names are the client's own: schemas, arguments of calls, variables, metadata.
 FREE = {"schema", "parameters", "input_schema", "input", "metadata", "chat_template_kwargs"}
-#: Fields that change the reply, and not the request for an answer.
+GENERATING = (
+    "/v1/chat/completions /v1/completions /v1/responses /v1/messages /api/chat /api/generate"
+)
+LLAMA_SERVER = "/completion /infill"
+EMBEDDING = "/v1/embeddings /api/embed /api/embeddings"
+#: Fields that change the reply instead of the request, and the addresses where they do.
 OF_REPLY = {
-    "model", "stream", "stream_options", "encoding_format", "output_dtype", "dimensions", "n",
-    "normalize", "return_tokens", "response_fields", "t_max_predict_ms", "keep_alive", "options",
-    "truncate", "modalities", "truncation", "top_n", "return_documents", "return_text",
-}  # fmt: skip
+    "model": f"{GENERATING} {LLAMA_SERVER} {EMBEDDING} /embedding /v1/inference /v1/rerank"
+    " /v1/score",
+    "n": "/v1/chat/completions /v1/completions",
+    "stream": f"{GENERATING} {LLAMA_SERVER} /v1/inference",
+    "stream_options": "/v1/chat/completions /v1/completions",
+    "modalities": "/v1/chat/completions",
+    "keep_alive": "/api/chat /api/generate /api/embed /api/embeddings",
+    **dict.fromkeys(("t_max_predict_ms", "response_fields", "return_tokens"), LLAMA_SERVER),
+    **dict.fromkeys(("encoding_format", "output_dtype", "normalize"), "/v1/embeddings"),
+    "dimensions": "/v1/embeddings /api/embed",
+    "options": "/api/embed /api/embeddings",
+    **dict.fromkeys(("top_n", "return_documents", "return_text"), "/v1/rerank"),
+}
 #: Fields that a body needs besides those that its form requires.
 NEEDED = {"/v1/rerank": ("documents",), "/api/embeddings": ("prompt",)}
 #: Fields that replace a needed one, and that one.
@@ -38,8 +52,6 @@ TOGETHER = {
         "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     },
 }
-#: Fields that have an effect only with another kind of model, such as one that reasons.
-OF_OTHER_MODELS = {"think", "system", "raw", "suffix"}
 #: TOGETHER for the address /v1/responses.
 OF_RESPONSES = {"top_logprobs": {"include": ["message.output_text.logprobs"]}}
 
@@ -139,7 +151,7 @@ def test_a_known_field_changes_the_request_or_is_named(path, name, model):
         is_named = any(each.split(".")[0] == name for each in named)
         outcomes.add(is_named or _facts(after) != _facts(before))
     assert outcomes  # a sample is accepted
-    assert True in outcomes or name in OF_REPLY | OF_OTHER_MODELS
+    assert (True in outcomes) != (path in OF_REPLY.get(name, "").split())
 
 
 def _facts(requests):

@@ -168,7 +168,11 @@ def _name(checkpoint: Checkpoint) -> str:
 
 
 def _is_exact(checkpoint: Checkpoint, config: ModelConfig, ops: Ops, mode: HeadMode) -> bool:
-    """True if the head of *checkpoint* gets a copy; raises if *mode* is on and it cannot."""
+    """True if the head of *checkpoint* gets a copy.
+
+    Raises:
+        Unsupported: *mode* is on, and the head is one of which no copy can be made.
+    """
     weight = checkpoint.weights.get(_name(checkpoint))
     if mode == "off" or not config.writes or weight is None or len(weight.shape) != 2:
         return False

@@ -39,30 +39,37 @@ struct TileLayout {
     constexpr int block() const { return header + groups * unit(); }
 };
 
+// Sizes of headers, by what they hold for each row: a power of two; a float16; two of them; a
+// float16 and eight or sixteen bytes; two and sixteen bytes.
+constexpr int kPowers = 16, kScales = 32, kScalesAndMinima = 64, kByteScales = 160,
+              kHalfByteScales = 288, kByteScalesAndMinima = 320;
+// Sizes of high bits, by their number for each weight.
+constexpr int kNoHighBits = 0, kOneHighBit = 64, kTwoHighBits = 128;
+
 constexpr TileLayout tile_layout(Type type) {
     switch (type) {
         case Type::Q8_0_R16:
-            return {1, 32, 0, 512, 128};
+            return {1, kScales, kNoHighBits, 512, 128};
         case Type::Q4_0_R16:
-            return {1, 32, 0, 256, 8};
+            return {1, kScales, kNoHighBits, 256, 8};
         case Type::Q4_1_R16:
-            return {1, 64, 0, 256, 0};
+            return {1, kScalesAndMinima, kNoHighBits, 256, 0};
         case Type::Q5_0_R16:
-            return {1, 32, 64, 256, 16};
+            return {1, kScales, kOneHighBit, 256, 16};
         case Type::Q5_1_R16:
-            return {1, 64, 64, 256, 0};
+            return {1, kScalesAndMinima, kOneHighBit, 256, 0};
         case Type::Q4_K_R16:
-            return {8, 320, 0, 256, 0};
+            return {8, kByteScalesAndMinima, kNoHighBits, 256, 0};
         case Type::Q5_K_R16:
-            return {8, 320, 64, 256, 0};
+            return {8, kByteScalesAndMinima, kOneHighBit, 256, 0};
         case Type::Q6_K_R16:
-            return {8, 288, 128, 256, 32};
+            return {8, kHalfByteScales, kTwoHighBits, 256, 32};
         case Type::MXFP4_R16:
-            return {1, 16, 0, 256, 16};
+            return {1, kPowers, kNoHighBits, 256, 16};
         case Type::IQ4_NL_R16:
-            return {1, 32, 0, 256, 128};
+            return {1, kScales, kNoHighBits, 256, 128};
         case Type::IQ4_XS_R16:
-            return {8, 160, 0, 256, 128};
+            return {8, kByteScales, kNoHighBits, 256, 128};
         default:
             return {1, 0, 0, 0, 0};
     }
@@ -112,14 +119,13 @@ void each_block_type(Add add) {
     const int both = unit[layout.high + 64 * (j % 4) + byte];
     int code = j < 4 ? both & 15 : both >> 4;
     if (has_table(type)) return code_table(type).code[code];
-    if (layout.high == 64) code |= ((unit[byte] >> j) & 1) << 4;
-    if (layout.high == 128) code |= ((unit[64 * (j / 4) + byte] >> (2 * (j % 4))) & 3) << 4;
+    if (layout.high == kOneHighBit) code |= ((unit[byte] >> j) & 1) << 4;
+    if (layout.high == kTwoHighBits)
+        code |= ((unit[64 * (j / 4) + byte] >> (2 * (j % 4))) & 3) << 4;
     return code - layout.offset;
 }
 
-// Group *g* of row *lane* of a tile in a block encoding. This is the specification. The size of the
-// header tells what the header holds: 16 powers, 32 scales, 64 scales and minima; 320 is that of
-// Q4_K and Q5_K, 160 of IQ4_XS, 288 of Q6_K.
+// Group *g* of row *lane* of a tile in a block encoding. This is the specification.
 [[maybe_unused]] inline void unpack_tile_group(Type type, const uint8_t* tile, int lane, int64_t g,
                                                Group& out) {
     const TileLayout layout = tile_layout(type);
@@ -127,17 +133,18 @@ void each_block_type(Add add) {
     const int j = int(g % layout.groups);
     const uint8_t* unit = block + layout.header + j * layout.unit();
     for (int c = 0; c < 32; ++c) out.code[c] = int8_t(tile_code(type, layout, unit, lane, c));
-    const float d = layout.header == 16 ? half_power(block[lane]) : read_half(block + 2 * lane);
+    const float d =
+        layout.header == kPowers ? half_power(block[lane]) : read_half(block + 2 * lane);
     out.scale[0] = out.scale[1] = d;
     out.min = 0.0f;
-    if (layout.header == 64) out.min = read_half(block + 32 + 2 * lane);
-    if (layout.header == 320) {
+    if (layout.header == kScalesAndMinima) out.min = read_half(block + 32 + 2 * lane);
+    if (layout.header == kByteScalesAndMinima) {
         out.scale[0] = out.scale[1] = d * float(block[64 + 16 * j + lane]);
         out.min = -(read_half(block + 32 + 2 * lane) * float(block[192 + 16 * j + lane]));
     }
-    if (layout.header == 160)
+    if (layout.header == kByteScales)
         out.scale[0] = out.scale[1] = d * float(read<int8_t>(block + 32 + 16 * j + lane));
-    if (layout.header == 288)
+    if (layout.header == kHalfByteScales)
         for (int i = 0; i < 2; ++i)
             out.scale[i] = d * float(read<int8_t>(block + 32 + 32 * j + 16 * i + lane));
 }

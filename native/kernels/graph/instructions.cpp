@@ -39,11 +39,12 @@ void Graph::embed(const Operands& operands) {
     const float scale = operands.real("scale");
     const int64_t rows = operands.integer("rows");
     require(rows >= 0 && rows <= table.rows, "more rows than the table has");
+    // If `rows` is above 0, tokens from there on have no row of their own and take row 0: the table
+    // does not limit them.
     if (rows == 0) vocabulary_ = vocabulary_ == 0 ? table.rows : std::min(vocabulary_, table.rows);
     add_row(
         [=](Pass& pass, int64_t row) {
             const int64_t token = pass.of_row[size_t(row)].token;
-            // If `rows` is above 0, tokens from there on have no row of their own and take row 0.
             const int64_t id = rows > 0 && token >= rows ? 0 : token;
             float* x = at(pass, out, row);
             read_row(table, id, x);

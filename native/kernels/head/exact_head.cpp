@@ -1,4 +1,5 @@
 // Rounds hidden states, bounds the logits of all rows, and computes those of few rows exactly.
+// exact_head.hpp describes the copy: its blocks, second codes and sixth bits.
 #include "head/exact_head.hpp"
 
 #include <limits>
@@ -58,7 +59,7 @@ struct Bounds {
 
 // Bounds the logits of all *inputs*. Every tile is read once and used for all of them.
 void bound_all(const ExactHead& m, const std::vector<HeadInput>& inputs, std::vector<Bounds>& out) {
-    const int64_t tiles = head_tiles(m.rows), blocks = head_blocks(m.cols) + 1,
+    const int64_t tiles = head_tiles(m.rows), blocks = head_stored_blocks(m.cols),
                   bytes = head_tile_bytes(m.cols);
     const HeadTile kernel = kernels().tile;
     for (size_t i = 0; i < inputs.size(); ++i) out[i].resize(tiles);

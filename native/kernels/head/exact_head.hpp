@@ -44,11 +44,13 @@ constexpr double kHeadLimit = 1e15;  // larger norms are refused, so that nothin
 
 // Blocks of the columns themselves; the copy has one more.
 constexpr int64_t head_blocks(int64_t cols) { return (cols + kHeadBlock - 1) / kHeadBlock; }
+// With the one of block 0's second codes.
+constexpr int64_t head_stored_blocks(int64_t cols) { return head_blocks(cols) + 1; }
 constexpr int64_t head_tiles(int64_t rows) { return (rows + kHeadRows - 1) / kHeadRows; }
 // Offset of the codes in a tile: a multiple of a cache line, behind the norms (blocks, 16).
 constexpr int64_t head_codes(int64_t blocks) { return (blocks * kHeadRows + 63) / 64 * 64; }
 constexpr int64_t head_tile_bytes(int64_t cols) {
-    const int64_t blocks = head_blocks(cols) + 1;
+    const int64_t blocks = head_stored_blocks(cols);
     return head_codes(blocks) + blocks * kHeadBlockBytes;
 }
 

@@ -280,8 +280,8 @@ bool exact_head_agrees(const Kernels& k) {
     HeadInput input;
     head_input(m, x.data(), input);
     const auto tile = [&](const Kernels& kernels, float* out) {
-        kernels.exact_head.tile(m.tiles, head_blocks(kCols) + 1, input, m.step, m.residual, m.norm,
-                                out, out + kRows);
+        kernels.exact_head.tile(m.tiles, head_stored_blocks(kCols), input, m.step, m.residual,
+                                m.norm, out, out + kRows);
     };
     const auto sixth = [&](const Kernels& kernels, float* out) {
         for (int64_t r = 0; r < kRows; ++r)

@@ -354,6 +354,7 @@ struct QuadCodes {
     void set(const int16_t* parts, int shift, int factor) {
         for (int i = 0; i < kKeyBlock; i += 16) codes_at(parts, shift, factor, i).store(code + i);
     }
+    // Of each 16 keys, packing has put 8 to 11 before 4 to 7.
     const int16_t* at(int key) const { return code + (key & 48) + (key & 4) * 2 + (key >> 1 & 4); }
 };
 struct QuadSums {

@@ -118,6 +118,7 @@ void Activations::point(LinearArgs& a) const {
 }
 
 bool share_input(const Matrix& a, const Matrix& b) {
+    // Inputs of each form have a buffer of their own: only one form in two widths cannot be shared.
     if (is_float(a.type) || is_float(b.type)) return true;
     return is_ternary(a.type) != is_ternary(b.type) || is_grouped(a.type) != is_grouped(b.type) ||
            a.cols == b.cols;

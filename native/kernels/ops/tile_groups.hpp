@@ -29,8 +29,9 @@ constexpr bool kSignedBytes = tile_layout(kType).offset == 128 && Vec::kSignedCo
 constexpr int largest_code(Type type) {
     const TileLayout layout = tile_layout(type);
     if (layout.offset == 128) return Vec::kSignedCodes ? 128 : 255;
-    // 28: the largest code of MXFP4 plus its offset of 16.
-    return has_table(type) ? 28 : layout.high == 0 ? 15 : layout.high == 64 ? 31 : 63;
+    if (has_table(type)) return 28;  // the largest code of MXFP4 plus its offset of 16
+    if (layout.high == kNoHighBits) return 15;
+    return layout.high == kOneHighBit ? 31 : 63;
 }
 template <Type kType>
 using Codes = CodeForm<largest_code(kType), kSignedBytes<kType> ? 0 : tile_layout(kType).offset,
@@ -61,8 +62,8 @@ inline Vec::Int tile_codes(const uint8_t* unit, int j, int v) {
         const auto both = Vec::load(lanes + kLayout.high + 64 * (j % 4));
         const auto low = Vec::and_bytes(j < 4 ? both : Vec::shift(both, -4), 0x0f);
         if constexpr (has_table(kType)) return Vec::look_up(kByteCodes<kType>.code, low);
-        if constexpr (kLayout.high == 0) return low;
-        if constexpr (kLayout.high == 64)
+        if constexpr (kLayout.high == kNoHighBits) return low;
+        if constexpr (kLayout.high == kOneHighBit)
             return Vec::or_masked(low, Vec::shift(Vec::load(lanes), 4 - j), 0x10);
         return Vec::or_masked(low, Vec::shift(Vec::load(lanes + 64 * (j / 4)), 4 - 2 * (j % 4)),
                               0x30);
@@ -70,27 +71,27 @@ inline Vec::Int tile_codes(const uint8_t* unit, int j, int v) {
 }
 
 // Scales and minima of a block for vector *v* of its rows. The size of the header tells what it
-// holds, as in unpack_tile_group (encodings/tiles.hpp).
+// holds (encodings/tiles.hpp).
 template <Type kType>
 struct Scales {
     Lanes d, dmin;
     const uint8_t* bytes;
     static constexpr int kHeader = tile_layout(kType).header;
     static Lanes first(const uint8_t* block, int v) {
-        if constexpr (kHeader == 16)
+        if constexpr (kHeader == kPowers)
             return Lanes::half_powers(block + Lanes::kWidth * v);
         else
             return Lanes::halves(block + 2 * Lanes::kWidth * v);
     }
     explicit Scales(const uint8_t* block, int v) : d(first(block, v)), dmin(d) {
-        bytes = block + (kHeader == 320 ? 64 : 32) + Lanes::kWidth * v;
+        bytes = block + (kHeader == kByteScalesAndMinima ? 64 : 32) + Lanes::kWidth * v;
         if constexpr (Codes<kType>::kMin) dmin = Lanes::halves(block + 32 + 2 * Lanes::kWidth * v);
-        if constexpr (kHeader == 320) dmin = dmin.negated();
+        if constexpr (kHeader == kByteScalesAndMinima) dmin = dmin.negated();
     }
     Lanes scale(int j, int half) const {
-        if constexpr (kHeader == 320)
+        if constexpr (kHeader == kByteScalesAndMinima)
             return d * Lanes::unsigned_bytes(bytes + 16 * j);
-        else if constexpr (kHeader == 160)
+        else if constexpr (kHeader == kByteScales)
             return d * Lanes::signed_bytes(bytes + 16 * j);
         else if constexpr (Codes<kType>::kHalves)
             return d * Lanes::signed_bytes(bytes + 32 * j + 16 * half);
@@ -98,7 +99,7 @@ struct Scales {
             return d;
     }
     Lanes min(int j) const {
-        if constexpr (kHeader == 320)
+        if constexpr (kHeader == kByteScalesAndMinima)
             return dmin * Lanes::unsigned_bytes(bytes + 128 + 16 * j);
         else
             return dmin;

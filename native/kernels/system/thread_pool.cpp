@@ -41,6 +41,7 @@ struct Job {
     int64_t chunks;
     std::atomic<int64_t> next{0};
     std::atomic<bool> failed{false};
+    std::exception_ptr error{};  // of the first chunk that failed
 
     // Must not throw: other threads still work on the job, and a worker has no caller to catch it.
     void work() noexcept {
@@ -51,7 +52,7 @@ struct Job {
                 function(context, chunk);
             }
         } catch (...) {
-            failed.store(true);
+            if (!failed.exchange(true)) error = std::current_exception();
         }
     }
 };
@@ -72,8 +73,8 @@ public:
         {
             const std::lock_guard<std::mutex> lock(sleep_);
             stop_ = true;
-            // Under the lock: a worker that has seen the old number is not yet waiting otherwise,
-            // and would miss the only notification.
+            // Without the lock, a worker could compare the old number, and then miss the only
+            // notification before it waits.
             epoch_.fetch_add(1);
         }
         wake_.notify_all();
@@ -94,7 +95,7 @@ public:
             else
                 std::this_thread::yield();
         }
-        if (job.failed.load()) throw std::bad_alloc();
+        if (job.failed.load()) std::rethrow_exception(job.error);
     }
 
     int requested() const { return requested_; }

@@ -10,8 +10,8 @@
 //   TernaryDense             20 columns: five digits, worth 1, 3, 9, 28 and 84
 //
 // 28 instead of 27, since it is a multiple of four: the upper six bits of a byte give byte / 28,
-// that is, its last two digits (84 is 3 x 28). The upper four bits leave two candidates, between
-// which one comparison decides.
+// that is, its last two digits (84 is 3 x 28). The upper four bits, the index of a register's table
+// of 16 bytes, leave two candidates for byte / 28, between which one comparison decides.
 //
 // TernaryBlocks has in addition, behind the codes of all tiles, a float32 for every 256 columns of
 // a row: (tiles, cols / 256, 16).
