@@ -289,7 +289,7 @@ def _identity(status: os.stat_result) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prefixes that a model expects before texts it embeds."""
+    """Prefixes that a model expects before texts it embeds or scores."""
 
     texts: Mapping[str, str] = field(default_factory=dict)  # by name
     default: str = ""  # name of the default prefix; empty: none
@@ -311,7 +311,7 @@ class Checkpoint(Keys):
     ignored: Mapping[str, Any] = field(default_factory=dict)
     # tokens of a text to embed that its settings keep; ``None``: they have no limit
     text_limit: int | None = None
-    # prefixes that the model expects before texts it embeds
+    # prefixes that the model expects before texts it embeds or scores
     prompts: Prompts = field(default_factory=Prompts)
     # a BitNet model: ternary layers round a token's input to int8, whatever their quantization type
     rounds_inputs: bool = False

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import InvalidFormat
 from bitnet.families.heads import INNER, SCORES, YES_NO
 from bitnet.families.keys import COMPARE, refusal, split_ignored
-from bitnet.formats.sentence_settings import model_settings
+from bitnet.formats.sentence_settings import has_own_settings, model_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -143,7 +143,8 @@ def _find_activation(files: Inventory, config: Config, ignore: IgnoredKeys) -> t
     where a null in its table ends the search: no function is named.
     """
     key = "activation_fn"
-    path = _own_settings(files, ignore).get(key)
+    own = has_own_settings(files, ignore, scores=True)
+    path = model_settings(files, ignore).get(key) if own else None
     if path is not None:
         return key, path
     table = config.get("sentence_transformers") or {}
@@ -153,14 +154,3 @@ def _find_activation(files: Inventory, config: Config, ignore: IgnoredKeys) -> t
     if key in table:
         return key, table[key]
     return _FORMER_KEY, config.get(_FORMER_KEY)
-
-
-def _own_settings(files: Inventory, ignore: IgnoredKeys) -> dict[str, Any]:
-    """Settings of the cross encoder in *files*; empty if the library does not load it as one.
-
-    It only does with a list of modules, and settings that name this kind of model.
-    """
-    if "modules.json" not in files:
-        return {}
-    settings = model_settings(files, ignore)
-    return settings if settings.get("model_type") == "CrossEncoder" else {}

@@ -158,8 +158,9 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         ignored_elsewhere,
         description.value("context_length"),
         is_encoder=description.family.encodes,
+        scores=pooling == RANKS,
     )
-    prompts = sentence_transformers.prompts(files, ignored_elsewhere)
+    prompts = sentence_transformers.prompts(files, ignored_elsewhere, scores=pooling == RANKS)
     return Checkpoint(
         folder,
         architecture,

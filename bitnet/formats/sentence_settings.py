@@ -54,13 +54,16 @@ _TRANSFORMER: dict[str, Rule] = {
 }
 _MODEL: dict[str, Rule] = {
     **reads("prompts default_prompt_name activation_fn"),
-    "model_type": neutral(None, "SentenceTransformer", "CrossEncoder"),
+    "model_type": read("class of the library that made the folder"),
     "similarity_fn_name": HARMLESS,
     "truncate_dim": neutral(None),
     "keep_in_fp32_modules": HARMLESS,
     "requirements": HARMLESS,
     "__version__": HARMLESS,
 }
+# Classes of the library, of vectors and of scores; a folder that names none is of the first.
+_VECTORS = "SentenceTransformer"
+_SCORES = "CrossEncoder"
 # The output of the language model and its name for the modules behind it, by task.
 _OUTPUTS = {
     "feature-extraction": ("last_hidden_state", "token_embeddings"),
@@ -90,6 +93,17 @@ def model_settings(files: Inventory, ignore: IgnoredKeys) -> dict[str, Any]:
     return ignore.without(settings, prefix=f"{MODEL_SETTINGS}: ")
 
 
+def has_own_settings(files: Inventory, ignore: IgnoredKeys, *, scores: bool) -> bool:
+    """True if the library reads its settings in *files* for a model that *scores* texts or not.
+
+    It does not without a list of modules, nor in a folder that another of its classes has saved.
+    """
+    if "modules.json" not in files:
+        return False
+    made_by = model_settings(files, ignore).get("model_type", _VECTORS)
+    return bool(made_by == (_SCORES if scores else _VECTORS))
+
+
 def check_settings(
     files: Inventory, ignore: IgnoredKeys, *, classifies: bool, answers: bool
 ) -> None:
@@ -99,7 +113,13 @@ def check_settings(
     two tokens score a document.
     """
     model = files.root.name
-    check(model_settings(files, ignore), _MODEL, model=model, below=f"{MODEL_SETTINGS}: ")
+    own = model_settings(files, ignore)
+    check(own, _MODEL, model=model, below=f"{MODEL_SETTINGS}: ")
+    if not classifies and not has_own_settings(files, ignore, scores=answers):
+        # The library would replace the modules by others.
+        why = f"only {_SCORES if answers else _VECTORS} is computed for these modules"
+        made_by = own.get("model_type")
+        raise refusal(f"{MODEL_SETTINGS}: model_type", made_by, why, model=model)
     name, settings = transformer_settings(files, ignore)
     check(settings, _TRANSFORMER, model=model, below=f"{name}: ")
     for key in _OPTIONS:

@@ -35,6 +35,7 @@ from bitnet.formats.safetensors import SINGLE, read_file
 from bitnet.formats.sentence_settings import (
     MODEL_SETTINGS,
     check_settings,
+    has_own_settings,
     model_settings,
     transformer_settings,
 )
@@ -236,17 +237,25 @@ def _size_of(settings: Mapping[str, Any], key: str, config: Path) -> int:
 
 
 def text_limit(
-    files: Inventory, ignore: IgnoredKeys, longest: int | None = None, *, is_encoder: bool = False
+    files: Inventory,
+    ignore: IgnoredKeys,
+    longest: int | None = None,
+    *,
+    is_encoder: bool = False,
+    scores: bool = False,
 ) -> int | None:
     """Tokens of a text that the model of *files* keeps, special ones included; ``None``: all.
 
     Without ``max_seq_length`` sentence-transformers takes the tokenizer's own limit, or *longest*,
-    the positions of the model. It also does so for an encoder without ``modules.json``. Settings of
-    sentence-transformers to *ignore* count as absent.
+    the positions of the model. It also does so for an encoder without ``modules.json``, whose
+    ``max_seq_length`` it does not read. Settings of sentence-transformers to *ignore* count as
+    absent. *scores* is true for a model that scores texts.
     """
     if "modules.json" not in files and not is_encoder:
         return None
     own_name, own = transformer_settings(files, ignore)
+    if not has_own_settings(files, ignore, scores=scores):
+        own = {}
     of_tokenizer = "tokenizer_config.json"
     tokenizer = files.json(of_tokenizer, dict) if of_tokenizer in files else {}
     for name, settings, key in (
@@ -266,8 +275,13 @@ def text_limit(
     return longest
 
 
-def prompts(files: Inventory, ignore: IgnoredKeys) -> Prompts:
-    """Prompts of the model of *files* without the keys to *ignore*; empty if none has any."""
+def prompts(files: Inventory, ignore: IgnoredKeys, *, scores: bool = False) -> Prompts:
+    """Prompts of the model of *files* without the keys to *ignore*; empty if none has any.
+
+    *scores* is true for a model that scores texts.
+    """
+    if not has_own_settings(files, ignore, scores=scores):
+        return Prompts()
     config = model_settings(files, ignore)
     texts = config.get("prompts") or {}
     default = config.get("default_prompt_name") or ""

@@ -170,16 +170,17 @@ def _prepare(model: Runnable, request: Request, *, truncate: bool) -> tuple[Toke
     _check_head(model, request)
     room = model.text_limit, model.context
     truncate = truncate and model.text_limit is not None
+    prompt = prompt_text(model.prompts, request.prompt_name, model.path.name)
     if request.document is None:
-        prompt = ""
-        if not request.scored:
-            prompt = prompt_text(model.prompts, request.prompt_name, model.path.name)
         ids = text_ids(model.tokenizer, request.prompt, prompt, room=room, truncate=truncate)
         return ids, request
     if not isinstance(request.prompt, str):
         raise UsageError("query: expected a text", field="query")
-    pair = (request.prompt, request.document)
-    ids, second = pair_ids(model.tokenizer, pair, model.rank_template, room=room, truncate=truncate)
+    template = model.rank_template
+    if template is not None:
+        prompt = ""  # it is in the template, if anywhere
+    pair = (prompt + request.prompt, request.document)
+    ids, second = pair_ids(model.tokenizer, pair, template, room=room, truncate=truncate)
     has_types = model.config.text_rows > 1 and model.tokenizer.second_type > 0
     return ids, replace(request, second=second if has_types else None)
 

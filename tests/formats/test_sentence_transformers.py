@@ -103,6 +103,20 @@ def test_a_folder_without_modules_is_pooled_and_cut_as_the_library_does(encoder)
     assert smallest_cosine(vectors, expected) > 1 - MAX_COSINE_DISTANCE
 
 
+def test_settings_in_a_folder_without_modules_are_not_read(encoder, tmp_path):
+    path = sentence_folder(
+        tmp_path / "model", encoder, limit=8, prompts=PROMPTS, default_prompt_name="query"
+    )
+    (path / "modules.json").unlink()
+    change_json(path / "tokenizer_config.json", model_max_length=40)
+    change_json(path / "sentence_bert_config.json", max_seq_length=8)
+    with load(path) as model:
+        assert model.text_limit == 40
+        vectors = model.embed([*TEXTS, "dog " * 100])
+    expected = expected_vectors(path, [*TEXTS, "dog " * 100])
+    assert smallest_cosine(vectors, expected) > 1 - MAX_COSINE_DISTANCE
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -209,6 +223,8 @@ def test_a_projection_behind_normalization_is_refused(encoder, tmp_path):
         ("sentence_bert_config.json", {"unknown": 1}, "unknown"),
         ("sentence_bert_config.json", {"modality_config": {"message": {}}}, "chat template"),
         ("config_sentence_transformers.json", {"truncate_dim": 16}, "truncate_dim"),
+        ("config_sentence_transformers.json", {"model_type": "CrossEncoder"}, "model_type"),
+        ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "model_type"),
     ],
 )
 def test_settings_of_the_library_that_change_vectors_are_refused(

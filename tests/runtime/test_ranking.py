@@ -112,6 +112,55 @@ def test_the_activation_of_a_score_is_that_of_the_settings(name, tmp_path):
     np.testing.assert_allclose(scores, expected_scores(path), atol=5 * MAX_DIFFERENCE)
 
 
+@pytest.fixture
+def prompted(tmp_path):
+    """A folder of the library with two prompts, of which the second is the default."""
+    source = folder_of(tmp_path / "source", "bert", 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        encoder = sentence_transformers.CrossEncoder(
+            str(source),
+            device="cpu",
+            prompts={"web": "query : ", "dogs": "dog dog "},
+            default_prompt_name="dogs",
+            max_length=12,
+        )
+        encoder.save_pretrained(str(tmp_path / "model"), create_model_card=False)
+    return tmp_path / "model"
+
+
+def test_the_default_prompt_stands_before_the_query(prompted):
+    with load(prompted) as model:
+        scores = model.rank(QUERY, DOCUMENTS)
+        labels = model.classify(TEXTS)
+    np.testing.assert_allclose(scores, expected_scores(prompted), atol=MAX_DIFFERENCE)
+    change_json(prompted / "config_sentence_transformers.json", default_prompt_name=None)
+    with load(prompted) as model:
+        assert np.abs(model.rank(QUERY, DOCUMENTS) - scores).max() > 10 * MAX_DIFFERENCE
+        prefixed = model.classify([f"dog dog {text}" for text in TEXTS])
+    np.testing.assert_array_equal(labels, prefixed)
+
+
+@pytest.mark.parametrize("change", ["another class", "no class", "no modules"])
+def test_settings_that_the_library_does_not_read_are_without_effect(change, prompted):
+    settings = prompted / "config_sentence_transformers.json"
+    if change == "another class":
+        change_json(settings, model_type="SentenceTransformer")
+    elif change == "no class":
+        content = json.loads(settings.read_text())
+        del content["model_type"]
+        settings.write_text(json.dumps(content))
+    else:
+        (prompted / "modules.json").unlink()
+    # Of both limits, the library reads only the tokenizer's.
+    change_json(prompted / "sentence_bert_config.json", max_seq_length=6)
+    with load(prompted) as model:
+        assert model.text_limit == 12
+        assert not model.prompts.texts
+        scores = model.rank(QUERY, DOCUMENTS)
+    np.testing.assert_allclose(scores, expected_scores(prompted), atol=MAX_DIFFERENCE)
+
+
 def test_an_unknown_activation_of_scores_is_refused(tmp_path):
     path = folder_of(tmp_path / "model", "bert", 1)
     change_json(path / "config.json", sbert_ce_default_activation_function="mine.Function")
