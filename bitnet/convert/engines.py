@@ -56,9 +56,28 @@ _LLAMA_CPP = "llama.cpp"
 def differences(
     checkpoint: Checkpoint, config: ModelConfig, jobs: Sequence[Job]
 ) -> Iterator[Finding]:
-    """Every engine that computes the file made of *jobs* differently from *checkpoint*."""
-    for engine, text in (*_of_file(jobs), *_of_model(checkpoint, config)):
-        yield Finding("warning", engine, text)
+    """Every engine that computes the file made of *jobs* differently from *checkpoint*.
+
+    Settings of texts that a GGUF file cannot hold have their own names in place of an engine's.
+    """
+    texts = (*_of_file(jobs), *_of_settings(checkpoint), *_of_model(checkpoint, config))
+    for subject, text in texts:
+        yield Finding("warning", subject, text)
+
+
+def _of_settings(checkpoint: Checkpoint) -> _Texts:
+    """Settings of texts that the file loses, by names of their own."""
+    prompts = checkpoint.prompts
+    if names := [repr(name) for name, text in prompts.texts.items() if text]:
+        lost = f"the file has none, the folder has {', '.join(names)}"
+        if prompts.texts.get(prompts.default):
+            lost += f", and {prompts.default!r} without asking"
+        yield "prompts", lost
+    limit = checkpoint.text_limit
+    context = checkpoint.value("context_length")
+    if limit is not None and isinstance(context, int) and limit < context:
+        lost = f"the file has none, the folder cuts a text to {limit:,} tokens"
+        yield "max_seq_length", f"{lost}; {context:,} are read, and longer texts refused"
 
 
 def _of_file(jobs: Sequence[Job]) -> _Texts:

@@ -50,6 +50,25 @@ def test_a_converted_encoder_has_its_tokenizer_and_the_same_bits(encoder, tmp_pa
         np.testing.assert_array_equal(folder.embed(TEXTS), converted.embed(TEXTS))
 
 
+def test_prompts_and_a_limit_that_the_file_loses_are_named(encoder, tmp_path):
+    prompts = {"query": "query : ", "dogs": "dog ", "plain": ""}
+    source = sentence_folder(
+        tmp_path / "model", encoder, prompts=prompts, default_prompt_name="dogs", limit=8
+    )
+    file = tmp_path / "model.gguf"
+    warnings = {
+        warning.subject: warning.text
+        for warning in convert(source, file, ConvertOptions("F32")).warnings
+    }
+    assert "the folder has 'dogs', 'query', and 'dogs' without asking" in warnings["prompts"]
+    assert "cuts a text to 8 tokens; 64 are read" in warnings["max_seq_length"]
+    again = convert(file, tmp_path / "again.gguf", ConvertOptions("F16"))  # it has lost them
+    plain = convert(encoder, tmp_path / "plain.gguf", ConvertOptions("F32"))  # it had none
+    for done in (again, plain):
+        subjects = {warning.subject for warning in done.warnings}
+        assert not subjects & {"prompts", "max_seq_length"}
+
+
 def test_words_have_phantom_spaces_as_llama_cpp_writes_them(encoder, tmp_path):
     file = tmp_path / "model.gguf"
     convert(encoder, file, ConvertOptions("F32"))
