@@ -200,6 +200,11 @@ def _check_head(model: Runnable, request: Request) -> None:
             hint="compare vectors instead: "
             f"bitnet embed {shell_quote(model.path)} --input texts.txt",
         )
+    if request.document is None and classifier.labels == YES_NO:
+        raise Unsupported(
+            f"{name} answers yes or no to a query and a document, and has no labels of texts",
+            hint="bitnet rank --help",
+        )
     if request.document is not None and not classifier.ranks:
         raise Unsupported(
             f"{name} tells {len(classifier.labels)} labels apart and does not rank documents",

@@ -182,6 +182,13 @@ def test_a_document_that_is_too_long_is_the_clients_error(tmp_path, path, body, 
     assert error["param"] == param
 
 
+def test_texts_without_a_query_have_no_classes(tmp_path):
+    file = reranker_file(tmp_path / "reranker.gguf")
+    with load(file) as model, pytest.raises(Unsupported, match="no labels of texts") as refusal:
+        model.classify(DOCUMENTS)
+    assert refusal.value.hint == "bitnet rank --help"
+
+
 def test_a_model_without_a_template_is_refused(tmp_path):
     template = {"tokenizer.chat_template.rerank": None, "tokenizer.chat_templates": None}
     file = reranker_file(tmp_path / "reranker.gguf", **template)
