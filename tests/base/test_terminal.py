@@ -133,7 +133,7 @@ def test_every_command_works_in_a_locale_that_lacks_letters_of_its_files_and_tex
         cwd=folder,
         env={**os.environ, **locale, "BITNET_CACHE_DIR": str(tmp_path / "cäche")},
         capture_output=True,
-        timeout=300,
+        timeout=600,
         check=True,
     )
     coding = "utf-8" if locale is ASCII else "latin-1"  # a name in ASCII is its UTF-8 bytes

@@ -66,7 +66,7 @@ def collected(words):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
     )
     return [line for line in done.stdout.splitlines() if "::" in line]
 

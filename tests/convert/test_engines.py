@@ -265,7 +265,7 @@ def test_iq2_bn_is_byte_for_byte_what_ik_llama_cpp_makes_of_i2_s(tmp_path):
     package = Path(importlib.util.find_spec("ik_llama_cpp").origin).parent
     words = ["--allow-requantize", "--token-embedding-type", "f16", source, theirs, "iq2_bn"]
     subprocess.run(
-        [package / "bin" / "llama-quantize", *words], check=True, capture_output=True, timeout=300
+        [package / "bin" / "llama-quantize", *words], check=True, capture_output=True, timeout=600
     )
     assert convert(source, ours, ConvertOptions("IQ2_BN")).exact
     expected = open_checkpoint(theirs).weights

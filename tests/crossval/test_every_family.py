@@ -181,7 +181,7 @@ def test_what_llama_cpp_does_not_load_it_refuses_with_these_words(case, tmp_path
         input=json.dumps(request),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert REFUSED[case] in done.stderr

@@ -60,7 +60,7 @@ def test_a_limit_is_not_a_stall(hub, session, clock, tmp_path):
 def test_as_many_connections_are_open_as_allowed_and_no_more(monkeypatch):
     monkeypatch.setenv("BITNET_CONNECTIONS", "2")
     limits = Limits()
-    both = threading.Barrier(2, timeout=60)  # passes only if two connections are open at once
+    both = threading.Barrier(2, timeout=600)  # passes only if two connections are open at once
     most = [0]
     now = [0]  # open connections
     lock = threading.Lock()

@@ -122,7 +122,7 @@ def test_a_sub_interpreter_is_refused_with_the_reason():
         [sys.executable, "-c", textwrap.dedent(script)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=True,
     )
     lines = done.stdout.splitlines()  # an error and its hint, twice

@@ -78,7 +78,7 @@ def answers_of_the_package(every):
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=600,
     )
     return json.loads(done.stdout)
 

@@ -18,7 +18,7 @@ def tokenize(paths, texts, folder):
     reply = folder / "ids.json"
     request.write_text(json.dumps([paths, texts]))
     command = [sys.executable, __file__, str(request), str(reply)]
-    done = subprocess.run(command, stderr=subprocess.PIPE, timeout=300)
+    done = subprocess.run(command, stderr=subprocess.PIPE, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(reply.read_text())
 

@@ -19,7 +19,7 @@ def ask(name, vocabulary, cases, folder):
     reply = folder / "found.json"
     request.write_text(json.dumps([name, str(vocabulary), cases]))
     command = [sys.executable, __file__, str(request), str(reply)]
-    done = subprocess.run(command, stderr=subprocess.PIPE, timeout=300)
+    done = subprocess.run(command, stderr=subprocess.PIPE, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(reply.read_text())
 

@@ -5,7 +5,7 @@ import random
 import socket
 import time
 
-PATIENCE_S = 120
+PATIENCE_S = 600  # a busy machine is not a failure
 
 
 def until(condition, process=None, patience_s=PATIENCE_S):
