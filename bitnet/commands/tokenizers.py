@@ -258,7 +258,8 @@ def verify_tokenizer(
     from bitnet.tokenizer.probes import probe_texts
 
     common = Context()
-    specs = load_spec(common.model(model), pre=pre or None), load_spec(common.model(against))
+    paths = common.model(model), common.model(against)
+    specs = load_spec(paths[0], pre=pre or None), load_spec(paths[1], pre=pre or None)
     agreement = compare(*specs, _corpus_texts(corpus) if corpus else probe_texts())
     parts = []
     lines = [str(agreement)]

@@ -70,7 +70,8 @@ class Guard:
         request_id = header.decode() if is_id else f"req-{secrets.token_hex(8)}"
         ends = AsyncExitStack()  # its callbacks run when the request has ended
         scope.setdefault("state", {}).update(request_id=request_id, ends=ends)
-        if scope["method"] == "HEAD":  # as GET; the server below drops the body
+        method = scope["method"]
+        if method == "HEAD":  # as GET; the server below drops the body
             scope = {**scope, "method": "GET"}
         status = 0
         begun = time.perf_counter()
@@ -100,14 +101,14 @@ class Guard:
             await from_error(error).response(scope["path"])(scope, receive, send_counted)
         finally:
             await ends.aclose()
-            self._log(scope, status or GONE, time.perf_counter() - begun)
+            self._log(scope, method, status or GONE, time.perf_counter() - begun)
 
-    def _log(self, scope: Scope, status: int, seconds: float) -> None:
-        """Count a request that has ended, and log it, without its query and body."""
+    def _log(self, scope: Scope, method: str, status: int, seconds: float) -> None:
+        """Count a request by *method* that has ended, and log it, without its query and body."""
         path = getattr(scope.get("route"), "path", "other")
         self._metrics.requests.labels(path, str(status)).inc()
         state = scope["state"]
-        text = f"{scope['method']} {scope['path'][:200]}"
+        text = f"{method} {scope['path'][:200]}"
         request_id = state["request_id"]
         if self._options.access_log:
             client = (scope.get("client") or [None])[0]

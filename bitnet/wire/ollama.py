@@ -408,11 +408,18 @@ EMBED = Form(
     summary="Vectors of texts, as Ollama has it", setters={"prompt": ("input",)},
     requests=embedding_requests, reply=embedding_reply, model_use=read_embedding_use,
 )  # fmt: skip
+
+
+def _raw_vector(body: Body, answers: Sequence[Answer]) -> list[float]:
+    """The vector of the one text of *body* as the model computes it: Ollama does not scale it."""
+    return vectors_of({**body, "normalize": False}, answers)[0].tolist()  # type: ignore[no-any-return]
+
+
 #: The older ``/api/embeddings``, of one text.
 EMBED_ONE = Form(
     "OllamaEmbeddings", {**_EMBEDDING_FIELDS, "prompt": TEXT}, required=("model", "prompt"),
     ignores=find_ignored_options, dialect="ollama", tag="Ollama",
     summary="The vector of a text, as Ollama had it",
     requests=embedding_requests, model_use=read_embedding_use,
-    reply=lambda body, _, answers: {"embedding": vectors_of(body, answers)[0].tolist()},
+    reply=lambda body, _, answers: {"embedding": _raw_vector(body, answers)},
 )  # fmt: skip

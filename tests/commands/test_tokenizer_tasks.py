@@ -135,6 +135,14 @@ def test_compat_check_takes_the_pre_tokenizer_from_the_command_line(nameless, bi
     assert bitnet(*of_a_file, "--pre", "gpt-2").code == 0
 
 
+def test_verify_tokenizer_takes_the_pre_tokenizer_of_both_from_the_command_line(
+    nameless, bitnet, corpus
+):
+    words = ("verify-tokenizer", nameless, "--against", nameless, "--corpus", corpus)
+    assert bitnet(*words).code == 19
+    assert bitnet(*words, "--pre", "gpt-2").code == 0
+
+
 def test_an_exported_tokenizer_verifies_against_its_source(model, tmp_path, bitnet, corpus):
     done = bitnet("export-tokenizer", model, "--into", tmp_path / "out", "--json")
     assert done.code == 0

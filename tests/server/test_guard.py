@@ -256,12 +256,14 @@ def test_an_access_log_has_a_line_for_every_request_and_not_its_query(serving):
     body = {"prompt": "ab", "max_tokens": 2}
     assert worker.post("/v1/inference?secret=1", body, headers=key).status_code == 200
     assert worker.post("/v1/inference", body).status_code == 401
+    assert worker.http.head("/v1/models", headers=key).status_code == 200
 
     def logged():
         return [line for line in worker.lines if 'action="http_request"' in line]
 
-    until(lambda: len(logged()) == 2)  # a line comes after its reply
-    done, refused = logged()
+    until(lambda: len(logged()) == 3)  # a line comes after its reply
+    done, refused, head = logged()
+    assert "HEAD /v1/models: 200 in" in head
     assert "POST /v1/inference: 200 in" in done
     assert 'request_id="mine"' in done
     assert 'client="127.0.0.1"' in done
