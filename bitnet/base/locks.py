@@ -258,7 +258,10 @@ def _try_locks(folder: Path) -> bool:
     import fcntl
 
     how = fcntl.LOCK_EX | fcntl.LOCK_NB
-    with NamedTemporaryFile(prefix=".lock-", dir=folder) as first, open(first.name, "rb") as second:
+    with (
+        NamedTemporaryFile(prefix=".lock-", dir=folder) as first,
+        open(first.name, "r+b") as second,
+    ):
         try:
             fcntl.flock(first, how)
             fcntl.flock(second, how)  # granted as well: locks have no effect

@@ -241,11 +241,11 @@ def _attentions(config: ModelConfig, engine: LlamaCppSupport) -> _Texts:
         if engine.wide_scale_layers and not math.isclose(attention.scale, usual, rel_tol=1e-6):
             deviation = f"scales the scores of {kind} models by {usual:.6g} whatever "
             yield _EVERY, f"{deviation}query_pre_attn_scalar says, here {attention.scale:.6g}"
-        if engine.whole_width and attention.heads * attention.head_dim != config.dim:
+        if engine.only_whole_width and attention.heads * attention.head_dim != config.dim:
             heads = f"{attention.heads} of {attention.head_dim}"
             deviation = f"does not load {kind} models whose heads, {heads}, are not "
             yield _LLAMA_CPP, f"{deviation}{config.dim} wide together"
-        if engine.whole_keys and attention.heads != attention.kv_heads:
+        if engine.only_whole_keys and attention.heads != attention.kv_heads:
             deviation = f"does not load {kind} models with {attention.heads} heads and "
             yield _LLAMA_CPP, f"{deviation}{attention.kv_heads} key heads"
 

@@ -437,7 +437,8 @@ def _agreement(rows: Sequence[Row], tie: float) -> tuple[bool, str]:
         f"{kinds.count('excused')} are excused: the float64 pass agrees with us"
     )
     if "wrong" in kinds:
-        row = rows[kinds.index("wrong")]
+        wrong = [row for row, kind in zip(rows, kinds, strict=True) if kind == "wrong"]
+        row = min(wrong, key=lambda row: (row.prompt, row.position))
         gap = "no numbers" if row.gap is None else f"gap {row.gap:.2f}"
         text += (
             f"; {kinds.count('wrong')} are wrong, first prompt {row.prompt} position "

@@ -113,7 +113,7 @@ BERT = register(
     classifier=POOLED_CLASSIFIER,
     biases={"": _PRODUCTS},
     rotates=False,
-    llama_cpp=LlamaCppSupport(tensors=(".bias",), whole_width=True, gelu_tanh=True),
+    llama_cpp=LlamaCppSupport(tensors=(".bias",), only_whole_width=True, gelu_tanh=True),
     translate=both_ways,
     decoder=_bert,
 )

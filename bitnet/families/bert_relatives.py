@@ -47,7 +47,7 @@ _OF_MODULES = {
     "post_mlp_layernorm": "layer_output_norm",
 }
 _FUSED = ("attn_qkv", "attn_output")  # matrices of an attention with one for query, key and value
-_LLAMA_CPP = LlamaCppSupport(tensors=(".bias",), whole_width=True, gelu_tanh=True)
+_LLAMA_CPP = LlamaCppSupport(tensors=(".bias",), only_whole_width=True, gelu_tanh=True)
 
 
 def _rotary(keys: Keys, **network: Any) -> ModelConfig:
@@ -178,7 +178,7 @@ _NOMIC = register(
         "moe_every_n_layers": ("ffn_moe_out",),
     },
     orders=_nomic_orders,
-    llama_cpp=LlamaCppSupport(tensors=(".bias",), whole_width=True),
+    llama_cpp=LlamaCppSupport(tensors=(".bias",), only_whole_width=True),
     translate=_nomic_keys,
     decoder=_rotary,
 )

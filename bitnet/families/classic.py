@@ -214,7 +214,7 @@ register(
     gguf_keys=LAYER_NORM_EPS | {"use_parallel_residual": HARMLESS},
     biases={"use_qkv_bias": QKV},
     llama_cpp=LlamaCppSupport(
-        tensors=("output.weight", "norm.bias", *BIASES), whole_width=True, **OWN_HEAD
+        tensors=("output.weight", "norm.bias", *BIASES), only_whole_width=True, **OWN_HEAD
     ),
     decoder=_stablelm,
 )
@@ -264,9 +264,9 @@ register(
     biases={"attention_bias": ATTENTION},
     llama_cpp=LlamaCppSupport(
         tensors=tuple(f"{part}.bias" for part in QKV),
-        whole_width=True,
+        only_whole_width=True,
         head_norm_layers=64,
-        nonzero=("logit_scale",),
+        broken_by_zero=("logit_scale",),
     ),
     decoder=_command_r,
 )
@@ -283,7 +283,7 @@ register(
     config_keys={"clip_qkv": neutral(None)},
     gguf_keys=LAYER_NORM_EPS,
     biases={"attention_bias": ATTENTION},
-    llama_cpp=LlamaCppSupport(whole_width=True),
+    llama_cpp=LlamaCppSupport(only_whole_width=True),
     translate=_olmo_keys,
     decoder=partial(layer_norms, model={"norm_biases": False, "norm_weights": False}),
 )

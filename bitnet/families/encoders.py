@@ -139,7 +139,7 @@ register(
     classifier_norm="head.norm",
     layered_rope=True,
     llama_cpp=LlamaCppSupport(
-        tensors=("cls.output.bias",), ignores=(), whole_width=True, gelu_tanh=True
+        tensors=("cls.output.bias",), ignores=(), only_whole_width=True, gelu_tanh=True
     ),
     translate=_modern_bert_keys,
     decoder=_modern_bert,
@@ -162,7 +162,7 @@ register(
     biases={"attention_bias": ATTENTION},
     unread=("lm_head.",),
     classifier=(("dense", INNER, "gelu"), ("classifier", SCORES, "identity")),
-    llama_cpp=LlamaCppSupport(whole_width=True),
+    llama_cpp=LlamaCppSupport(only_whole_width=True),
     translate=_eurobert_keys,
     decoder=_eurobert,
 )
@@ -221,7 +221,7 @@ register(
     gguf_rope_style="interleaved",
     orders=order_by_head,
     parts=_encoder_norm,
-    llama_cpp=LlamaCppSupport(whole_width=True),
+    llama_cpp=LlamaCppSupport(only_whole_width=True),
     translate=_neobert_keys,
     decoder=_neobert,
 )

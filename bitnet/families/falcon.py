@@ -124,7 +124,7 @@ register(
     biases={"bias": FUSED_PRODUCTS},
     llama_cpp=LlamaCppSupport(
         tensors=("output.weight", "norm.bias", "norm_2.bias"),
-        whole_width=True,
+        only_whole_width=True,
         gelu_tanh=True,
         alibi=False,
         lacks=("ffn_norm.weight",),
@@ -209,7 +209,9 @@ register(
         "norm_2": "ffn_norm",
     },
     rotates=False,
-    llama_cpp=LlamaCppSupport(tensors=("output.weight", ".bias"), whole_width=True, gelu_tanh=True),
+    llama_cpp=LlamaCppSupport(
+        tensors=("output.weight", ".bias"), only_whole_width=True, gelu_tanh=True
+    ),
     translate=_mpt_keys,
     decoder=_mpt,
 )

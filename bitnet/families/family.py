@@ -78,8 +78,10 @@ class LlamaCppSupport:
     # keys that it does not read, so that they have no effect in a GGUF file
     ignores: tuple[str, ...] = WINDOWS
     tied: bool = True  # it loads models whose head is the embedding
-    whole_width: bool = False  # it loads only models whose heads together are as wide as the model
-    whole_keys: bool = False  # it loads only models with as many key heads as heads
+    only_whole_width: bool = (
+        False  # it loads only models whose heads together are as wide as the model
+    )
+    only_whole_keys: bool = False  # it loads only models with as many key heads as heads
     # in models with this many layers, it takes the model's width over the number of heads for the
     # width of a head when it scales scores; 0: in none
     wide_scale_layers: int = 0
@@ -105,7 +107,7 @@ class LlamaCppSupport:
     # kinds of layers without which it crashes: ``attention``, ``window`` or ``state``
     needs: frozenset[str] = frozenset()
     # keys that it must not read as 0, since its logits would be NaN or all 0
-    nonzero: tuple[str, ...] = ()
+    broken_by_zero: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -328,6 +330,6 @@ def find_zero(metadata: Mapping[str, Any], family: Family) -> str:
 
     The keys that llama.cpp ignores must not be in *metadata*.
     """
-    names = family.llama_cpp.nonzero if family.llama_cpp is not None else ()
+    names = family.llama_cpp.broken_by_zero if family.llama_cpp is not None else ()
     keys = (f"{family.architecture}.{name}" for name in names)
     return next((key for key in keys if metadata.get(key, 1) == 0), "")

@@ -115,7 +115,7 @@ register(
         tensors=("output.weight", *BIASES),
         ignores=(),
         gelu_tanh=True,
-        nonzero=("attention.sliding_window",),
+        broken_by_zero=("attention.sliding_window",),
     ),
     translate=_spark_keys,
     decoder=_spark,

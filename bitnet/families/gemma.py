@@ -138,7 +138,7 @@ register(
         tensors=BIASES,
         ignores=("attention.scale",),
         wide_scale_layers=46,
-        nonzero=(
+        broken_by_zero=(
             "attention.sliding_window",
             "attn_logit_softcapping",
             "final_logit_softcapping",

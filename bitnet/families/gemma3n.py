@@ -203,7 +203,7 @@ register(
         tensors=("output.weight",),
         needs=frozenset({"window"}),
         ignores=("attention.scale",),
-        nonzero=("attention.sliding_window",),
+        broken_by_zero=("attention.sliding_window",),
     ),
     layered_rope=True,
     layered_scaling=True,

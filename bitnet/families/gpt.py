@@ -40,7 +40,7 @@ FUSED_PRODUCTS = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
 #: The same where they are three.
 SPLIT_PRODUCTS = (*ATTENTION, "ffn_up", "ffn_down")
 #: Support of families of which llama.cpp loads all biases.
-WITH_BIASES = LlamaCppSupport(tensors=("output.weight", ".bias"), whole_width=True)
+WITH_BIASES = LlamaCppSupport(tensors=("output.weight", ".bias"), only_whole_width=True)
 #: Sizes in ``config.json`` by their names in GPT-1 and GPT-2.
 GPT_SIZES = {
     "n_embd": "hidden_size",
@@ -244,7 +244,7 @@ register(
         tensors=("output.weight", ".bias"),
         required=("output.weight", "output.bias"),
         tied=False,
-        whole_width=True,
+        only_whole_width=True,
     ),
     decoder=_phi2,
 )
@@ -365,7 +365,7 @@ register(
         tensors=("output.weight", ".bias", "rope_factors_long.weight", "rope_factors_short.weight"),
         required=("output.weight", "output.bias", "attn_output.bias"),
         tied=False,
-        whole_width=True,
+        only_whole_width=True,
         always="has RMS norms, and another choice of experts, in",
     ),
     translate=_phimoe_keys,

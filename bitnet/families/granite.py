@@ -114,7 +114,7 @@ _GRANITE = Family(
     gguf_keys=reads("attention.scale embedding_scale residual_scale logit_scale")
     | {"rope.scaling.finetuned": neutral(True)},  # in llama.cpp false switches rotation off
     biases={"attention_bias": ATTENTION},
-    llama_cpp=replace(_SUPPORT, nonzero=("logit_scale",)),
+    llama_cpp=replace(_SUPPORT, broken_by_zero=("logit_scale",)),
     translate=_check_scales,
     decoder=_granite,
 )
@@ -283,7 +283,7 @@ _WINDOWED = register_variant(
         lacks=("ffn_gate_shexp.weight",),
         ignores=(),
         needs=frozenset({"window"}),
-        nonzero=("logit_scale", "attention.sliding_window"),
+        broken_by_zero=("logit_scale", "attention.sliding_window"),
     ),
     translate=_window_keys,
     decoder=_granite_windows,

@@ -216,7 +216,7 @@ register(
     model_types=(),
     gguf_keys=GROUPED_KEYS | reads("expert_shared_feed_forward_length"),
     llama_cpp=LlamaCppSupport(
-        tensors=("output.weight", "exp_probs_b.bias"), tied=False, whole_width=True
+        tensors=("output.weight", "exp_probs_b.bias"), tied=False, only_whole_width=True
     ),
     decoder=_ling,
 )

@@ -32,7 +32,7 @@ CONVOLUTION_BIASES = {"conv_bias": ("shortconv.in_proj", "shortconv.conv", "shor
 _LFM2_SUPPORT = LlamaCppSupport(
     tensors=("output.weight",),
     ignores=(),
-    whole_width=True,
+    only_whole_width=True,
     needs=frozenset({"attention", "state"}),
 )
 

@@ -195,7 +195,7 @@ register(
             *("output.weight", "rope_factors_long.weight", "rope_factors_short.weight"),
             *BIASES,
         ),
-        whole_width=True,
+        only_whole_width=True,
     ),
     translate=everywhere,
     decoder=partial(dense, fused=True, ffn={"fused": True}),
@@ -283,7 +283,7 @@ register(
         "quantization_mode": "online",
     },
     config_keys={"input_bits": neutral(8), "weight_bits": neutral(1)},
-    llama_cpp=LlamaCppSupport(tensors=(), whole_width=True),
+    llama_cpp=LlamaCppSupport(tensors=(), only_whole_width=True),
     rounds_inputs=True,
     decoder=partial(dense, sub_norm=True, ffn={"sub_norm": True}),
 )

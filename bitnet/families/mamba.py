@@ -207,7 +207,7 @@ register(
         tensors=("output.weight", "ssm_conv1d.bias", "ssm_dt.bias"),
         required=("ssm_conv1d.bias",),
         ignores=(),
-        whole_width=True,
+        only_whole_width=True,
         wide_states=True,
         needs=frozenset({"attention", "state"}),
     ),

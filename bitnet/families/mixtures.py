@@ -127,7 +127,7 @@ register(
     llama_cpp=LlamaCppSupport(
         tensors=("output.weight", "exp_probs_b.bias", "rope_freqs.weight", *BIASES),
         ignores=(),
-        nonzero=("attention.sliding_window",),
+        broken_by_zero=("attention.sliding_window",),
         needs=frozenset({"window"}),
         **OWN_HEAD,
     ),
@@ -322,7 +322,7 @@ register(
         tensors=("output.weight", *BIASES),
         ignores=(),
         needs=frozenset({"window"}),
-        nonzero=("attention.sliding_window", "logit_scale"),
+        broken_by_zero=("attention.sliding_window", "logit_scale"),
     ),
     translate=_cohere2_keys,
     decoder=_cohere2_experts,
@@ -352,7 +352,9 @@ register(
     model_types=(),
     gguf_keys=GROUPED_KEYS,
     llama_cpp=LlamaCppSupport(
-        tensors=("output.weight", "exp_probs_b.bias", *BIASES), whole_width=True, whole_keys=True
+        tensors=("output.weight", "exp_probs_b.bias", *BIASES),
+        only_whole_width=True,
+        only_whole_keys=True,
     ),
     decoder=_deepseek_ocr,
 )
@@ -400,7 +402,7 @@ register(
         "router_logit_softcapping": HARMLESS,  # engines do not read it
         "attention.temperature_length": HARMLESS,
     },
-    llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES), whole_width=True),
+    llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES), only_whole_width=True),
     decoder=_grok,
 )
 
@@ -426,7 +428,7 @@ register(
     llama_cpp=LlamaCppSupport(
         tensors=("output.weight", *BIASES),
         ignores=(*WINDOWS, "expert_feed_forward_length"),
-        whole_width=True,
+        only_whole_width=True,
     ),
     decoder=_arctic,
 )

@@ -67,7 +67,7 @@ register(
         "expert_gating_func": neutral(1, 0, note="a softmax over all experts"),
         "expert_weights_norm": Rule("ignored; the weights of experts are not divided"),
     },
-    llama_cpp=LlamaCppSupport(whole_width=True),
+    llama_cpp=LlamaCppSupport(only_whole_width=True),
     translate=lambda _config: {"expert_gating_func": 1, "expert_weights_scale": 1.0},
     decoder=_deepseek1,
 )
@@ -152,7 +152,7 @@ register(
         tensors=("output.weight", ".bias"),
         required=("output.weight",),
         tied=False,
-        whole_width=True,
+        only_whole_width=True,
     ),
     translate=_jais_keys,
     decoder=_jais,
@@ -289,7 +289,7 @@ register(
     config_keys={"n_shared_head": read("heads that share a key head")},
     tensors={"norm": "attn_norm"},
     orders=_plamo_orders,
-    llama_cpp=LlamaCppSupport(whole_width=True, required=("output.weight",), tied=False),
+    llama_cpp=LlamaCppSupport(only_whole_width=True, required=("output.weight",), tied=False),
     translate=_plamo_keys,
     decoder=_plamo,
 )

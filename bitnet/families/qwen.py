@@ -60,7 +60,7 @@ register(
     config_keys={**_CONFIG, "attention_bias": HARMLESS},  # its biases are always there
     biases={"": QKV},
     translate=from_first,
-    llama_cpp=LlamaCppSupport(whole_width=True),
+    llama_cpp=LlamaCppSupport(only_whole_width=True),
     decoder=partial(dense, biased=True),
 )
 register(
@@ -128,7 +128,7 @@ register(
     },
     gguf_keys=SHARED_KEYS,
     biases={"": QKV},
-    llama_cpp=LlamaCppSupport(whole_width=True, required=("output.weight",), tied=False),
+    llama_cpp=LlamaCppSupport(only_whole_width=True, required=("output.weight",), tied=False),
     decoder=_qwen2_experts,
 )
 _PERIOD = 4  # by default, the last of this many layers has full attention

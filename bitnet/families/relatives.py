@@ -147,7 +147,7 @@ register(
         tensors=("output.weight", "exp_probs_b.bias", *BIASES),
         required=("output.weight",),
         tied=False,
-        whole_keys=True,
+        only_whole_keys=True,
     ),
     decoder=_dots1,
 )
@@ -301,7 +301,7 @@ register(
     model_types=(),
     gguf_keys=LAYER_NORM_EPS | EXPERT_KEYS | reads("attention.clamp_kqv"),
     llama_cpp=LlamaCppSupport(
-        tensors=("output.weight",), required=("output.weight",), tied=False, whole_width=True
+        tensors=("output.weight",), required=("output.weight",), tied=False, only_whole_width=True
     ),
     decoder=_dbrx,
 )

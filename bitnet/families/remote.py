@@ -67,7 +67,9 @@ register(
     },
     parts=_internlm2_parts,
     biases={"bias": ATTENTION},
-    llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES), whole_width=True, **OWN_HEAD),
+    llama_cpp=LlamaCppSupport(
+        tensors=("output.weight", *BIASES), only_whole_width=True, **OWN_HEAD
+    ),
     decoder=dense_as_stored,
 )
 
@@ -116,7 +118,7 @@ register(
     parts=_thirds,
     values=_unit_rows,
     llama_cpp=LlamaCppSupport(
-        tensors=("output.weight", *BIASES), whole_width=True, only_layers=(32, 40), **OWN_HEAD
+        tensors=("output.weight", *BIASES), only_whole_width=True, only_layers=(32, 40), **OWN_HEAD
     ),
     translate=_baichuan_keys,
     decoder=_baichuan,
@@ -139,7 +141,7 @@ register(
     stated="rms_norm_eps",
     gguf_keys=LAYER_NORM_EPS | _LAYOUT,
     llama_cpp=LlamaCppSupport(
-        tensors=("output.weight", "norm.bias", *BIASES), whole_width=True, **OWN_HEAD
+        tensors=("output.weight", "norm.bias", *BIASES), only_whole_width=True, **OWN_HEAD
     ),
     translate=_orion_keys,
     decoder=_orion,
@@ -149,7 +151,7 @@ register(
     architecture="xverse",
     gguf_rope_style="interleaved",
     gguf_keys=_LAYOUT,
-    llama_cpp=LlamaCppSupport(whole_width=True, **OWN_HEAD),
+    llama_cpp=LlamaCppSupport(only_whole_width=True, **OWN_HEAD),
     decoder=dense_as_stored,
 )
 
@@ -196,7 +198,10 @@ register(
     },
     biases={"": ("attn_qkv",)},
     llama_cpp=LlamaCppSupport(
-        tensors=("output.weight", "attn_qkv.bias"), whole_width=True, whole_keys=True, **OWN_HEAD
+        tensors=("output.weight", "attn_qkv.bias"),
+        only_whole_width=True,
+        only_whole_keys=True,
+        **OWN_HEAD,
     ),
     translate=_qwen1_keys,
     decoder=_qwen1,
@@ -253,7 +258,9 @@ register(
         "mlp.c_proj": "ffn_down",
     },
     biases={"": ("attn_qkv", "attn_output", "ffn_up", "ffn_down")},
-    llama_cpp=LlamaCppSupport(tensors=("output.weight", ".bias"), whole_width=True, **OWN_HEAD),
+    llama_cpp=LlamaCppSupport(
+        tensors=("output.weight", ".bias"), only_whole_width=True, **OWN_HEAD
+    ),
     translate=_codeshell_keys,
     decoder=_codeshell,
 )
@@ -325,7 +332,7 @@ register(
         "add_bias_linear": ("attn_qkv", "attn_output", "ffn_up", "ffn_down"),
         "add_qkv_bias": ("attn_qkv",),
     },
-    llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES), whole_width=True),
+    llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES), only_whole_width=True),
     translate=_chatglm_keys,
     decoder=partial(dense_as_stored, ffn={"fused": True}),
 )
@@ -339,6 +346,6 @@ register(
     config_keys=reads("partial_rotary_factor"),
     biases={"attention_bias": QKV},
     partial_rotation=True,
-    llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES), whole_width=True),
+    llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES), only_whole_width=True),
     decoder=partial(dense_as_stored, ffn={"fused": True}),
 )

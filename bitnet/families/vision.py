@@ -67,7 +67,7 @@ register(
     gguf_keys=_SECTIONS,
     llama_cpp=LlamaCppSupport(
         tensors=("output.weight", "output.bias", *BIASES),
-        whole_width=True,
+        only_whole_width=True,
         always="does not read the epsilon of the norms, and takes 0 for it, in",
     ),
     decoder=dense_as_stored,

@@ -97,9 +97,9 @@ register(
     llama_cpp=LlamaCppSupport(
         tensors=tuple(f"{part}.bias" for part in QKV),
         ignores=(),
-        whole_width=True,
+        only_whole_width=True,
         needs=frozenset({"window"}),
-        nonzero=("attention.sliding_window", "logit_scale"),
+        broken_by_zero=("attention.sliding_window", "logit_scale"),
     ),
     translate=_cohere2_keys,
     decoder=_cohere2,
@@ -142,9 +142,9 @@ register(
     llama_cpp=LlamaCppSupport(
         tensors=("output.weight", *BIASES, "rope_freqs.weight"),
         ignores=(),
-        whole_width=True,
+        only_whole_width=True,
         window_layers=_LAYERS_OF_32B,
-        nonzero=("attention.sliding_window",),
+        broken_by_zero=("attention.sliding_window",),
     ),
     translate=_exaone4_keys,
     decoder=_exaone4,
@@ -212,7 +212,7 @@ register(
     architecture="maple",
     model_types=(),
     gguf_keys=EXPERT_KEYS | reads("rope.freq_base_swa swiglu_clamp_exp"),
-    llama_cpp=LlamaCppSupport(ignores=(), tied=False, nonzero=("attention.sliding_window",)),
+    llama_cpp=LlamaCppSupport(ignores=(), tied=False, broken_by_zero=("attention.sliding_window",)),
     decoder=_maple,
 )
 
@@ -263,7 +263,7 @@ _OLMO2 = register(
     gguf_keys=reads("rope.freq_base_swa"),
     tensors={"post_attention_layernorm": "post_attention_norm"},
     biases={"attention_bias": ATTENTION},
-    llama_cpp=LlamaCppSupport(ignores=(), tied=False, whole_width=True),
+    llama_cpp=LlamaCppSupport(ignores=(), tied=False, only_whole_width=True),
     decoder=_olmo2,
 )
 register_variant(
@@ -292,8 +292,8 @@ register(
     llama_cpp=LlamaCppSupport(
         ignores=(*WINDOWS, "expert_feed_forward_length"),
         tied=False,
-        whole_width=True,
-        whole_keys=True,
+        only_whole_width=True,
+        only_whole_keys=True,
     ),
     decoder=_olmoe,
 )
@@ -345,7 +345,7 @@ register(
         required=("attn_output.bias",),
         ignores=(),
         tied=False,
-        nonzero=("attention.sliding_window",),
+        broken_by_zero=("attention.sliding_window",),
     ),
     translate=_gpt_oss_keys,
     decoder=_gpt_oss,

@@ -74,7 +74,9 @@ class GGUF:
         first = parts[0]
         self.path = path  # the file, the first one of a split model
         self.version: int = first.version  # 2 or 3
-        self.alignment: int = first.alignment  # of the tensor data, in bytes
+        self.alignment: int = first.alignment  # of the tensor data, in bytes, in the first file
+        # of each file: llama-gguf-split names that of the model in the first one only
+        self.part_alignments: list[int] = [part.alignment for part in parts]
         # scalars decoded, arrays as ``Array``
         self.metadata: Mapping[str, Any] = MappingProxyType(first.metadata)
         architecture = first.metadata.get("general.architecture", "")
@@ -224,7 +226,7 @@ class GGUF:
 
     def check_layout(self) -> None:
         """Check that every tensor lies inside its file, aligned and apart from all others."""
-        for _, fault in layout_faults(self.tensors.values(), self.part_sizes, self.alignment):
+        for _, fault in layout_faults(self.tensors.values(), self.part_sizes, self.part_alignments):
             raise InvalidFormat(fault, hint=_REFETCH)
 
 

@@ -63,7 +63,7 @@ def _layout(gguf: GGUF) -> Iterator[Finding]:
         yield Finding(
             "warning", "alignment", f"general.alignment is {gguf.alignment}, at least 8 expected"
         )
-    for kind, fault in layout_faults(gguf.tensors.values(), gguf.part_sizes, gguf.alignment):
+    for kind, fault in layout_faults(gguf.tensors.values(), gguf.part_sizes, gguf.part_alignments):
         yield Finding("failed", kind, fault)
     for name, tensor in gguf.tensors.items():
         if len(name.encode()) > _MAX_TENSOR_NAME:

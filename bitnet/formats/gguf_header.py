@@ -21,7 +21,7 @@ from bitnet.base import native, terminal
 from bitnet.base.errors import InvalidFormat, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     import numpy as np
 
@@ -411,13 +411,15 @@ class TensorInfo:
 
 
 def layout_faults(
-    tensors: Collection[TensorInfo], sizes: Mapping[str, int], alignment: int
+    tensors: Collection[TensorInfo], sizes: Mapping[str, int], alignments: Sequence[int]
 ) -> Iterator[tuple[str, str]]:
     """Kind and description of each fault: a tensor is cut off, misaligned, or overlaps another.
 
-    *sizes* are the bytes of each file of the model by name, in the order of the parts.
+    *sizes* are the bytes of each file of the model by name, in the order of the parts, and
+    *alignments* those of the tensors in each.
     """
     for part, (name, size) in enumerate(sizes.items()):
+        alignment = alignments[part]
         furthest: TensorInfo | None = None  # of the tensors before, the one that ends last
         infos = [info for info in tensors if info.part == part and info.size_bytes]
         for info in sorted(infos, key=lambda info: (info.offset, info.size_bytes)):

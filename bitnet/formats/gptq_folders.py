@@ -320,7 +320,8 @@ def _groups_of_inputs(
             hint=COMPARE,
         )
     if form.any_bits:  # the size of the groups differs, too, and follows from their number
-        neighbours = np.arange(inputs) // -(-inputs // groups)
+        size = -(-inputs // groups)
+        neighbours = np.arange(inputs) // size
     is_plain = np.array_equal(group_of_input, neighbours)
     # auto-gptq and exllama read a g_idx of zeros as groups of neighbours, and ignore any g_idx
     # without desc_act; gptqmodel always follows it.

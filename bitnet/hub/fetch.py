@@ -231,7 +231,8 @@ class _Fetch:
             blob = self.store.find(source.sha256, self.claims)
             if blob is not None:
                 return self.order.answer(blob, verified=self.order.is_vouched)
-        for _ in range(ROUNDS):
+        problem = ""
+        for at_round in range(1, ROUNDS + 1):
             facts = self._ask_server()
             here = self._find_version(facts, self.order.target)
             if here is not None:
@@ -239,13 +240,15 @@ class _Fetch:
             try:
                 return self._fetch_alone(facts)
             except Replaced:
-                logger.warning("%s changed on the server, starting over", source.file)
+                problem = "the server announces one file and sends another"
             except _Damaged as damage:
-                logger.warning("%s: %s, starting over", source.file, damage)
+                problem = str(damage)
                 self.urls = (self.answered,)  # the wrong bytes may be another server's
+            if at_round < ROUNDS:
+                logger.warning("%s: %s, starting over", source.file, problem)
             self.fresh = True
         raise NetworkError(
-            f"{redact_url(self.answered)}: the server announces one file and sends another",
+            f"{redact_url(self.answered)}: {problem}, {ROUNDS} times in a row",
             hint="try again later, or another mirror with --base-url=URL",
         )
 

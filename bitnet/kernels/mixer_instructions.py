@@ -322,7 +322,7 @@ class Blend:
 
 
 @dataclass(frozen=True)
-class Resize:
+class MatchMagnitude:
     """*out* is *x*, scaled to the root mean square of *like*.
 
     The mean square of *x* is taken to be at least *eps*. *out* is not the register of *like*.

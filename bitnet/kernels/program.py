@@ -40,7 +40,7 @@ KERNELS = {
     "DeltaRule": "delta_rule",
     "Gate": "gate",
     "Norm": "rms_norm",
-    "Resize": "rms_norm",
+    "MatchMagnitude": "rms_norm",
     "Rotate": "rope",
     "Route": "route",
     "SelectiveScan": "selective_scan",

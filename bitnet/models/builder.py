@@ -35,7 +35,7 @@ from bitnet.kernels.mixer_instructions import (
     DeltaRule,
     Enumerate,
     ExpertLinear,
-    Resize,
+    MatchMagnitude,
     Route,
     SelectiveScan,
 )
@@ -225,11 +225,11 @@ class Builder(ValueWriter):
         """*x* times *factor*."""
         return self.blend(x, x, factor / 2, factor / 2)
 
-    def resize(self, x: Register, like: Register, eps: float) -> Register:
+    def match_magnitude(self, x: Register, like: Register, eps: float) -> Register:
         """*x* scaled to the root mean square of *like*; its own mean square is at least *eps*."""
-        resized = self.value(x.width)
-        self.append(Resize(resized, x, like, eps))
-        return resized
+        out = self.value(x.width)
+        self.append(MatchMagnitude(out, x, like, eps))
+        return out
 
     def cut_off(self, x: Register, deviations: float) -> Register:
         """``max(0, x - (mean(x) + deviations * std(x)))``."""

@@ -23,7 +23,7 @@ def spread(write: Builder, streams: Streams, x: Register) -> tuple[Register, ...
     (products,) = write.expert_linears(x, ids, ["altup_proj"], dim, count=extra)  # (T, (A-1) dim)
     write.mark("altup_added", products, in_layer=False)
     parts = write.split(products, *([dim] * extra))
-    return (x, *(write.resize(part, x, _LEAST_SQUARE) for part in parts))
+    return (x, *(write.match_magnitude(part, x, _LEAST_SQUARE) for part in parts))
 
 
 def predict(write: Builder, streams: Streams, before: tuple[Register, ...]) -> tuple[Register, ...]:
@@ -72,7 +72,7 @@ def merge(write: Builder, streams: Streams, last: tuple[Register, ...]) -> Regis
     write.mark("altup_unembd_product", products, in_layer=False)
     total = last[0]
     for part in write.split(products, *([dim] * extra)):
-        total = write.add(total, write.resize(part, last[0], _LEAST_SQUARE))
+        total = write.add(total, write.match_magnitude(part, last[0], _LEAST_SQUARE))
     mean = write.multiply(total, 1 / streams.count)
     write.mark("unembd_merged", mean, in_layer=False)
     return mean

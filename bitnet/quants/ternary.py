@@ -209,7 +209,8 @@ def unpack_iq1_bn(packed: NDArray[np.uint8], shape: Sequence[int]) -> Ternary:
     blocks = rows[:, 2:].reshape(-1, 13)
     # The first weight is the least significant digit, which is the last one here.
     fives = split_digits(blocks[:, :12], 3, 5)[..., ::-1]  # (blocks, 12, 5)
-    singles = split_digits(blocks[:, 12], 3, 5)[:, :0:-1]  # (blocks, 4)
+    # Four digits in a byte that would hold five: the first of the five is 0.
+    singles = split_digits(blocks[:, 12], 3, 5)[:, 1:][:, ::-1]  # (blocks, 4)
     runs = np.concatenate([fives.reshape(-1, 4, 15), singles[:, :, None]], axis=2)
     codes = codes_from_unsigned(runs, "IQ1_BN").reshape(tuple(shape))
     return Ternary(codes, _row_scales(rows[:, :2], "<f2"))

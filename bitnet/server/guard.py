@@ -198,7 +198,7 @@ class Guard:
             except asyncio.TimeoutError:
                 raise Refused(408, "the request's body did not arrive") from None
             if event["type"] != "http.request":
-                raise Refused(400, "the connection was closed before the request was complete")
+                raise Refused(GONE, "the connection was closed before the request was complete")
             parts.append(event.get("body", b""))
             expects_more = event.get("more_body", False)
             size_bytes += len(parts[-1])

@@ -290,9 +290,10 @@ class Slot:
             logger.exception("a pass of the model %s failed", self.path.name)
             failed_answers = self._running
             self._running = {}
-            self._scheduler = self._new_scheduler()
+            # First of all: a new scheduler may fail, too, for want of memory.
             for answer, put in failed_answers.values():
                 self._finish(answer, put, answer.end("error", from_error(error)))
+            self._scheduler = self._new_scheduler()
 
     def _take_in(self) -> bool:
         """Wait for answers, and queue them in the scheduler; return False if the model is closed.

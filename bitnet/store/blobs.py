@@ -176,7 +176,7 @@ class Store:
         return stored | {record.path: record.sha256 for record in self.verified if record.placed}
 
     def users(self) -> dict[str, list[str]]:
-        """Known paths of projects' files that are in the store, by digest."""
+        """Recorded paths outside of this cache whose files are unchanged, by digest."""
         paths: dict[str, list[str]] = {}
         for record in self.verified:
             if not record.path.startswith(f"{self.root}{os.sep}") and record.is_unchanged:
@@ -348,8 +348,10 @@ class Store:
             try:
                 for blob, target in items:
                     folder = folders[target.parent]
-                    is_edited = self.folder not in target.parents
-                    prepared.append(links.Prepared(blob.path, target, folder, is_edited=is_edited))
+                    may_be_edited = self.folder not in target.parents
+                    prepared.append(
+                        links.Prepared(blob.path, target, folder, may_be_edited=may_be_edited)
+                    )
                 if len(prepared) > 1 and prepared[-1].how:
                     prepared[-1].remove_target()
                 for placement, (blob, target) in zip(prepared, items, strict=True):

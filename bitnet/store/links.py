@@ -28,15 +28,15 @@ class Prepared:
     First a reflink of *source* is tried: two files that share blocks until one is changed; then a
     hard link; then a copy. ``how`` says which; it is empty if both are one file already. *folder*
     is a descriptor of the folder of *target*, ``None`` where the system has none; it must stay open
-    until :meth:`commit` or :meth:`discard`. With *is_edited*, people may edit *target*: a writable
-    *source* is not linked unless it is large (:data:`EDITED_BYTES`).
+    until :meth:`commit` or :meth:`discard`. With *may_be_edited*, people may edit *target*: a
+    writable *source* is not linked unless it is large (:data:`EDITED_BYTES`).
     """
 
     def __init__(
-        self, source: Path, target: Path, folder: int | None, *, is_edited: bool = False
+        self, source: Path, target: Path, folder: int | None, *, may_be_edited: bool = False
     ) -> None:
         self.how = ""
-        self._is_edited = is_edited
+        self._may_be_edited = may_be_edited
         self._folder = folder
         name = fresh_name(target.name)
         # Names relative to *folder*, passed as dir_fd; or without it, whole paths.
@@ -76,7 +76,7 @@ class Prepared:
             return "reflink"
         status = source.stat()
         is_writable = bool(status.st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH))
-        if self._is_edited and is_writable and status.st_size < EDITED_BYTES:
+        if self._may_be_edited and is_writable and status.st_size < EDITED_BYTES:
             return self._copy(source)
         try:
             os.link(source, self._fresh, dst_dir_fd=self._folder)

@@ -456,7 +456,10 @@ class _Join(DecodingStep):
 
 
 class _ByteLevel(DecodingStep):
-    """Bytes in GPT-2's spelling; a token with a character outside of its alphabet is plain text."""
+    """Bytes in GPT-2's spelling; a token with a character outside of its alphabet is plain text.
+
+    It joins tokens. ``fuses`` would change nothing: steps behind it never get the bytes of one.
+    """
 
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__(options)

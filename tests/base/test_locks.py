@@ -163,6 +163,25 @@ def flock(monkeypatch):
     return answer
 
 
+def test_locks_that_need_a_descriptor_for_writing_work(path, monkeypatch):
+    """As on NFS, where Linux makes them locks of byte ranges."""
+    fcntl = pytest.importorskip("fcntl")
+    monkeypatch.setattr(locks, "_locks_work_on", {})
+    flock = fcntl.flock
+
+    def on_nfs(fd, how):
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+        if how & fcntl.LOCK_EX and not flags & os.O_RDWR:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", on_nfs)
+    with hold(path, timeout_s=0) as lock:
+        assert lock.is_kernel
+        with pytest.raises(CacheBusy), hold(path, timeout_s=0):
+            pass
+
+
 @pytest.mark.parametrize("name", ["ENOSYS", "ENOLCK", "EOPNOTSUPP", "EINVAL", None])
 def test_a_lock_without_effect_is_held_by_several_and_says_that_it_is_not_the_kernels(
     path, flock, name

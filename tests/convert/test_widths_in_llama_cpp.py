@@ -34,4 +34,4 @@ def test_each_architecture_with_the_models_width_in_llama_cpp_is_named_by_a_conv
         if family.llama_cpp and WIDTH.search(loaders.get(family.architecture, ""))
     ]
     assert len(needing) > 40
-    assert [family.title for family in needing if not family.llama_cpp.whole_width] == []
+    assert [family.title for family in needing if not family.llama_cpp.only_whole_width] == []

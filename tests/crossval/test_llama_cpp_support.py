@@ -37,7 +37,7 @@ def test_llama_cpp_does_not_load_an_architecture_of_our_own(architecture, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "architecture", sorted(name for name, engine in _SUPPORTED.items() if engine.whole_width)
+    "architecture", sorted(name for name, engine in _SUPPORTED.items() if engine.only_whole_width)
 )
 def test_llama_cpp_does_not_load_models_wider_or_narrower_than_their_heads(architecture, tmp_path):
     checkpoint = written(tmp_path / "a.gguf", architecture, _KEYS.get(architecture, {}) | _WIDE)

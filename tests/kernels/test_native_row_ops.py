@@ -15,7 +15,7 @@ from bitnet.kernels.mixer_instructions import (
     Convolve,
     Cutoff,
     DeltaRule,
-    Resize,
+    MatchMagnitude,
     SelectiveScan,
 )
 from bitnet.kernels.native import NativeOps
@@ -96,7 +96,7 @@ def test_a_blend_is_the_weighted_sum_of_its_operands(level):
 def test_a_resized_row_has_the_norm_of_the_other_unless_it_is_shorter_than_eps(size, level):
     x = random(3, 33) * np.float32(size)
     like = random(3, 33, seed=2)
-    (out,) = compute(NativeOps(), Resize, {"x": x, "like": like}, {"out": 33}, eps=1e-5)
+    (out,) = compute(NativeOps(), MatchMagnitude, {"x": x, "like": like}, {"out": 33}, eps=1e-5)
     exact = x.astype(np.float64)
     own = np.maximum(np.mean(exact**2, axis=1, keepdims=True), 1e-5)
     target = np.mean(like.astype(np.float64) ** 2, axis=1, keepdims=True)

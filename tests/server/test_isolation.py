@@ -191,6 +191,23 @@ def test_a_pass_that_fails_for_one_sequence_is_run_for_the_others(serving, relea
         assert [one.result().json()["tokens_generated"] for one in good] == [40, 40]
 
 
+def test_answers_of_a_failed_pass_end_also_if_the_model_cannot_go_on(serving, release, monkeypatch):
+    worker = serving()
+
+    def fails(*_arguments):
+        raise MemoryError
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(worker.post, "/v1/inference", LONG)
+        until(lambda: worker.slot.open_jobs == 1)
+        monkeypatch.setattr(type(worker.slot._scheduler), "step", fails)
+        monkeypatch.setattr(worker.slot, "_new_scheduler", fails)
+        release()
+        assert waiting.result().status_code == 500
+    until(lambda: worker.slot.failure)
+    assert worker.slot.open_jobs == 0
+
+
 def test_a_dead_thread_fails_everything_and_says_so(serving, release, monkeypatch):
     worker = serving()
     with ThreadPoolExecutor(1) as pool:

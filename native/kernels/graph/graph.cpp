@@ -71,7 +71,7 @@ void Graph::add(std::string_view instruction, const Operands& operands) {
         {"ExpertLinear", &Graph::expert_linear},
         {"Combine", &Graph::combine},
         {"Blend", &Graph::blend},
-        {"Resize", &Graph::resize},
+        {"MatchMagnitude", &Graph::match_magnitude},
         {"Cutoff", &Graph::cutoff},
         {"Hadamard", &Graph::hadamard},
         {"Add", &Graph::add_to},

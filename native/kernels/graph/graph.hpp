@@ -146,7 +146,7 @@ private:
     using Builder = void(const Operands& operands);
     Builder embed, lookup, take, norm, center, linear, split, join, transpose, rotate, temper,
         attend, convolve, delta_rule, selective_scan, gate, route, enumerate, expert_linear,
-        combine, hadamard, add_to, scale, select, clamp, xielu, blend, resize, cutoff;
+        combine, hadamard, add_to, scale, select, clamp, xielu, blend, match_magnitude, cutoff;
 
     int checked_register(int64_t r) const;
     int reg(const Operands& operands, const char* field) const {
@@ -216,7 +216,8 @@ private:
     std::vector<Stage> stages_;
     std::vector<Rotation> rotations_;
     std::vector<std::vector<Frequencies>> contexts_;
-    std::map<int, int64_t> numbers_;  // number of experts, by the register of the chosen ones
+    // Number of experts, by the register of the chosen ones.
+    std::map<int, int64_t> experts_behind_;
     // Instructions point to the floats of these, which stay in place when the outer vectors grow.
     std::vector<std::vector<float>> ones_;    // weights of norms without any
     std::vector<std::vector<float>> joined_;  // kernels of convolutions that are several tensors

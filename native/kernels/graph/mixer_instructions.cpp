@@ -87,7 +87,8 @@ void Graph::delta_rule(const Operands& operands) {
     const int v = reg(operands, "v");
     const int alpha = reg(operands, "alpha");
     const int beta = reg(operands, "beta");
-    constexpr const char* kPerHead = "alpha, beta, a and dt must have one number per head";
+    constexpr const char* kPerHead =
+        "a must have one number per head, alpha and dt one per head or per key dimension";
     DeltaArgs same;
     same.heads = width(beta);
     same.decays = width(alpha) / same.heads;
@@ -125,7 +126,8 @@ void Graph::selective_scan(const Operands& operands) {
     const int b = reg(operands, "b");
     const int c = reg(operands, "c");
     const int dt = reg(operands, "dt");
-    constexpr const char* kPerHead = "dt, a, bias and skip must have one number per head";
+    constexpr const char* kPerHead =
+        "dt, bias and skip must have one number per head, a one per head or per state";
     ScanArgs same;
     same.heads = width(dt);
     same.groups = operands.integer("groups");
@@ -171,7 +173,7 @@ void Graph::route(const Operands& operands) {
     require(width(weights) == by.used && experts != weights,
             "each chosen expert must have one weight");
     const float* bias = floats(operands, "bias", by.count, "each expert must have one bias");
-    numbers_[experts] = by.count;
+    experts_behind_[experts] = by.count;
     add_row([=](Pass& pass, int64_t row) {
         bitnet::route(by, at(pass, logits, row), bias, at(pass, experts, row),
                       at(pass, weights, row));
@@ -180,7 +182,7 @@ void Graph::route(const Operands& operands) {
 
 void Graph::enumerate(const Operands& operands) {
     const int experts = reg(operands, "experts");
-    numbers_[experts] = width(experts);
+    experts_behind_[experts] = width(experts);
     add_row([=](Pass& pass, int64_t row) {
         std::iota(at(pass, experts, row), at(pass, experts, row) + width(experts), 0.0f);
     });
@@ -191,8 +193,8 @@ void Graph::expert_linear(const Operands& operands) {
     const int experts = reg(operands, "experts");
     const std::vector<int> outs = regs(operands, "outs");
     const bool apart = operands.integer("apart") != 0;
-    require(numbers_.count(experts) > 0, "no instruction chooses these experts");
-    const int64_t count = numbers_[experts];
+    require(experts_behind_.count(experts) > 0, "no instruction chooses these experts");
+    const int64_t count = experts_behind_[experts];
     const int64_t used = width(experts);
     const int64_t parts = apart ? used : 1;
     require(width(x) % parts == 0, "each expert of a token must have an input of the same width");
@@ -277,7 +279,8 @@ void Graph::blend(const Operands& operands) {
     });
 }
 
-void Graph::resize(const Operands& operands) {
+// Scales x to the magnitude of like.
+void Graph::match_magnitude(const Operands& operands) {
     const int out = reg(operands, "out");
     const int x = reg(operands, "x");
     const int like = reg(operands, "like");

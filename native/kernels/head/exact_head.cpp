@@ -69,8 +69,7 @@ void bound_all(const ExactHead& m, const std::vector<HeadInput>& inputs, std::ve
                 const int64_t r = t * kHeadRows;
                 kernel(m.tiles + t * bytes, blocks, inputs[i], m.step + r, m.residual + r,
                        m.norm + r, &out[i].approx[size_t(r)], &out[i].upper[size_t(r)]);
-                for (int64_t row = m.rows; row < r + kHeadRows; ++row)
-                    if (row >= r) out[i].leave_out(row);
+                for (int64_t row = m.rows; row < r + kHeadRows; ++row) out[i].leave_out(row);
                 out[i].summarize(t);
             }
     });

@@ -146,8 +146,8 @@ struct Block {
                       int(a.start + t - base),
                       slope,
                       at_distance,
-                      1.0f,
-                      0.0f};
+                      1.0f,   // before
+                      0.0f};  // factor
         }
     }
 
