@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import llm
@@ -148,9 +147,14 @@ def _names() -> list[str]:
     return [model.name for model in models if model.path is not None]
 
 
-@lru_cache(maxsize=1)  # keeps one model in memory
+_loaded: dict[str, LanguageModel] = {}  # at most one, by name
+
+
 def _load_model(name: str) -> LanguageModel:
-    """The model that ``bitnet models`` lists as *name*."""
+    """The model that ``bitnet models`` lists as *name*; another one is freed before."""
     from bitnet.provision import load
 
-    return load(Context().model(name))
+    if name not in _loaded:
+        _loaded.clear()
+        _loaded[name] = load(Context().model(name))
+    return _loaded[name]

@@ -128,6 +128,10 @@ class InferenceError(BitnetError, exit_code=16):
     """The model could not be run."""
 
 
+class TooLong(InferenceError):
+    """A prompt does not fit the context, or the memory for its keys and values."""
+
+
 class BenchmarkError(BitnetError, exit_code=17):
     """A benchmark could not be run."""
 

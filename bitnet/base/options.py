@@ -55,7 +55,7 @@ def check_ids(name: str, ids: Any, expected: str = "token ids") -> list[int]:
         raise wrong_type(name, ids, expected)
     values = list(ids)
     for index, value in enumerate(values):
-        if type(value) is not int and not isinstance(value, Integral):
+        if type(value) is not int and (isinstance(value, bool) or not isinstance(value, Integral)):
             raise wrong_type(f"{name}[{index}]", value, "a token id")
     return [operator.index(value) for value in values]
 

@@ -54,5 +54,6 @@ class BatchOptions:
                 "--ordered and --retry-errors are both given, and answers to failed rows come last",
                 hint="leave one out",
             )
-        if self.address and self.engine != "ray":
-            raise UsageError("--address needs --engine ray", hint="add --engine ray")
+        for name, is_given in (("address", self.address), ("actors", self.actors > 1)):
+            if is_given and self.engine != "ray":
+                raise UsageError(f"--{name} needs --engine ray", hint="add --engine ray")

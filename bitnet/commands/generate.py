@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from bitnet.base import settings
-from bitnet.base.errors import BitnetError, InferenceError, NotFound, UsageError
+from bitnet.base.errors import BitnetError, NotFound, TooLong, UsageError
 from bitnet.base.invocation import shell_quote
 from bitnet.base.options import option
 from bitnet.base.outputs import OutputFile, OutputKind, json_in
@@ -360,7 +360,7 @@ def _turn(talk):
         say("\n(stopped; /exit leaves)")
         return True
     except BitnetError as error:
-        is_full = isinstance(error, InferenceError) and talk.turns
+        is_full = isinstance(error, TooLong) and talk.turns
         hint = "/clear forgets the conversation" if is_full else error.hint
         say(f"Error: {error.message}" + (f"\nhint: {hint}" if hint else ""))
         return True
@@ -386,7 +386,8 @@ def _read_message():
 def _lines():
     """Messages from a pipe, one per line, up to a line such as ``/exit``."""
     for number, raw in enumerate(sys.stdin.buffer, 1):
-        line = decode(raw, f"line {number} of stdin").strip()
+        encoding = "utf-8-sig" if number == 1 else "utf-8"
+        line = decode(raw, f"line {number} of stdin", encoding).strip()
         if line in LEAVE:
             return
         if line:

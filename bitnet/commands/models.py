@@ -195,7 +195,7 @@ def plan(
     or several --file it lists the files that download-model would download, and whether they
     fit on the disk.
     """
-    if select or len(file) > 1:
+    if select or len(file) > 1:  # a selection is false if nothing is selected
         _list_files(model, file, rev, select, common)
         return
     # Only a repository has files and revisions to choose from.

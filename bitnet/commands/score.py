@@ -49,6 +49,7 @@ def rank(
     """
     _check_named(model, "bitnet search bge-reranker")
     documents = list(iterate_texts(options.input, _NAME_A_FILE))
+    # The exact head only chooses tokens, and a score is none.
     with open_model(replace(model, exact_head="off"), common) as running:
         scores = running.rank(query, documents, truncate=options.truncate)
     order = sorted(range(len(documents)), key=lambda index: -scores[index])
@@ -74,6 +75,7 @@ def classify(c, options=ScoreOptions(), model=ScoringModel(), common=Context()):
     """
     _check_named(model, "bitnet search distilbert-sst-2")
     texts = list(iterate_texts(options.input, _NAME_A_FILE))
+    # The exact head only chooses tokens, and a label is none.
     with open_model(replace(model, exact_head="off"), common) as running:
         shares = running.classify(texts, truncate=options.truncate)
         classifier = running.config.classifier

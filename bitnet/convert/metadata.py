@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import TokenizerNotFound, Unsupported
+from bitnet.base.errors import TokenizerNotFound, Unsupported, UsageError
 from bitnet.convert.convert_options import MIXTURES
 from bitnet.families.family import find_zero, of_gguf
 from bitnet.families.heads import classifier
@@ -80,7 +80,7 @@ def metadata(checkpoint: Checkpoint, request: ConvertOptions) -> dict[str, bytes
                 if key == _TYPE_COUNT or not key.startswith("tokenizer.")
             }
             keys |= _tokenizer(checkpoint, request, default=None)
-        elif pre := request.pre or _missing_pre(gguf):
+        elif pre := _missing_pre(gguf, request.pre):
             overrides["tokenizer.ggml.pre"] = pre
     return keys | _encode(overrides, checkpoint.path.name)
 
@@ -155,11 +155,25 @@ def _tokenizer(
     return _encode(keys, checkpoint.path.name)
 
 
-def _missing_pre(gguf: GGUF) -> str | None:
-    """Name of the pre-tokenizer, if *gguf* lacks it and its vocabulary is known."""
+def _missing_pre(gguf: GGUF, requested: str) -> str | None:
+    """Name of the pre-tokenizer that *gguf* lacks: *requested*, or that of a known vocabulary.
+
+    Raises:
+        UsageError: *requested* is unknown, or *gguf* says itself how text is cut into words.
+    """
     model = gguf.metadata.get("tokenizer.ggml.model")
-    if "tokenizer.ggml.pre" in gguf.metadata or model != "gpt2":
+    stated = gguf.metadata.get("tokenizer.ggml.pre")
+    if stated is not None or model != "gpt2":
+        if requested not in ("", stated):
+            raise UsageError(
+                f"--pre is {requested!r}, and {gguf.path.name} says itself how text is cut into "
+                f"words: {'tokenizer.ggml.model' if stated is None else 'tokenizer.ggml.pre'} is "
+                f"{model if stated is None else stated!r}",
+                hint="leave it out; fix-gguf --set-pre NAME writes a copy with another name",
+            )
         return None
+    if requested:
+        return spec_from_gguf(gguf, pre=requested).pre
     with suppress(TokenizerNotFound):  # the copy is as incomplete as the source
         return spec_from_gguf(gguf).pre
     return None

@@ -38,7 +38,9 @@ class Row:
     ours: int | None  # our likeliest next token
     theirs: int | None  # the reference's
     gap: float | None  # logit difference between the reference's best and second token
-    kl: float | None = None  # KL divergence from the reference to ours, in nats; a lower bound
+    # KL divergence from the reference to ours, in nats; a lower bound, as only the best tokens are
+    # stored
+    kl: float | None = None
     # lower bound of our ``-log p`` of the actual next token; None at the end
     nll: float | None = None
     theirs_nll: float | None = None  # the reference's

@@ -75,8 +75,8 @@ class Float64(Reference):
                 causal=model.config.looks_back,
             )
             answers.append(answer)
-        # "float" selects the bounds of --against float64: ``Arithmetic`` has no value for float64.
-        # Keys and values are not rounded here.
+        # ``Arithmetic`` has no value for float64. Of the two that could stand for it, "float" has
+        # the wider bounds, which leave room for the engine that is compared.
         return Trace(EngineFacts("float64", f"NumPy {np.__version__}", "float"), tuple(answers))
 
 

@@ -63,7 +63,8 @@ def _our_prompt(
         return PromptTrace(prompt.text, ids, error=prompt.error, first=prompt.first)
     count = 2 + len(generation.list_suppressed(0))
     has_all = count <= MAX_LOGPROBS
-    # Beyond a request's maximum, prompt_trace runs the steps too, for their gaps.
+    # Gaps are part of every trace, though no verdict reads ours. Beyond a request's maximum of
+    # log-probabilities, prompt_trace runs the steps too, for their gaps.
     passes = replace(prompt, steps=0) if has_all else prompt
     try:
         cache = KVCache(model.config, len(ids) + passes.steps)

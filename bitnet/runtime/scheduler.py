@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.base.errors import InferenceError, UsageError
+from bitnet.base.errors import InferenceError, TooLong, UsageError
 from bitnet.base.locks import renew_in_child
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.runtime.drafts import Drafter, Pace
@@ -348,7 +348,7 @@ class Scheduler:
             if request.embed:  # it has no answer
                 tokens = f"{count} of input"
                 hint = "shorten the input"
-            raise InferenceError(
+            raise TooLong(
                 f"{tokens} take {needed:,} bytes of keys and values, the budget is {budget:,}",
                 hint=hint,
             )
@@ -426,7 +426,7 @@ class Scheduler:
         if not len(ids):
             raise UsageError(f"the {field} has no tokens", hint="pass some text", field=field)
         if len(ids) > self.context:
-            raise InferenceError(
+            raise TooLong(
                 f"the {field} has {len(ids):,} tokens, the context holds {self.context:,}",
                 hint="shorten the prompt or raise the context size",
             )

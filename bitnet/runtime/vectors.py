@@ -169,6 +169,7 @@ def prepare(
 def _prepare(model: Runnable, request: Request, *, truncate: bool) -> tuple[TokenIds, Request]:
     _check_head(model, request)
     room = model.text_limit, model.context
+    # Without a limit in the settings nothing is cut: a text beyond the context is refused.
     truncate = truncate and model.text_limit is not None
     prompt = prompt_text(model.prompts, request.prompt_name, model.path.name)
     if request.document is None:

@@ -183,6 +183,9 @@ class ServeOptions:
 
     @property
     def calls_back(self) -> bool:
-        """True if a remote address is to be told that the worker is ready."""
+        """True if another machine is to be told that the worker is ready.
+
+        For an address on this machine the worker only writes the event ``test_mode``.
+        """
         host = urlsplit(self.callback_url).hostname or ""
         return bool(host) and not is_loopback(host)

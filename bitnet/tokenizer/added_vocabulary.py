@@ -25,6 +25,7 @@ class AddedVocabulary:
     added_ids: dict[str, int] = field(default_factory=dict)  # ids of *tokens* by text
     # Texts that were added with the flag at least once, whatever their latest entry says.
     special: set[str] = field(default_factory=set)
+    # The library shows these normalized whatever comes later: tokenizer_json refuses some of them.
     once_normalized: set[str] = field(default_factory=set)
 
     @classmethod
@@ -88,7 +89,10 @@ def make_token(text: str, **flags: bool) -> Token:
 
 
 def find_default_tokens(special: Mapping[str, Token], config: Mapping[str, Any]) -> Iterator[Token]:
-    """Tokens of *special* whose role is not in *config*, and whose text no earlier role has."""
+    """Tokens of *special* that a class adds once more: those left at its own defaults.
+
+    Their role is not in *config*, and no earlier role has their text.
+    """
     texts = set()
     for role, token in special.items():
         if role not in config and token["content"] not in texts:

@@ -253,10 +253,10 @@ def flatten(parts: Sequence[Any]) -> str:
     """
     texts: list[Any] = [part.get("text") if isinstance(part, dict) else part for part in parts]
     for part, text in zip(parts, texts, strict=True):
-        if isinstance(text, str):
-            continue
         is_object = isinstance(part, dict)
         kind = part.get("type", "text") if is_object else type(part).__name__
+        if isinstance(text, str) and kind in ("text", "str"):
+            continue
         if is_object and kind == "text":
             actual = "nothing" if text is None else f"a value of type {type(text).__name__}"
             raise UsageError(

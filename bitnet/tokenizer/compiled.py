@@ -102,8 +102,11 @@ def is_spelled(spec: TokenizerSpec) -> bool:
     if not spec.byte_level:
         return False
     are_byte_level = [step.type == "ByteLevel" for step in spec.pre_tokenizer]
+    # Only what a tokenizer.json says has a decoder: there the library's fallbacks count.
     has_fallback = spec.decoder and (spec.unknown_id is not None or spec.byte_fallback)
-    alphabet = set(spec.tokens) if has_fallback else ()
+    alphabet: set[str] = set()
+    if has_fallback:
+        alphabet = set(spec.tokens).difference(spec.tokens[id] for id in spec.outside)
     return not (
         spec.model == "bpe"
         and are_byte_level.count(True) == 1

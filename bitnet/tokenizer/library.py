@@ -458,11 +458,20 @@ class _SentencePiece(LibraryEngine):
 
 
 def _splitter(tokens: Sequence[AddedToken], source: str) -> tuple[Tokenizer, dict[int, int]]:
-    """A library tokenizer that finds only *tokens*, and our id of each by the id that it gives."""
+    """A library tokenizer that finds only *tokens*, and our id of each by the id that it gives.
+
+    All other text has its id 0.
+    """
     entries = [_entry(token, token.text) | {"id": id} for id, token in enumerate(tokens, 1)]
-    model = {"type": "WordLevel", "vocab": {"\U0010ffff": 0}, "unk_token": "\U0010ffff"}
+    other = "\U0010ffff" * (1 + max((len(token.text) for token in tokens), default=0))
+    model = {"type": "WordLevel", "vocab": {other: 0}, "unk_token": other}
     library = load_library(source, model=model, added_tokens=entries)
-    return library, {library.token_to_id(token.text) or 0: token.id for token in tokens}
+    our_ids = {}
+    for token in tokens:
+        id = library.token_to_id(token.text)
+        assert id, "the library gives each text of an added token an id of its own"
+        our_ids[id] = token.id
+    return library, our_ids
 
 
 Engine: TypeAlias = NativeEngine | LibraryEngine  # both give the same ids

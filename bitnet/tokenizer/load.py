@@ -145,7 +145,7 @@ def spec_from_path(
         )
     if path.is_dir():
         models = list_models(path)
-        if len(models) == 1 and not any((path / name).exists() for name in TOKENIZER_FILES):
+        if len(models) == 1 and not tokenizer_names(files or Inventory(path)):
             return _spec_in_gguf(models[0], pre)
         return spec_from_folder(path, pre=pre, files=files)
     with open_file(path) as file:

@@ -56,6 +56,7 @@ def spec_from_sentencepiece(file: TokenizerFile) -> TokenizerSpec:
     if prefix is not None:
         return _as_chatglm(file, spec, prefix)
     states_class = any(name in file.files for name in _STATING)
+    # Who names this file where transformers would read tokenizer.json wants the library's reading.
     if "tokenizer.json" in file.files or not states_class or side.config.get("auto_map"):
         return _as_library(file, spec)
     if former_version(side.model_config) is not None:

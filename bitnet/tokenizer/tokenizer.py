@@ -44,7 +44,7 @@ class Tokenizer:
         chat_template_source: origin of the template, for messages.
         pre: name of the pre-tokenizer in GGUF's terms, or empty.
         model: algorithm: ``bpe``, ``spm``, ``unigram``, ``wordpiece`` or ``wordlevel``.
-        fingerprint: SHA-256 of its source.
+        fingerprint: SHA-256 of its source; ``mock`` for the mock, empty if it came from no file.
         second_type: ``token_type_ids`` of the second of two texts.
     """
 

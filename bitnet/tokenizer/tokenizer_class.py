@@ -355,7 +355,8 @@ class _Reading:
                 tokens[role] = plain_token(value)
         other_roles = [key for key in self._config if key.endswith("_token") and key not in ROLES]
         former = self.row.get("former")
-        if former is not None:  # it knows names of ``extra_special_tokens`` alone
+        # transformers 4 takes other roles from the object ``extra_special_tokens`` alone.
+        if former is not None:
             other_roles = []
         for role in [*ROLES, *other_roles]:
             value = self._config.get(role)

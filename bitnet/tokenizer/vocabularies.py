@@ -186,7 +186,8 @@ def spec_key(spec: TokenizerSpec, *content: bytes) -> str:
 class LazySequence(Sequence[T]):
     """A sequence that *load* creates when an element is needed.
 
-    *length* is its length, if that is known before; *raw* is the source of the elements.
+    *length* is its length, if that is known before. *raw* are merges that are still texts, in which
+    the native module looks their halves up.
     """
 
     def __init__(

@@ -127,7 +127,7 @@ class _Examination:
     path: Path
     tokenizer: str | Path | None = None  # checked instead of the model's own
     pre: str | None = None  # name of the pre-tokenizer
-    # a missing tokenizer is a warning, unless BITNET_STRICT_TOKENIZERS=1
+    # a missing tokenizer is not a failure, unless BITNET_STRICT_TOKENIZERS=1
     allow_mock: bool = False
     # returns the digest that a file must have; None: nothing says which
     find_pin: Callable[[Path], Digest | None] = lambda _: None
@@ -244,7 +244,7 @@ class _Examination:
         """Messages about *unread* files that are not as pinned or *attested*, or are neither."""
         for name, sha256 in files.unread_sha256(unread).items():
             if self.manifest is not None and self.manifest.covers(name, files.root):
-                continue  # its bytes were compared with the manifest
+                continue  # compared with the manifest, or left out by its signer
             pin = self.find_pin(files.path(name))
             expected = pin.sha256 if pin is not None else attested.get(name)
             if expected is None:
@@ -359,7 +359,7 @@ class _Examination:
                 checkpoint, self.tokenizer, pre=self.pre, allow_mock=self.allow_mock
             )
         except TokenizerNotFound as error:
-            hint = error.hint + ("" if self.allow_mock else "; --allow-mock makes this a warning")
+            hint = error.hint + ("" if self.allow_mock else "; --allow-mock leaves this check out")
             if self.tokenizer is not None:
                 hint = "without --tokenizer, the model's own is judged"
             return self._report("failed", error.message, hint)

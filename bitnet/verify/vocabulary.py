@@ -49,7 +49,8 @@ def vocabulary_anomalies(checkpoint: Checkpoint, pre: str | None = None) -> list
     special = {
         token.id: CONTROL if token.special else TokenType.USER_DEFINED for token in spec.added
     }
-    types = dict(enumerate(spec.token_types)) or special
+    # A damaged file may have types behind its last token.
+    types = dict(enumerate(spec.token_types[: len(spec.tokens)])) or special
     near = [*_unlike_known(content), *_unlike_pinned(content)]
     # Such a difference usually breaks the order, too: it is reported once.
     order = [] if near else _out_of_order(spec, types)

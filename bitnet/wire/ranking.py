@@ -35,7 +35,8 @@ _RANK_FIELDS = {
     **mark_ignored(user=TEXT),
     **mark_refused("raw_scores"),
     **mark_refused("truncate", hint="shorten the texts"),
-    **mark_refused("truncation_direction", neutral=("right", "Right")),  # only of truncate
+    # It says how `truncate` cuts, which is refused.
+    **mark_refused("truncation_direction", neutral=("right", "Right")),
 }  # fmt: skip
 
 

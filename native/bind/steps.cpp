@@ -363,6 +363,12 @@ nb::object spell(nb::list texts, nb::bytes kinds, nb::list added,
             .append(text);
     }
 
+    std::vector<bool> is_outside(count);
+    for (const uint32_t id : outside) {
+        check_id(id);
+        is_outside[id] = true;
+    }
+
     std::vector<uint32_t> offsets{0}, byte_ids(256, kNoId);
     std::string spelled_byte;
     for (size_t id = 0; id < count; ++id) {
@@ -380,11 +386,13 @@ nb::object spell(nb::list texts, nb::bytes kinds, nb::list added,
         const auto is_printable = [](char c) { return c > ' ' && c < 0x7F; };
         const bool is_own_spelling =
             is_added[id] ? std::all_of(bytes.begin(), bytes.end(), is_printable) : spells_bytes;
-        if (bytes.empty() || (byte_level && !is_own_spelling)) flags[id] &= ~kInModel;
+        if (bytes.empty() || is_outside[id] || (byte_level && !is_own_spelling))
+            flags[id] &= ~kInModel;
 
-        // Tokens of single bytes.
+        // Tokens of single bytes, which the model makes.
         spelled_byte.clear();
-        if (byte_level && PyUnicode_GET_LENGTH(text) == 1 && append_spelled(text, spelled_byte))
+        const bool is_one_character = PyUnicode_GET_LENGTH(text) == 1;
+        if (byte_level && is_one_character && !is_outside[id] && append_spelled(text, spelled_byte))
             byte_ids[uint8_t(spelled_byte[0])] = uint32_t(id);
         const bool may_name_byte = !sentencepiece || kind(id) == kNormal || kind(id) == kByteType;
         if (byte_fallback && !byte_level && may_name_byte) {
@@ -395,10 +403,6 @@ nb::object spell(nb::list texts, nb::bytes kinds, nb::list added,
         }
         if (out.size() > kNoId) throw nb::value_error("the tokens have 4 GiB or more");
         offsets.push_back(uint32_t(out.size()));
-    }
-    for (const uint32_t id : outside) {
-        check_id(id);
-        flags[id] &= ~kInModel;
     }
     return nb::make_tuple(to_bytes(out), to_bytes(as_bytes(offsets)), to_bytes(flags),
                           to_bytes(as_bytes(byte_ids)), to_bytes(packed_added));

@@ -34,7 +34,7 @@ def _plugged(monkeypatch, tmp_path):
     if own:
         pm.register(plugin)
     yield
-    plugin._load_model.cache_clear()
+    plugin._loaded.clear()
     if own:
         pm.unregister(plugin)
 

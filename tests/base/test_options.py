@@ -7,7 +7,14 @@ from typing import Optional, Union, get_args
 import pytest
 
 from bitnet.base.errors import UsageError, WrongType
-from bitnet.base.options import CacheOptions, check_bounds, option, types_of, without_none
+from bitnet.base.options import (
+    CacheOptions,
+    check_bounds,
+    check_ids,
+    option,
+    types_of,
+    without_none,
+)
 from bitnet.formats.containers import I2SLayout
 from bitnet.models.exact_head.head import HeadMode
 from bitnet.runtime.model_options import ModelOptions
@@ -23,6 +30,12 @@ def test_cache_dir_option_may_be_relative_or_start_with_a_tilde(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     assert CacheOptions(cache_dir="here").root == tmp_path / "here"
     assert CacheOptions(cache_dir="~/there").root == Path.home() / "there"
+
+
+@pytest.mark.parametrize("ids", [[True], [1, False], [1.0], ["1"]])
+def test_what_is_no_token_id_is_refused(ids):
+    with pytest.raises(WrongType, match="a token id"):
+        check_ids("ids", ids)
 
 
 def test_an_option_with_a_list_default_gives_every_instance_its_own_list():

@@ -136,6 +136,13 @@ def test_options_that_processes_of_ray_do_not_get_are_refused(bitnet, source, tm
         assert not target.exists()
 
 
+def test_options_of_ray_are_refused_without_it(bitnet, source, tmp_path):
+    for option, value in (("--actors", "4"), ("--address", "auto")):
+        done = bitnet("batch", "--input", source, "--output", tmp_path / "o.jsonl", option, value)
+        assert done.code == 2
+        assert f"{option} needs --engine ray" in done.err
+
+
 def test_answered_rows_are_not_computed_again_after_a_run_was_cut_short(
     model_path, source, tmp_path
 ):

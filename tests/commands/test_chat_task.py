@@ -12,6 +12,7 @@ import sys
 import pytest
 from tiny_models import tiny_gguf
 
+from bitnet.base.errors import InferenceError
 from bitnet.commands.context import recall_lines
 
 #: A short template: the tiny model has a context of 64 tokens, one for a character.
@@ -172,6 +173,29 @@ def test_a_saved_conversation_is_loaded_and_a_wrong_file_refused(typed, tmp_path
     for content in (b"{", b"[]", b'[{"role": "tool", "content": "a"}]', b'[{"role": "user"}]'):
         saved.write_bytes(content)
         assert "Error: " in typed(f"/load {saved}").err
+
+
+def test_a_byte_order_mark_begins_no_message(talk):
+    assert talk(b"\xef\xbb\xbfb\n").out == talk(b"b\n").out
+    assert talk(b"\xef\xbb\xbf/exit\nb\n").out == ""
+
+
+def test_an_error_that_is_not_a_full_context_keeps_its_own_hint(typed, monkeypatch):
+    from bitnet.runtime.language_model import LanguageModel
+
+    answer = LanguageModel.answer
+    calls = []
+
+    def fails_later(self, *arguments, **named):
+        calls.append(1)
+        if len(calls) > 1:
+            raise InferenceError("the logits are not finite numbers", hint="fetch it again")
+        return answer(self, *arguments, **named)
+
+    monkeypatch.setattr(LanguageModel, "answer", fails_later)
+    done = typed("b", "c")
+    assert "hint: fetch it again" in done.err
+    assert "/clear" not in done.err
 
 
 def test_an_answer_that_was_cut_off_says_why(typed):

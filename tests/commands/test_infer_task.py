@@ -79,6 +79,14 @@ def test_a_prompt_comes_from_stdin_or_a_file(bitnet, model, stdin, tmp_path, raw
     assert read.out == expected
 
 
+def test_a_byte_that_is_not_utf8_is_counted_from_the_start_of_the_file(bitnet, model, tmp_path):
+    file = tmp_path / "prompt.txt"
+    file.write_bytes(b"\xef\xbb\xbfabc\xff")
+    done = bitnet("infer", "--model", model, "--prompt-file", file)
+    assert done.code == 2
+    assert "byte 0xff at position 6" in done.err
+
+
 def test_standard_input_is_the_prompt_or_precedes_the_one_that_is_given(bitnet, model, stdin):
     words = ("infer", "--model", model, "-n", 5)
     expected = bitnet(*words, "--prompt", "ab").out

@@ -12,7 +12,7 @@ from small_specs import pieces
 from tiny_models import TOKENS, tiny_gguf
 
 import bitnet
-from bitnet.base.errors import TokenizerNotFound, Unsupported, VocabMismatch
+from bitnet.base.errors import TokenizerNotFound, Unsupported, UsageError, VocabMismatch
 from bitnet.convert.convert_options import ConvertOptions
 from bitnet.formats.gguf import GGUF
 from bitnet.tokenizer import load_tokenizer
@@ -63,6 +63,24 @@ def test_a_named_pre_tokenizer_is_written_or_a_warning_says_that_it_is_not(tmp_p
     path.write_bytes(sentencepiece_bytes(pieces("spm", bos_id=1, eos_id=2)))
     convert(folder, tmp_path / "pieces.gguf", replace(options, tokenizer=str(path)))
     assert "the pre-tokenizer gpt-2 is not written" in caplog.text
+
+
+def test_a_file_that_says_how_text_is_cut_keeps_its_pre_tokenizer(tmp_path):
+    source = tiny_gguf(tmp_path / "m.gguf")
+    with GGUF.open(source) as file:
+        stated = file.metadata["tokenizer.ggml.pre"]
+    convert(source, tmp_path / "same.gguf", ConvertOptions("F16", pre=stated))
+    for name in ("llama-bpe", "nonsense"):
+        with pytest.raises(UsageError, match=f"--pre is '{name}', and m.gguf says itself"):
+            convert(source, tmp_path / "out.gguf", ConvertOptions("F16", pre=name))
+    nameless = tmp_path / "nameless.gguf"
+    raw = source.read_bytes()
+    nameless.write_bytes(raw.replace(b"tokenizer.ggml.pre\x08", b"tokenizer.ggml.prx\x08"))
+    with pytest.raises(Unsupported, match="nonsense"):
+        convert(nameless, tmp_path / "out.gguf", ConvertOptions("F16", pre="nonsense"))
+    convert(nameless, tmp_path / "out.gguf", ConvertOptions("F16", pre="llama-bpe"))
+    with GGUF.open(tmp_path / "out.gguf") as file:
+        assert file.metadata["tokenizer.ggml.pre"] == "llama-bpe"
 
 
 def test_a_pre_tokenizer_without_a_name_in_gguf_is_refused(tmp_path):

@@ -277,6 +277,7 @@ def test_a_bos_of_the_template_is_not_doubled():
         ({"text": 5}, UsageError, "has a value of type int as its text"),
         ({}, UsageError, "has nothing as its text"),
         ({"type": "image_url"}, Unsupported, "content of type 'image_url' is not supported"),
+        ({"type": "image_url", "text": "b"}, Unsupported, "content of type 'image_url' is not"),
         (5, Unsupported, "content of type 'int' is not supported"),
     ],
 )

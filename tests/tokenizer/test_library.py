@@ -1,6 +1,7 @@
 """The engine of the libraries, without the compiled module."""
 
 import base64
+import json
 import lzma
 import random
 import sys
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import tiktoken
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from small_specs import pieces
@@ -110,6 +112,43 @@ def test_metaspace_first_puts_its_symbol_before_the_first_part_only():
     engine = library_engine(spec)
     assert engine.encode("a<s>a") == [2, 1, 3, 1]
     assert engine.encode("a") == [2, 1]
+
+
+def test_a_token_of_the_last_character_does_not_take_other_text():
+    last = "\U0010ffff"
+    tokens = ["<unk>", "a", last]
+    spec = TokenizerSpec(
+        model="spm", tokens=tokens, scores=[0.0] * 3, unknown_id=0, added=(AddedToken(2, last),)
+    )
+    engine = library_engine(spec)
+    assert engine.encode(f"a{last}a") == [1, 2, 1]
+
+
+def test_an_added_token_of_one_character_is_no_byte_of_other_text(tmp_path):
+    """The model lacks the byte E9, which is spelled as the added token is."""
+    vocab = {char: id for id, char in enumerate(sorted({*BYTE_TO_CHARACTER} - {"\xe9"}))}
+    level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
+    added = {"id": len(vocab), "content": "\xe9", "single_word": False, "lstrip": False}
+    added |= {"rstrip": False, "normalized": False, "special": False}
+    document = {
+        "added_tokens": [added],
+        "pre_tokenizer": level,
+        "decoder": level,
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    }
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(document))
+    spec = spec_from_file(path)
+    library = tokenizers.Tokenizer.from_file(str(path))
+    for text in ("\u9000", "\xe9", "a\xe9\u9000b"):
+        expected = library.encode(text).ids
+        assert library_engine(spec).encode(text) == expected
+        assert open_engine(spec)[0].encode(text) == expected
 
 
 def test_an_unknown_step_is_refused():

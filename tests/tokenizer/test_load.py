@@ -15,6 +15,7 @@ from builders import vocabulary, write_gguf
 from rank_files import write_ranks
 from sentencepiece_writer import sentencepiece_bytes
 from small_specs import pieces
+from tiny_models import tiny_gguf
 
 from bitnet.base import settings
 from bitnet.base.errors import InvalidFormat, TokenizerNotFound, Unsupported
@@ -64,6 +65,13 @@ def test_the_second_load_comes_from_the_compiled_form(tmp_path):
     assert again.encode("ab") == first.encode("ab") == [2]
     assert again.source == first.source == str(path)
     assert file.stat().st_mtime_ns == written
+
+
+def test_a_vocabulary_without_merges_does_not_hide_the_tokenizer_of_a_file(tmp_path):
+    tiny_gguf(tmp_path / "model.gguf")
+    expected = load_tokenizer(tmp_path / "model.gguf").encode("ab")
+    (tmp_path / "vocab.json").write_text("{}")
+    assert load_tokenizer(tmp_path).encode("ab") == expected
 
 
 def test_a_changed_file_is_another_tokenizer(tmp_path):

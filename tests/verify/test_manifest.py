@@ -427,3 +427,7 @@ def test_a_model_that_a_lock_file_names_and_that_is_gone_fails_the_health_check(
     done = bitnet("health", "--model-dir", tmp_path / "models")
     assert done.code == 15
     assert "again.gguf is gone, bitnet.lock.json names it" in done.out
+    Path(second_copy).symlink_to(tmp_path / "nothing")  # listed as a model that cannot be read
+    done = bitnet("health", "--model-dir", tmp_path / "models", "--json")
+    assert done.code == 15
+    assert len(json.loads(done.out)) == 2

@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from builders import STRING, Typed, write_gguf
+from builders import INT32, STRING, Typed, write_gguf
 from damages import small, write_model
 from hf_folders import tiny_folder
 from tiny_keys import FAMILIES
-from tiny_models import tiny
+from tiny_models import tiny, tiny_gguf
 
 from bitnet.formats.containers import open_checkpoint
+from bitnet.formats.gguf import GGUF
 from bitnet.quants.registry import PACKED_U8
 from bitnet.quants.ternary import pack_u8
 from bitnet.quants.weight import Weight
@@ -116,6 +117,16 @@ def test_a_setting_that_no_released_model_has_is_named(value):
 def odd_vocabulary(model, tmp_path):
     """Texts about anomalies in the vocabulary of *model*, written to a file."""
     return vocabulary_anomalies(open_checkpoint(write_model(model, tmp_path)))
+
+
+def test_types_behind_the_last_token_are_not_judged(tmp_path):
+    """Another check names the length; this one must not end in an error."""
+    source = tiny_gguf(tmp_path / "m.gguf")
+    with GGUF.open(source) as file:
+        types = [*file.metadata["tokenizer.ggml.token_type"], 3]
+    key = {"tokenizer.ggml.token_type": Typed(INT32, types)}
+    checkpoint = open_checkpoint(tiny_gguf(tmp_path / "odd.gguf", **key))
+    assert not vocabulary_anomalies(checkpoint)
 
 
 def test_tokens_out_of_the_order_of_their_merges_are_named(model, tmp_path):

@@ -205,8 +205,8 @@ private:
 
     std::vector<Register> registers_;
     std::vector<int64_t> widths_, offsets_;  // of places
-    // vocabulary_: number of tokens with a row in the table of every Embed instruction whose *rows*
-    // is 0; 0: there is none.
+    // vocabulary_: number of tokens with a row in every table of an Embed instruction that has no
+    // short table (its operand `rows` is 0); 0: there is none.
     // taken_: width of the rows that all Take instructions read together.
     int64_t total_width_ = 0, state_size_ = 0, vocabulary_ = 0, taken_ = 0;
     // Positions that have a row in every table of positions.

@@ -32,7 +32,7 @@ void Graph::convolve(const Operands& operands) {
     const std::vector<FloatArray> weights = operands.arrays("weights");
     require(!weights.empty() && weights[0].data, "a convolution must have weights");
     FloatArray weight = weights[0];
-    if (weights.size() > 1) {  // each has neighbouring columns
+    if (weights.size() > 1) {  // each has the kernels of neighbouring channels
         std::vector<float>& all = joined_.emplace_back();
         for (const FloatArray& part : weights)
             all.insert(all.end(), part.data, part.data + part.size);
