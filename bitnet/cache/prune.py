@@ -106,8 +106,12 @@ class Removal:
         return [
             *(f"{verb} {e.path} ({e.kind}, {human_size(e.size_bytes)})" for e in self.remove),
             *(f"{verb} the name {name.key}" for name in self.lone_names),
-            *(f"kept: {e.path} (in use by {e.owner})" for e in self.busy),
+            *self.busy_lines(),
         ]
+
+    def busy_lines(self) -> list[str]:
+        """The files that stay because they are in use, one per line."""
+        return [f"kept: {entry.path} (in use by {entry.owner})" for entry in self.busy]
 
 
 def _inode_of(path: str) -> tuple[int, int] | None:
@@ -434,6 +438,7 @@ def _lock(
     """
     free: list[Entry] = []
     busy: list[Entry] = []
+    held: set[Path] = set()  # entries may share a lock, which even this process cannot hold twice
     # Files of the store first: if one is busy, the links to it are kept, too.
     for entry in sorted(batch, key=lambda entry: not entry.is_stored):
         # The store itself may be a link: users move it to another disk.
@@ -452,8 +457,10 @@ def _lock(
                 # The lock of claims to a digest is made if it is missing, so that no command claims
                 # it meanwhile; others are held only where they are.
                 is_claim = entry.is_stored and path == claim_path(path.parents[1], entry.path.name)
-                if path.is_file() or (is_claim and path.parent.is_dir()):
+                is_needed = path.is_file() or (is_claim and path.parent.is_dir())
+                if is_needed and path not in held:
                     stack.enter_context(locks.hold(path, timeout_s=0, leave=not is_claim))
+                    held.add(path)
         except CacheBusy:
             busy.append(replace(entry, owner=locks.holder_of(path)))
             continue

@@ -216,7 +216,8 @@ def clean_cache(
 
     planned = plan(cache.root, selection)
     can_ask = sys.stdin.isatty() and not output.json
-    if not output.json and (dry_run or output.verbose or (can_ask and not yes)):
+    is_listed = dry_run or output.verbose or (can_ask and not yes)
+    if is_listed and not output.json:
         show(*map(brief, planned.files("would remove")))
     if not output.json and (dry_run or not yes):
         show(planned.summary("would remove"))
@@ -230,7 +231,11 @@ def clean_cache(
         print("Remove them? [y/N] ", end="", file=sys.stderr, flush=True)
         is_confirmed = sys.stdin.readline().strip().lower() in ("y", "yes")
     outcome = prune(planned) if is_confirmed else planned
-    lines = [f"Cache cleanup complete: {outcome.summary('removed')}"] if is_confirmed else []
+    lines = []
+    if is_confirmed:
+        listed = planned.busy_lines() if is_listed else []
+        lines += [brief(line) for line in outcome.busy_lines() if line not in listed]
+        lines.append(f"Cache cleanup complete: {outcome.summary('removed')}")
     output.finish({"removed": is_confirmed, **outcome.facts()}, lines)
 
 

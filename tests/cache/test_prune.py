@@ -5,6 +5,7 @@ import io
 import itertools
 import os
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -197,3 +198,30 @@ def test_the_mark_of_a_replaced_file_stays_as_long_as_its_bytes(tmp_path):
     blob.path.unlink()
     prune(plan(store.root, Selection()))
     assert not mark.exists()
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_files_that_share_a_lock_are_removed_together(root, is_whole):
+    stored = add(root, "a", age_days=3, form="nothing")
+    folder = Store(root).folder / "partial" / stored.name
+    folder.mkdir(parents=True)
+    parts = [folder / f"{number}.part" for number in range(2)]
+    for path in parts:
+        path.write_bytes(b"GG")
+    folder.with_name(f"{stored.name}.lock").touch()
+    planned = plan(root, Selection(models=True), now_s=NOW_S)
+    planned = replace(planned, is_whole=is_whole)
+    assert {stored, *parts} <= {entry.path for entry in planned.remove}
+    assert prune(planned).busy == ()
+    assert not any(path.exists() for path in (stored, *parts))
+
+
+def test_a_file_in_use_is_listed_without_a_question(root, capsys):
+    stored = add(root, "a", age_days=3, form="nothing")
+    lock = tree.transfer_lock(Store(root).folder, stored.name)
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    words = ["bitnet", "cache", "clean", "--models", "--yes", f"--cache-dir={root}"]
+    with locks.hold(lock, timeout_s=0), pytest.raises(SystemExit) as stop:
+        Program(load(), "bitnet").run(words)
+    assert stop.value.code == 0
+    assert f"kept: {stored} (in use by" in capsys.readouterr().out
