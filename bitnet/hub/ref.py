@@ -185,6 +185,9 @@ def _from_match(text: str, match: Match[str]) -> Ref:
     ref = Ref(text, repo=groups["repo"], revision=unquote(revision))
     file = groups.get("file") or ""
     after_colon = groups.get("colon") or ""
+    if "kind" in groups:  # from an address, whose characters may be quoted
+        file = unquote(file)
+        after_colon = unquote(after_colon)
     if groups.get("kind") == "tree":  # the page of a folder, such as one with parts of a model
         after_colon = file
     if is_tag(after_colon):
@@ -217,14 +220,19 @@ def _from_address(address: str, text: str) -> Ref:
 
 
 def _path_on_hub(url: str) -> str:
-    """Path of *url* below the address of the hub it is on; empty if it is not on one."""
-    path = unquote(urlsplit(url).path)
+    """Quoted path of *url* below the address of the hub it is on; empty if it is not on one."""
+    path = _requote_path(url)
     endpoint = settings.hf_endpoint().partition(",")[0]
     if trust.is_hub(url, endpoint):
-        prefix = urlsplit(endpoint).path
+        prefix = _requote_path(endpoint)
         if path.startswith(f"{prefix}/"):
             return path.removeprefix(prefix)
     return path if trust.is_hub(url, _HUB) else ""
+
+
+def _requote_path(url: str) -> str:
+    """Path of *url*, in which a character is quoted only if it must be, such as a slash."""
+    return "/".join(quote(unquote(part), safe=":") for part in urlsplit(url).path.split("/"))
 
 
 def suggest_names(text: str) -> str:

@@ -39,6 +39,11 @@ def facts(ref):
         ("https://huggingface.co/org/one/blob/main/a%20b.gguf", ("org/one", "main", "a b.gguf")),
         ("https://huggingface.co/org/one/resolve/main/m.gguf?download=true",
          ("org/one", "main", "m.gguf")),
+        ("https://huggingface.co/org/one/resolve/refs%2Fpr%2F1/m.gguf",
+         ("org/one", "refs/pr/1", "m.gguf")),
+        ("https://huggingface.co/org/one/tree/refs%2Fpr%2F1", ("org/one", "refs/pr/1", "")),
+        ("https://huggingface.co/org/one/blob/a%252Fb/50%25/c%2520d.gguf",
+         ("org/one", "a%2Fb", "50%/c%20d.gguf")),
         ("bitnet-2b-4t", ("microsoft/bitnet-b1.58-2B-4T-gguf", "main", "ggml-model-i2_s.gguf")),
     ],
 )  # fmt: skip
