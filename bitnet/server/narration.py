@@ -203,24 +203,29 @@ def narrator(
                 "human": action.human.format_map(facts),
                 "cute": action.cute,
             }
-            line = _line(form, event, level or action.level)
+            level = level or action.level
+            if form == "brief" or name in _SENTENCES:
+                line = _sentence(form, name, event["human"], level)
+            else:
+                line = _line(event, level, as_json=form == "json")
             if line:
                 write(line)
 
     return narrate_event
 
 
-def _line(form: str, facts: dict[str, Any], level: Level) -> str:
-    """The line of an event in this *form*; empty if the event is not written in it."""
-    action = facts["action"]
-    human = facts["human"]
+def _sentence(form: str, action: str, human: str, level: Level) -> str:
+    """The line without fields of an *action*; empty if it is not written in this *form*."""
     if form == "brief":
         words = {"INFO": human if action == "open" else "", "WARN": f"Warning: {human}"}
         return words.get(level, f"Error: {human}")
-    if action in _SENTENCES:
-        return f"INFO {human}" if (form, action) == ("console", "plain") else ""
+    return f"INFO {human}" if (form, action) == ("console", "plain") else ""
+
+
+def _line(facts: dict[str, Any], level: Level, *, as_json: bool) -> str:
+    """The line of an event with all of its *facts*."""
     event = {name: value for name, value in facts.items() if value not in (None, "")}
-    if form == "json":
+    if as_json:
         now = datetime.now(timezone.utc).isoformat()
         return json.dumps({"time": now, "level": level, **event})
     return f"{level} " + " ".join(f"{name}={_quote(value)}" for name, value in event.items())
@@ -251,7 +256,7 @@ def narrate(
             does not have is written as a text.
 
     Raises:
-        UsageError: *level* is unknown.
+        UsageError: *level* is unknown, or a field is called ``time``, as that of the event is.
         WrongType: a value is not a text.
     """
     texts = {"actor": actor, "action": action, "human": human, "cute": cute, "worker_id": worker_id}
@@ -261,6 +266,12 @@ def narrate(
         raise UsageError(
             f"level is {level!r}, expected {', '.join(get_args(Level))}", field="level"
         )
+    if "time" in fields:
+        raise UsageError(
+            "a field called time would replace the time of the event",
+            hint="give it another name, such as started_at",
+            field="time",
+        )
     facts = {
         "actor": actor,
         "action": action,
@@ -269,7 +280,7 @@ def narrate(
         "human": human,
         "cute": cute,
     }
-    line = _line("json" if as_json else "console", facts, level)
+    line = _line(facts, level, as_json=as_json)
     with suppress(OSError, ValueError):  # ValueError: the stream is closed
         sys.stderr.write(f"{line}\n")
 

@@ -101,3 +101,19 @@ def test_an_event_lists_the_facts_of_its_action_and_no_more():
     assert (started["level"], started["human"]) == ("INFO", "Writing 1 answer")
     assert (failed["level"], failed["human"]) == ("ERROR", "Inference failed: no")
     assert "code" not in failed
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("action", ["plain", "open", "log", "request_refused"])
+def test_an_action_of_a_caller_is_written_with_its_fields_whatever_its_name(
+    action, as_json, capsys
+):
+    bitnet.narrate("pool", action, "Hello", as_json=as_json, tokens=3)
+    line = capsys.readouterr().err
+    expected = [f'"{action}"', '"Hello"', '"tokens": 3' if as_json else 'tokens="3"']
+    assert [text for text in expected if text not in line] == []
+
+
+def test_a_field_cannot_replace_the_time_of_an_event():
+    with pytest.raises(bitnet.UsageError, match="a field called time"):
+        bitnet.narrate("pool", "greeting", "Hello", as_json=True, time="noon")
