@@ -199,7 +199,7 @@ def _add_plain_routes(app: FastAPI, models: Models, metrics: Metrics) -> None:
     )
     async def model(name: str) -> dict[str, Any]:
         slot = models.find(name, exactly=True)
-        return await facts_of(slot, name if name in slot.adapters else "")
+        return await facts_of(slot, slot.adapter(name))
 
 
 def _add_error_handlers(app: FastAPI) -> None:

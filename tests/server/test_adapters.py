@@ -60,7 +60,9 @@ def test_adapters_are_listed_with_their_model(worker):
     listed = httpx.get(f"{worker.address}/v1/models").json()["data"]
     names = [(entry["id"], entry.get("parent")) for entry in listed]
     assert names == [("tiny", None), ("terse", "tiny"), ("rhymes", "tiny")]
-    assert httpx.get(f"{worker.address}/v1/models/terse").json()["parent"] == "tiny"
+    for name in ("terse", "terse:latest"):
+        entry = httpx.get(f"{worker.address}/v1/models/{name}").json()
+        assert (entry["id"], entry["parent"]) == ("terse", "tiny")
     # A worker with adapters answers only to known names.
     assert worker.post(GREEDY | {"model": "other"}, path="/v1/completions").status_code == 404
 
