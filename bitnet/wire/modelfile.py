@@ -200,9 +200,10 @@ def _error(number: int, reason: str, *, hint: str = "") -> UsageError:
 
 def read_llama_cpp_presets(text: str) -> tuple[list[Preset], list[str]]:
     """The presets in *text*, a ``preset.ini`` of llama.cpp, and its options without effect here."""
-    common: dict[str, str] = {}
-    sections: dict[str, dict[str, str]] = {}
-    section: dict[str, str] | None = None
+    # Options as written, with their values, by the key that they set: they have several names.
+    common: dict[str, tuple[str, str]] = {}
+    sections: dict[str, dict[str, tuple[str, str]]] = {}
+    section: dict[str, tuple[str, str]] | None = None
     headings: dict[str, str] = {}  # of the sections, by the names of their presets
     for number, raw in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
         line = _COMMENT.split(raw, maxsplit=1)[0].strip()
@@ -235,13 +236,14 @@ def read_llama_cpp_presets(text: str) -> tuple[list[Preset], list[str]]:
                 hint=f"put the options of all models into the section [{_EVERY}]",
             )
         options_of_section = common if section is None else section
-        options_of_section[option] = value.strip()
+        key_set = _OF_LLAMA_CPP.get(option, f"--{option}")  # an unknown one is refused below
+        options_of_section[key_set] = option, value.strip()
     ignored: dict[str, None] = {}
     presets = []
     for heading, entries in sections.items():
         values: dict[str, Any] = {"model": heading}  # unless an option of the section names a model
         options: dict[str, Any] = {}
-        for key, value in (common | entries).items():
+        for key, value in (common | entries).values():
             if key in _RUNNING_OF_LLAMA_CPP:
                 ignored[key] = None
                 continue

@@ -329,3 +329,13 @@ n-predict = -1
     assert ignored == ["version", "n-gpu-layers"]
     with pytest.raises(UsageError, match=r"mmproj of .custom. is not served"):
         read_llama_cpp_presets("[custom]\nmmproj = a")
+
+
+@pytest.mark.parametrize(("first", "second"), [("n", "n-predict"), ("predict", "n")])
+def test_a_section_restores_a_default_under_any_name_of_the_option(first, second):
+    (preset,), _ = read_llama_cpp_presets(f"[*]\n{first} = 100\n[a]\n{second} = -1\n")
+    assert preset.options == {}
+    (preset,), _ = read_llama_cpp_presets(f"[a]\n{first} = 1\n{second} = 2\n{first} = 3\n")
+    assert preset.options == {"max_tokens": 3}
+    with pytest.raises(UsageError, match=r"max_tokens of .* is not served"):
+        read_llama_cpp_presets(f"[a]\nmax_tokens = 1\n{first} = 3\n")
