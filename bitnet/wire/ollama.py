@@ -115,9 +115,13 @@ def generate_requests(body: Body, default: Default = None, model: Served = None)
             return [request]
         ids, stop_ids = gap_prompt(model.tokenizer, prompt, body["suffix"])
         return [replace(request, prompt=ids, stop_ids=stop_ids)]
-    if body["raw"] or (model is not None and not model.tokenizer.chat_template):
+    has_template = model is None or model.tokenizer.chat_template
+    if body["raw"] or not has_template:
         if system:
-            raise UsageError("system: a raw prompt has no place for it", field="system")
+            kind = "a raw prompt" if body["raw"] else "a model without a template"
+            raise UsageError(
+                f"system: {kind} has no place for it", hint="put it into prompt", field="system"
+            )
         return _requests(body, default, model, {"prompt": prompt})
     turns = [{"role": "system", "content": system}] if system else []
     messages = [*turns, {"role": "user", "content": prompt}]

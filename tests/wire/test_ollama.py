@@ -337,3 +337,10 @@ def test_log_probabilities_stand_beside_the_text(worker, address):
     )
     refused = worker.post(address, body | {"logprobs": False})
     assert (refused.status_code, "logprobs: true" in refused.json()["error"]) == (400, True)
+
+
+def test_instructions_for_a_model_without_a_template_are_refused_as_such(tmp_path):
+    with load(tiny_gguf(tmp_path / "tiny.gguf")) as model:
+        body = GENERATE.read({"model": "tiny", "prompt": "a", "system": "b"})
+        with pytest.raises(UsageError, match="system: a model without a template has no place"):
+            GENERATE.requests(body, None, model)
