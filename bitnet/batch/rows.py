@@ -277,7 +277,12 @@ def answers(
             if sequence not in running:
                 continue
             row, answer, choices = running[sequence]
-            if not answer.take(piece).finish_reason:
+            try:
+                is_over = bool(answer.take(piece).finish_reason)
+            except Exception as error:  # noqa: BLE001 - it becomes the answer of the row
+                answer.error = error
+                is_over = True
+            if not is_over:
                 continue
             # The scheduler does not know that a stop text ends an answer, so it is cancelled there.
             # An answer that fails ends all answers of its row.

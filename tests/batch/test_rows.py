@@ -15,6 +15,7 @@ from tool_models import CITIES, WEATHER, tool_gguf
 
 from bitnet import load
 from bitnet.batch.rows import PLAIN, URLS, BatchRow, answers
+from bitnet.runtime.answer import Answer
 from bitnet.runtime.scheduler import Scheduler
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
@@ -289,3 +290,23 @@ def test_a_wrong_value_at_any_place_of_a_row_never_raises(row):
         # It is accepted, or it is the problem of the row, which is written to the output.
         parsed = BatchRow.parse(raw.decode(), 3)
         assert json.dumps(parsed.output({"error": parsed.problem}))
+
+
+def test_a_row_whose_answer_cannot_be_taken_affects_no_other_row(model_path, monkeypatch):
+    rows = [
+        BatchRow.parse(json.dumps(line(name, CHAT, messages=ASK, max_tokens=2)), number)
+        for number, name in enumerate(("bad", "good"))
+    ]
+    take = Answer.take
+    failing = []
+
+    def fail_first(answer, piece):
+        failing.append(answer)
+        if answer is failing[0]:
+            raise ValueError("a broken schema")
+        return take(answer, piece)
+
+    monkeypatch.setattr(Answer, "take", fail_first)
+    with load(model_path) as model:
+        facts = {row.id: facts for row, facts in answers(rows, model)}
+    assert [facts["bad"].get("error"), "body" in facts["good"]] == ["a broken schema", True]
