@@ -47,6 +47,7 @@ _NUMBERS = {
     "min_replicas": 1, "max_replicas": 1, "max_batch": 8, "queue": 64, "threads": 0, "drain": 30,
     "max_output_tokens": 4096, "cpus": 1,
 }  # fmt: skip
+_MAY_BE_0 = ("min_replicas", "threads", "drain")  # the others are at least 1
 # Errors after which another attempt may succeed: the replica is gone, or as many requests as the
 # deployment admits already wait for one.
 _LOST = (RayActorError, WorkerCrashedError, BackPressureError)
@@ -262,6 +263,10 @@ def app(args: Mapping[str, str]) -> Any:
         options = _NUMBERS | {name: int(text) for name, text in args.items() if name != "model"}
     except ValueError as error:
         raise UsageError(f"an option is not a whole number: {error}") from None
+    for name, number in options.items():
+        least = 0 if name in _MAY_BE_0 else 1
+        if number < least:
+            raise UsageError(f"{name} is {number}, expected at least {least}", field=name)
     options["threads"] = options["threads"] or options["cpus"]
     places = options["max_batch"] + options["queue"]
     most = max(options["max_replicas"], options["min_replicas"])

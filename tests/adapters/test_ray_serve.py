@@ -277,7 +277,10 @@ def test_requests_beyond_the_full_replicas_and_their_queue_are_refused(cluster, 
 @pytest.mark.parametrize(
     ("args", "said"),
     [({}, "model is missing"), ({"model": "a", "replicas": "2"}, "replicas is not an option"),
-     ({"model": "a", "queue": "x"}, "an option is not a whole number")],
+     ({"model": "a", "queue": "x"}, "an option is not a whole number"),
+     ({"model": "a", "max_batch": "0"}, "max_batch is 0, expected at least 1"),
+     ({"model": "a", "queue": "-8"}, "queue is -8, expected at least 1"),
+     ({"model": "a", "drain": "-1"}, "drain is -1, expected at least 0")],
 )  # fmt: skip
 def test_wrong_options_are_refused(args, said):
     from bitnet.adapters import ray_serve
