@@ -179,7 +179,8 @@ def device_of(folder: Path) -> int:
 def _nearest_existing(folder: Path) -> Path:
     """*folder*, or the nearest folder above it that exists."""
     whole = folder.absolute()
-    return next(path for path in (whole, *whole.parents) if path.exists())
+    existing = (path for path in (whole, *whole.parents) if path.exists())
+    return next(existing, whole)  # on Windows a whole drive may be missing
 
 
 def require_space(folder: Path, size: int, purpose: str, hint: str, *, spare: int = 0) -> None:

@@ -130,7 +130,7 @@ def fresh_name(name: str) -> str:
 def short_name(name: str) -> str:
     """The beginning of the file name *name* that leaves room for a suffix."""
     raw = os.fsencode(name)
-    return name if len(raw) <= _LONGEST_BYTES else os.fsdecode(raw[:_SHORTENED_BYTES])
+    return name if len(raw) <= _LONGEST_BYTES else raw[:_SHORTENED_BYTES].decode(errors="ignore")
 
 
 def replace_file(source: Path, target: Path, folder: int | None = None) -> None:

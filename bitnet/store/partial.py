@@ -203,6 +203,7 @@ class Partial:
             partial.bind(sidecar.sent_etag)
             if os.name == "nt":  # pragma: no cover  # an open file cannot be renamed there
                 os.close(fd)
+                fd = -1  # not to be closed again if the next line fails
                 path.replace(own)
                 partial.fd = os.open(own, os.O_RDWR | _BINARY)
             else:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bitnet.base.errors import BitnetError, NotFound, PermissionDenied
-from bitnet.base.files import beside, digest_of, free_space, write_text
+from bitnet.base.files import beside, device_of, digest_of, free_space, write_text
 from bitnet.base.growing import GrowingFile
 from bitnet.base.outputs import OutputFile
 
@@ -101,3 +101,11 @@ def test_files_whose_long_names_begin_alike_have_different_lock_files(tmp_path):
     # eCryptfs allows names of 143 bytes.
     assert max(len(name.encode()) for name in companions) < 143
     assert ".a.lock" in companions
+
+
+def test_a_folder_on_a_drive_that_does_not_exist_is_not_found(monkeypatch, tmp_path):
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    with pytest.raises(NotFound):
+        free_space(tmp_path / "none")
+    with pytest.raises(NotFound):
+        device_of(tmp_path / "none")

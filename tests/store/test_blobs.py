@@ -241,3 +241,10 @@ def test_a_small_writable_file_that_was_taken_in_is_not_shared_with_a_project(tm
             file.write(b"changed")
         assert own.read_bytes() == bytes(size) == blob.path.read_bytes()
     assert not (is_small and target.samefile(own))
+
+
+def test_a_long_name_is_cut_between_two_characters():
+    for name in ("é" * 120, "a" + "é" * 120):
+        short = links.short_name(name)
+        assert name.startswith(short)
+        assert len(short.encode()) <= 180
