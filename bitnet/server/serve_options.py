@@ -72,7 +72,7 @@ class ServeOptions:
     queue: int = option(64, "requests that may wait; further ones get status 429", bounds=(1, None))
     kv_memory: int = option(
         0,
-        "megabytes for keys and values of all answers; 0: a quarter of the machine's memory",
+        "megabytes for keys and values of each loaded model; 0: a quarter of the machine's memory",
         bounds=(0, None),
     )
     max_output_tokens: int = option(4096, "most tokens of one answer", bounds=(1, None))
