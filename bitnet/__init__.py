@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         TokenInvalid,
         TokenizerNotFound,
         TokenMissing,
+        TooLong,
         Unsupported,
         UpstreamChanged,
         UsageError,
@@ -77,9 +78,9 @@ __all__ = [
     "PermissionDenied", "RateLimited", "ReferenceUnavailable", "RowsFailed",
     "SmartTokenizerDownload", "TokenInvalid", "TokenLogprob", "TokenMissing", "TokenSpan",
     "Tokenizer", "TokenizerDiscovery", "TokenizerDownloadInfo", "TokenizerNotFound",
-    "TokenizerStrategy", "Unsupported", "UpstreamChanged", "UsageError", "VerificationFailed",
-    "VocabMismatch", "WrongType", "__version__", "embed", "load", "load_tokenizer", "narrate",
-    "resolve_tokenizer",
+    "TokenizerStrategy", "TooLong", "Unsupported", "UpstreamChanged", "UsageError",
+    "VerificationFailed", "VocabMismatch", "WrongType", "__version__", "embed", "load",
+    "load_tokenizer", "narrate", "resolve_tokenizer",
 ]  # fmt: skip
 
 

@@ -178,8 +178,7 @@ def _expectations_here(model, cache, *, beside_it=True):
         return expected
     for written in (beside(model), beside(model.resolve())):
         if written.exists() or written.is_symlink():
-            # The proof is the file with these expectations. If verify knows it, they must cover all
-            # other files of the model, also those that no reader opens: which only a folder has.
+            # With a proof, the file of these expectations, they must also cover unread files.
             proof = beside(model) if model.is_dir() else None
             return expected | {"against": Attestation.read(written), "proof": proof}
     return expected
@@ -252,10 +251,7 @@ def health(
         reports.append(report)
         if not output.json:
             show(f"Validating: {model}: {_line(report)}")
-    examined = {Path(model).absolute() for model in models}
-    for report in _report_missing(Path(model_dir)):
-        if Path(report["model"]).absolute() in examined:  # a link to a file that is gone
-            continue
+    for report in _report_missing(Path(model_dir), models):
         reports.append(report)
         if not output.json:
             show(f"Validating: {report['model']}: {_line(report)}")
@@ -278,14 +274,14 @@ def _as_argument(path):
     return f"./{text}" if text.startswith("-") else text
 
 
-def _report_missing(folder):
-    """Reports about missing model files below *folder* that a lock file names."""
+def _report_missing(folder, models):
+    """Reports about missing model files below *folder* that a lock file names, but for *models*."""
+    listed = {model.absolute() for model in models}  # links to files that are gone are models
     for locked_path, entry in _list_locked(folder / "x"):  # in *folder* and above
-        is_below = folder.resolve() in locked_path.parents
+        is_below = folder.resolve() in locked_path.parents and locked_path not in listed
         if entry.kind == "model" and is_below and not locked_path.exists():
-            text = f"{locked_path} is gone, bitnet.lock.json names it"
-            error = NotFound(text, hint="bitnet sync")
-            yield report_of(locked_path, [Finding.of("file", error)])
+            gone = NotFound(f"{locked_path} is gone, bitnet.lock.json names it", hint="bitnet sync")
+            yield report_of(locked_path, [Finding.of("file", gone)])
 
 
 def _verdict(reports):

@@ -386,8 +386,7 @@ def _read_message():
 def _lines():
     """Messages from a pipe, one per line, up to a line such as ``/exit``."""
     for number, raw in enumerate(sys.stdin.buffer, 1):
-        encoding = "utf-8-sig" if number == 1 else "utf-8"
-        line = decode(raw, f"line {number} of stdin", encoding).strip()
+        line = decode(raw, f"line {number} of stdin").removeprefix("\ufeff").strip()
         if line in LEAVE:
             return
         if line:

@@ -158,8 +158,7 @@ def _tokenizer(
 def _missing_pre(gguf: GGUF, requested: str) -> str | None:
     """Name of the pre-tokenizer that *gguf* lacks: *requested*, or that of a known vocabulary.
 
-    Raises:
-        UsageError: *requested* is unknown, or *gguf* says itself how text is cut into words.
+    A *requested* one is refused if it is unknown, or if *gguf* says itself how text is cut.
     """
     model = gguf.metadata.get("tokenizer.ggml.model")
     stated = gguf.metadata.get("tokenizer.ggml.pre")

@@ -332,11 +332,7 @@ def _directory(
 
 
 def part_paths(path: Path) -> list[Path]:
-    """All files of the model to which *path* belongs.
-
-    Raises:
-        NotFound: one of them is missing.
-    """
+    """All files of the model to which *path* belongs, none of which may be missing."""
     match = PART.fullmatch(path.name)
     if match is None:
         return [path]

@@ -355,8 +355,7 @@ class _Reading:
                 tokens[role] = plain_token(value)
         other_roles = [key for key in self._config if key.endswith("_token") and key not in ROLES]
         former = self.row.get("former")
-        # transformers 4 takes other roles from the object ``extra_special_tokens`` alone.
-        if former is not None:
+        if former is not None:  # transformers 4 takes others from ``extra_special_tokens`` alone
             other_roles = []
         for role in [*ROLES, *other_roles]:
             value = self._config.get(role)

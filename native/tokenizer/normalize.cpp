@@ -161,8 +161,7 @@ void compose(Normalized& text, Test may_change, bool compatible) {
         return composed(decomposed({from, size_t(to - from)}, compatible));
     };
     std::string out;
-    // The text up to done is copied; last is the character before p, or p where none is left to
-    // copy.
+    // The text up to done is copied; last is the character before p, or p if none is left to copy.
     const char *done = begin, *last = begin;
     for (const char* p = begin; p != end;) {
         if (end - p >= 8 && is_ascii({p, 8})) {

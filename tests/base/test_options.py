@@ -33,7 +33,7 @@ def test_cache_dir_option_may_be_relative_or_start_with_a_tilde(tmp_path, monkey
 
 
 @pytest.mark.parametrize("ids", [[True], [1, False], [1.0], ["1"]])
-def test_what_is_no_token_id_is_refused(ids):
+def test_a_value_that_is_not_a_token_id_is_refused(ids):
     with pytest.raises(WrongType, match="a token id"):
         check_ids("ids", ids)
 

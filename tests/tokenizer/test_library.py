@@ -124,7 +124,7 @@ def test_a_token_of_the_last_character_does_not_take_other_text():
     assert engine.encode(f"a{last}a") == [1, 2, 1]
 
 
-def test_an_added_token_of_one_character_is_no_byte_of_other_text(tmp_path):
+def test_an_added_token_of_one_character_is_not_a_byte_of_other_text(tmp_path):
     """The model lacks the byte E9, which is spelled as the added token is."""
     vocab = {char: id for id, char in enumerate(sorted({*BYTE_TO_CHARACTER} - {"\xe9"}))}
     level = {
