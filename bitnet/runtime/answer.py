@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import UsageError
 from bitnet.base.machine import page_reads, peak_memory
 from bitnet.runtime.conversation import ReasoningReader
-from bitnet.runtime.piece import Piece, TokenLogprob
+from bitnet.runtime.piece import CallDelta, Piece, TextDelta, TokenLogprob, join_parts
 from bitnet.runtime.tool_calls import ToolCall, call_reader, overlap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from collections.abc import Sequence as SequenceOf
 
-    from bitnet.runtime.piece import CallDelta, FinishReason
+    from bitnet.runtime.piece import FinishReason, Part
     from bitnet.runtime.sequence import Sequence
     from bitnet.tokenizer import Tokenizer
 
@@ -95,6 +95,7 @@ class Answer:
         self._tokenizer = tokenizer
         self._run = run
         self.calls: list[ToolCall] = []
+        self._parts: list[Part] = []  # as they were generated
         self._stops = [stop for stop in sequence.request.stop if stop]
         self._held = ""  # end of the text, which may begin a stop string
         self._indent: int | None = None  # white space of a line so far; None: the line has text
@@ -115,6 +116,11 @@ class Answer:
         self._stream = tokenizer.stream(skip_special=True)
         self._stream.skip([token for token in self.prompt_ids if self._is_known(token)])
         self.tokenize_s += time.perf_counter() - begun_at
+
+    @property
+    def parts(self) -> list[Part]:
+        """Reasoning, text and calls so far, in the order in which the model wrote them."""
+        return join_parts(self._parts)
 
     @property
     def prompt_tokens(self) -> int:
@@ -222,7 +228,7 @@ class Answer:
         return f"{text}<small>{state}</small>"
 
     def _add(self, text: str, reason: FinishReason | None) -> dict[str, Any]:
-        """Add *text*, the next part; fields of the piece: text, reasoning and calls now certain."""
+        """Add *text*, the next part; fields of the piece: the parts that are now certain."""
         final = reason is not None
         if final:
             reads = page_reads()
@@ -234,17 +240,23 @@ class Answer:
             reasoning, text = self._reasoning_reader.read(text, final=final)
             if self._reasoning_reader.is_inside or reasoning:
                 self.reasoning_tokens = self.tokens
-        deltas: list[CallDelta] = []
+        parts: list[Part] = [TextDelta(reasoning, is_reasoning=True)] if reasoning else []
         if self._call_reader is not None:
-            text, deltas = self._call_reader.read(text, final=final)
-        for delta in deltas:
-            if delta.id:
-                self.calls.append(ToolCall(delta.id, delta.name))
-            self.calls[delta.index].arguments += delta.arguments
-        self.text += text
-        self.reasoning += reasoning
+            parts += self._call_reader.read_parts(text, final=final)
+        elif text:
+            parts.append(TextDelta(text))
+        for part in parts:
+            if isinstance(part, CallDelta):
+                if part.id:
+                    self.calls.append(ToolCall(part.id, part.name))
+                self.calls[part.index].arguments += part.arguments
+            elif part.is_reasoning:
+                self.reasoning += part.text
+            else:
+                self.text += part.text
+        self._parts += parts
         self.finish_reason = reason
-        return {"text": text, "reasoning": reasoning, "calls": tuple(deltas)}
+        return {"parts": tuple(parts)}
 
     def _until_limit(self, text: str, *, final: bool = False) -> str:
         """The held text and *text* up to a stop string or to a line that is indented too little.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 FinishReason = Literal["stop", "length", "context", "cancelled", "deadline", "error"]
 
@@ -39,6 +42,44 @@ class CallDelta:
 
 
 @dataclass(frozen=True)
+class TextDelta:
+    """A part of the text of an answer, or of its reasoning."""
+
+    text: str
+    is_reasoning: bool = False
+
+
+#: A part of an answer, as it is generated.
+Part: TypeAlias = TextDelta | CallDelta
+
+
+def join_parts(parts: Iterable[Part]) -> list[Part]:
+    """*parts*, in which those that continue each other are one."""
+    joined: list[list[Part]] = []
+    for part in parts:
+        if joined and _continues(joined[-1][0], part):
+            joined[-1].append(part)
+        else:
+            joined.append([part])
+    return [_join(group) for group in joined]
+
+
+def _continues(begin: Part, part: Part) -> bool:
+    if isinstance(part, CallDelta):
+        return isinstance(begin, CallDelta) and begin.index == part.index
+    return isinstance(begin, TextDelta) and begin.is_reasoning == part.is_reasoning
+
+
+def _join(parts: list[Part]) -> Part:
+    begin = parts[0]
+    if isinstance(begin, CallDelta):
+        arguments = "".join(part.arguments for part in parts if isinstance(part, CallDelta))
+        return replace(begin, arguments=arguments)
+    text = "".join(part.text for part in parts if isinstance(part, TextDelta))
+    return replace(begin, text=text)
+
+
+@dataclass(frozen=True)
 class Piece:
     """One generated token, or the end of an answer.
 
@@ -54,8 +95,27 @@ class Piece:
     logprob: float | None = None  # its natural logarithm under the model, if asked for
     top_logprobs: tuple[tuple[int, float], ...] = ()  # the likeliest tokens there, (id, logprob)
     finish_reason: FinishReason | None = None  # in the last piece
-    text: str = ""  # of the answer, that has become certain
     # the token with its log-probability, if it is part of the answer and this was asked for
     described: TokenLogprob | None = None
-    calls: tuple[CallDelta, ...] = ()  # parts of function calls that have become certain
-    reasoning: str = ""  # that has become certain, where it is separate from the text
+    parts: tuple[Part, ...] = ()  # of the answer, that have become certain, in their order
+
+    @property
+    def text(self) -> str:
+        """Text of the answer that has become certain."""
+        return "".join(
+            part.text
+            for part in self.parts
+            if isinstance(part, TextDelta) and not part.is_reasoning
+        )
+
+    @property
+    def reasoning(self) -> str:
+        """Reasoning that has become certain, where it is separate from the text."""
+        return "".join(
+            part.text for part in self.parts if isinstance(part, TextDelta) and part.is_reasoning
+        )
+
+    @property
+    def calls(self) -> tuple[CallDelta, ...]:
+        """Parts of function calls that have become certain."""
+        return tuple(part for part in self.parts if isinstance(part, CallDelta))

@@ -24,13 +24,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from bitnet.runtime.piece import CallDelta
+from bitnet.runtime.piece import CallDelta, Piece, TextDelta
 from bitnet.runtime.tool_arguments import decode, dump, read_arguments, write_arguments
 from bitnet.runtime.tool_formats import ID, INDEX, NAME, fill
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from bitnet.runtime.piece import Part
     from bitnet.runtime.tool_formats import CallFormat, CallRules
 
 _NEVER = r"(?!)"  # matches no text
@@ -65,33 +66,53 @@ def call_reader(rules: CallRules) -> CallReader:
 
 
 class CallReader:
-    """Splits the text of an answer into text and calls."""
+    """Splits the text of an answer into text and calls, in their order.
+
+    Text that follows a call begins with a line break if it would join the text before the call.
+    """
 
     def __init__(self, rules: CallRules) -> None:
         self._rules = rules
         self._form = rules.form
         self._held = rules.begun
         self._ids: set[str] = set()  # of the calls so far
+        self._after_call = False  # True if a call is the last part
+        self._last_char = ""  # of the text so far
 
     def read(self, text: str, *, final: bool = False) -> tuple[str, list[CallDelta]]:
+        """As :meth:`read_parts`, but all text as one, and the calls."""
+        piece = Piece(None, parts=tuple(self.read_parts(text, final=final)))
+        return piece.text, [*piece.calls]
+
+    def read_parts(self, text: str, *, final: bool = False) -> list[Part]:
         """Text and calls that are certain after the next part, *text*; all if it is *final*."""
         self._held += text
-        texts: list[str] = []
-        deltas: list[CallDelta] = []
-        self._read(texts, deltas, final=final)
-        return "".join(texts), deltas
+        parts: list[Part] = []
+        self._read(parts, final=final)
+        return parts
 
-    def _read(self, texts: list[str], deltas: list[CallDelta], *, final: bool) -> None:
+    def _read(self, parts: list[Part], *, final: bool) -> None:
         raise NotImplementedError
 
-    def _begin_call(self, deltas: list[CallDelta], call: _Call) -> None:
-        """Add *call* to *deltas*; only the first one counts if calls are not *parallel*."""
+    def _add_text(self, parts: list[Part], text: str) -> None:
+        """Add *text* to *parts* if it is not empty."""
+        if not text:
+            return
+        if self._after_call and self._last_char.strip() and not text[0].isspace():
+            text = f"\n{text}"
+        self._after_call = False
+        self._last_char = text[-1]
+        parts.append(TextDelta(text))
+
+    def _begin_call(self, parts: list[Part], call: _Call) -> None:
+        """Add *call* to *parts*; only the first one counts if calls are not *parallel*."""
+        self._after_call = True
         if self._ids and not self._rules.parallel:
             return
         call_id = call.id
         if not _CALL_ID.fullmatch(call_id) or call_id in self._ids:
             call_id = secrets.token_hex(5)[:9]  # nine letters and digits, as Mistral's templates
-        deltas.append(CallDelta(len(self._ids), call.arguments, call_id, call.name))
+        parts.append(CallDelta(len(self._ids), call.arguments, call_id, call.name))
         self._ids.add(call_id)
 
 
@@ -103,13 +124,13 @@ class GuidedReader(CallReader):
         self._head = _head_pattern(self._form)
         self._arguments: str | None = None  # of the current call so far; None: read its head next
 
-    def _read(self, _texts: list[str], deltas: list[CallDelta], *, final: bool) -> None:  # noqa: ARG002 - other readers need it
+    def _read(self, parts: list[Part], *, final: bool) -> None:  # noqa: ARG002 - other readers need it
         while self._held:
             if self._arguments is None:
                 begin = self._head.search(self._held)
                 if begin is None:
                     return
-                self._begin_call(deltas, _Call(begin["name"], "", _id_in(self._form, begin)))
+                self._begin_call(parts, _Call(begin["name"], "", _id_in(self._form, begin)))
                 self._held = self._held[begin.end() :]
                 self._arguments = ""
                 continue
@@ -119,7 +140,7 @@ class GuidedReader(CallReader):
                 with suppress(ValueError):  # the arguments go on
                     end = decode(arguments_so_far, 0)[1]
             arguments = arguments_so_far[len(self._arguments) : end]
-            deltas.append(CallDelta(len(self._ids) - 1, arguments))
+            parts.append(CallDelta(len(self._ids) - 1, arguments))
             self._held = "" if end is None else arguments_so_far[end:]
             self._arguments = arguments_so_far if end is None else None
 
@@ -127,52 +148,57 @@ class GuidedReader(CallReader):
 class BlockReader(CallReader):
     """Reports the calls of a block when it is complete.
 
-    A block that is not calls of known functions stays text.
+    A block that is not calls of known functions stays text. Spaces beside a call are text only if
+    there is other text before and after it.
     """
 
     def __init__(self, rules: CallRules) -> None:
         super().__init__(rules)
         form = self._form
         self._closing = form.end
-        self._after_call = False  # True if spaces that follow are not text
+        self._spaces = ""  # after the text so far; not passed on, as a call may follow
         begin = "|".join(map(re.escape, ("{", "[", *form.dressing)))
         opening = re.escape(form.marker) or rf"\A\s*(?={begin})"
         skipped = "|".join(map(re.escape, form.skipped)) or _NEVER
         self._mark = re.compile(rf"(?P<skipped>{skipped})|(?P<opening>{opening})")
 
-    def _read(self, texts: list[str], deltas: list[CallDelta], *, final: bool) -> None:
-        if self._after_call:
-            self._held = self._held.lstrip()
-            self._after_call = not self._held
+    def _read(self, parts: list[Part], *, final: bool) -> None:
         while mark := self._mark.search(self._held):
             before = self._held[: mark.start()]
             rest = self._held[mark.end() :]
             if mark["opening"] is None:
-                texts.append(before)
+                self._add_text(parts, before)
                 self._held = rest
                 continue
             if not final and self._may_be_skipped(mark.start()):
                 break
-            parts = rest.partition(self._closing) if self._closing else (rest, "", "")
-            body, closed, after = parts
+            block = rest.partition(self._closing) if self._closing else (rest, "", "")
+            body, closed, after = block
             if not (closed or final):
                 break
             calls, remaining = _calls_in(self._form, mark[0] + body, self._rules.schemas)
             if calls and all(call.name in self._rules.schemas for call in calls):
-                texts.append(before.rstrip())
-                self._held = (remaining + after).lstrip()
-                self._after_call = not self._held
+                self._add_text(parts, before)
+                self._held = remaining + after
                 for call in calls:
-                    self._begin_call(deltas, call)
+                    self._begin_call(parts, call)
             else:
-                texts.append(before + mark[0] + body + closed)
+                self._add_text(parts, before + mark[0] + body + closed)
                 self._held = after
         keep = 0 if final else self._count_undecided(mark)
         ready = self._held[: len(self._held) - keep]
-        # A call may follow, and the space before it is not text.
-        ready = ready if final else ready.rstrip()
         self._held = self._held[len(ready) :]
-        texts.append(ready)
+        self._add_text(parts, ready)
+        if final and not self._after_call:
+            super()._add_text(parts, self._spaces)
+
+    def _add_text(self, parts: list[Part], text: str) -> None:
+        text = self._spaces + text
+        if self._after_call and not self._last_char:
+            text = text.lstrip()
+        certain = text.rstrip()
+        self._spaces = text[len(certain) :]
+        super()._add_text(parts, certain)
 
     def _may_be_skipped(self, at: int) -> bool:
         """True if what begins at index *at* may become one of the texts to skip."""
@@ -212,14 +238,14 @@ class MessageReader(CallReader):
         self._headers = rules.form.headers
         self._end = re.compile("|".join(map(re.escape, self._headers.ends)))
 
-    def _read(self, texts: list[str], deltas: list[CallDelta], *, final: bool) -> None:
+    def _read(self, parts: list[Part], *, final: bool) -> None:
         while self._held or (final and self._header is not None):
-            if self._header is None and not self._read_header(texts, final=final):
+            if self._header is None and not self._read_header(parts, final=final):
                 break
-            if not self._read_content(texts, deltas, final=final):
+            if not self._read_content(parts, final=final):
                 break
 
-    def _read_header(self, texts: list[str], *, final: bool) -> bool:
+    def _read_header(self, parts: list[Part], *, final: bool) -> bool:
         """Read a header; True if the content of its message follows."""
         begins = self._headers.begins
         begin = self._held.lstrip()
@@ -229,13 +255,13 @@ class MessageReader(CallReader):
             self._header = header + mark
             self._held = rest
         elif has_header and final:
-            self._read_unfinished_header(texts)
+            self._read_unfinished_header(parts)
             self._header = ""
         elif not has_header and (final or not any(text.startswith(begin) for text in begins)):
             self._header = ""  # the message has no header
         return self._header is not None
 
-    def _read_unfinished_header(self, texts: list[str]) -> None:
+    def _read_unfinished_header(self, parts: list[Part]) -> None:
         """Read a header that the end of the answer, or of its message, cut off.
 
         It is text, except ``Headers.dropped`` before it, which is not part of the header.
@@ -249,11 +275,11 @@ class MessageReader(CallReader):
         begin = header.lstrip()
         dropped = self._headers.dropped
         if begin.startswith(dropped):
-            texts.append(begin.removeprefix(dropped))
+            self._add_text(parts, begin.removeprefix(dropped))
         elif not dropped.startswith(begin):
-            texts.append(header)
+            self._add_text(parts, header)
 
-    def _read_content(self, texts: list[str], deltas: list[CallDelta], *, final: bool) -> bool:
+    def _read_content(self, parts: list[Part], *, final: bool) -> bool:
         """Read content of the current message; True if the message is complete."""
         header = self._header or ""
         routed = re.search(self._headers.routed, header)
@@ -262,7 +288,7 @@ class MessageReader(CallReader):
             if not routed:
                 undecided = max(overlap(self._held, text) for text in self._headers.ends)
                 certain = len(self._held) - undecided
-                texts.append(self._held[:certain])
+                self._add_text(parts, self._held[:certain])
                 self._held = self._held[certain:]
             return False
         content = self._held
@@ -275,12 +301,12 @@ class MessageReader(CallReader):
         self._held = self._held[len(content) + len(mark) :]
         self._header = None
         if not routed:
-            texts.append(content)
+            self._add_text(parts, content)
             return True
         try:
-            self._begin_call(deltas, self._call_of(header, content))
+            self._begin_call(parts, self._call_of(header, content))
         except ValueError:
-            texts.append(header.removeprefix(self._headers.dropped) + content + mark)
+            self._add_text(parts, header.removeprefix(self._headers.dropped) + content + mark)
         return True
 
     def _call_of(self, header: str, content: str) -> _Call:
@@ -363,7 +389,7 @@ def _block_calls(
         begin = head.match(body, at)
         if begin is None:
             if calls and not form.closing:
-                return calls, body[at:]
+                return calls, body[len(body[:at].rstrip()) :]
             raise ValueError("not a call")
         schema = schemas.get(begin["name"]) or {}
         arguments, at = read_arguments(form.notation, body, begin.end(), schema)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
 from bitnet.base.trust import encodable
+from bitnet.runtime.piece import CallDelta, TextDelta
 from bitnet.runtime.request import MAX_MESSAGES, Request
 from bitnet.wire.fields import RANDOM, STOPS, schemas_by_name, with_defaults
 from bitnet.wire.forms import Form, check_entries
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.language_model import LanguageModel
-    from bitnet.runtime.piece import Piece
+    from bitnet.runtime.piece import Part
     from bitnet.wire.forms import Body, Events, Pieces, Served
 
 PREFIX = "/v1/messages"  # of the addresses
@@ -335,15 +336,17 @@ def message_reply(_body: Body, head: Body, answers: Sequence[Answer]) -> dict[st
     """The reply of ``/v1/messages``, with the id and the model of *head*."""
     (answer,) = answers
     content: list[dict[str, Any]] = []
-    if answer.reasoning:
-        content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
-    if answer.text or not answer.calls:
-        content.append({"type": "text", "text": answer.text})
-    content += [
-        {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
-        for call in answer.calls
-        if (arguments := call.parse_arguments()) is not None
-    ]
+    for part in answer.parts:
+        block = _block(part)
+        if isinstance(part, TextDelta):
+            block[block["type"]] = part.text
+        elif (arguments := answer.calls[part.index].parse_arguments()) is not None:
+            block["input"] = arguments
+        else:
+            continue
+        content.append(block)
+    if not (answer.text or answer.calls):
+        content.append(_block(TextDelta("")))
     return _message(head) | {"content": content, **_stop_facts(answer), "usage": _usage(answer)}
 
 
@@ -358,9 +361,14 @@ async def message_events(_body: Body, head: Body, pieces: Pieces) -> Events:
             empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
             usage = _usage(answer) | {"output_tokens": 0}
             yield {"type": "message_start", "message": _message(head) | empty | {"usage": usage}}
-        for block, delta in _parts(piece):
+        parts = piece.parts
+        if piece.finish_reason and not (answer.text or answer.calls):
+            parts = (*parts, TextDelta(""))
+        for part in parts:
+            block = _block(part)
+            delta = _delta(part)
             # Text and thinking continue an open block of their type; each call opens a new one.
-            if block and (block["type"] != kind or kind == "tool_use"):
+            if block["type"] != kind or (isinstance(part, CallDelta) and part.id):
                 if kind:
                     yield {"type": "content_block_stop", "index": index}
                 index += 1
@@ -379,21 +387,22 @@ def _message(head: Body) -> dict[str, Any]:
     return {"id": head["id"], "type": "message", "role": "assistant", "model": head["model"]}
 
 
-def _parts(piece: Piece) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Parts of *piece*, each as a content block and a delta of that block.
+def _block(part: Part) -> dict[str, Any]:
+    """The content block to which *part* belongs, without content."""
+    if isinstance(part, CallDelta):
+        return {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
+    if part.is_reasoning:
+        return {"type": "thinking", "thinking": "", "signature": ""}
+    return {"type": "text", "text": ""}
 
-    The block is empty if the part continues an open call; the delta is empty if it has no text.
-    """
-    if piece.reasoning:
-        block = {"type": "thinking", "thinking": "", "signature": ""}
-        yield block, {"type": "thinking_delta", "thinking": piece.reasoning}
-    if piece.text:
-        yield {"type": "text", "text": ""}, {"type": "text_delta", "text": piece.text}
-    for call in piece.calls:
-        call_block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
-        delta = {"type": "input_json_delta", "partial_json": call.arguments}
-        # Only the first part of a call has an id.
-        yield call_block if call.id else {}, delta if call.arguments else {}
+
+def _delta(part: Part) -> dict[str, Any] | None:
+    """The content of *part* as a delta of its block; ``None`` if it has none."""
+    if isinstance(part, CallDelta):
+        delta = {"type": "input_json_delta", "partial_json": part.arguments}
+        return delta if part.arguments else None
+    kind = "thinking" if part.is_reasoning else "text"
+    return {"type": f"{kind}_delta", kind: part.text} if part.text else None
 
 
 def error_reply(message: str, status: int, *_: object) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
 from bitnet.base.trust import encodable
-from bitnet.runtime.piece import CallDelta, Piece
+from bitnet.runtime.piece import CallDelta, Piece, TextDelta
 from bitnet.runtime.request import MAX_MESSAGES, Request
 from bitnet.wire.fields import RANDOM, TOP_LOGPROBS, schemas_by_name, with_defaults
 from bitnet.wire.forms import Form, check_entries
@@ -306,33 +306,43 @@ class _Items:
             yield self.event("response.in_progress", response=initial)
         if piece.described:
             self._described.append(piece.described)
-        if piece.reasoning:
+        for part in piece.parts:
+            is_text = isinstance(part, TextDelta) and not part.is_reasoning
             # Only messages have log-probabilities. A piece without a token is a whole answer, from
             # response_reply: there they belong to its text.
-            if piece.token is not None:
+            if not is_text and piece.token is not None:
                 self._described.clear()
-            if not self._is_in("reasoning"):
-                yield from self._open_text("reasoning", summary=[])
-            self._output[-1]["content"][0]["text"] += piece.reasoning
-            yield self._part_event("reasoning_text.delta", delta=piece.reasoning)
-        if piece.text:
-            if not self._is_in("message"):
-                yield from self._open_text("message", role="assistant")
-            part = self._output[-1]["content"][0]
-            part["text"] += piece.text
-            logprobs = chat_logprobs(self._described)["content"]
-            part["logprobs"] += logprobs
-            self._described.clear()
-            yield self._part_event("output_text.delta", delta=piece.text, logprobs=logprobs)
-        for call in piece.calls:
-            self._described.clear()
-            if call.id:
-                item = {"type": "function_call", "id": f"fc_{secrets.token_hex(12)}",
-                        "call_id": call.id, "name": call.name, "arguments": ""}  # fmt: skip
-                yield from self._open(item)
-            if call.arguments:
-                self._output[-1]["arguments"] += call.arguments
-                yield self._item_event("function_call_arguments.delta", delta=call.arguments)
+            if isinstance(part, CallDelta):
+                yield from self._call_events(part)
+            elif part.is_reasoning:
+                yield from self._reasoning_events(part.text)
+            else:
+                yield from self._text_events(part.text)
+
+    def _reasoning_events(self, text: str) -> Iterator[dict[str, Any]]:
+        if not self._is_in("reasoning"):
+            yield from self._open_text("reasoning", summary=[])
+        self._output[-1]["content"][0]["text"] += text
+        yield self._part_event("reasoning_text.delta", delta=text)
+
+    def _text_events(self, text: str) -> Iterator[dict[str, Any]]:
+        if not self._is_in("message"):
+            yield from self._open_text("message", role="assistant")
+        part = self._output[-1]["content"][0]
+        part["text"] += text
+        logprobs = chat_logprobs(self._described)["content"]
+        part["logprobs"] += logprobs
+        self._described.clear()
+        yield self._part_event("output_text.delta", delta=text, logprobs=logprobs)
+
+    def _call_events(self, call: CallDelta) -> Iterator[dict[str, Any]]:
+        if call.id:
+            item = {"type": "function_call", "id": f"fc_{secrets.token_hex(12)}",
+                    "call_id": call.id, "name": call.name, "arguments": ""}  # fmt: skip
+            yield from self._open(item)
+        if call.arguments:
+            self._output[-1]["arguments"] += call.arguments
+            yield self._item_event("function_call_arguments.delta", delta=call.arguments)
 
     def end(self, answer: Answer) -> Iterator[dict[str, Any]]:
         """Events after the last piece of *answer*."""
@@ -417,11 +427,7 @@ def response_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[st
     """The reply of ``/v1/responses``."""
     (answer,) = answers
     items = _Items(body, head)
-    calls = tuple(
-        CallDelta(index, call.arguments, call.id, call.name)
-        for index, call in enumerate(answer.calls)
-    )
-    piece = Piece(None, text=answer.text, reasoning=answer.reasoning, calls=calls)
+    piece = Piece(None, parts=tuple(answer.parts))
     items.show_sampling(answer)
     items.add_logprobs(answer.logprobs[answer.reasoning_tokens :])
     *_, final = (*items.events_of(piece), *items.end(answer))
