@@ -30,6 +30,8 @@ _BARE = re.compile(r"[^,\[\]{}:]+")
 _SPACE = re.compile(r"\s*")
 _CDATA = re.compile(r"<!\[CDATA\[(.*)\]\]>", re.DOTALL)
 _KEYWORD = re.compile(r"\s*([^\W\d]\w*)\s*=\s*")
+# Keys of a call that is a JSON object.
+_KEYS_OF_CALL = {"name", "tool_name", "arguments", "parameters", "type", "id", "tool_call_id"}
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 
 #: What follows the value of a keyword argument: another argument, or the end of the call.
@@ -60,6 +62,54 @@ def decode(text: str, at: int) -> tuple[Any, int]:
         return _JSON.raw_decode(text, at)
     except RecursionError:
         raise ValueError("nested too deep") from None
+
+
+def value_texts(text: str) -> dict[str, str]:
+    """The JSON of each value in *text*, a JSON object; of two with one key the last one.
+
+    A ValueError if it is not an object.
+    """
+    if not isinstance(decode(text, 0)[0], dict):
+        raise ValueError("not an object")
+    values: dict[str, str] = {}
+    at = _skip_space(text, 1)
+    while text[at] != "}":
+        key, at = decode(text, at)
+        begin = _skip_space(text, text.index(":", at) + 1)
+        _, end = decode(text, begin)
+        values[key] = text[begin:end]
+        at = _skip_comma(text, end, "}")
+    return values
+
+
+def item_texts(text: str) -> list[str]:
+    """The JSON of each item in *text*, a JSON list."""
+    items = []
+    at = _skip_space(text, 1)
+    while text[at] != "]":
+        _, end = decode(text, at)
+        items.append(text[at:end])
+        at = _skip_comma(text, end, "]")
+    return items
+
+
+def key_of_arguments(call: Mapping[str, Any]) -> str:
+    """The key of the arguments in *call*, a JSON object; empty if there are none.
+
+    A ValueError if they may be under another key.
+    """
+    for key in ("arguments", "parameters"):
+        if call.get(key) is not None:
+            return key
+    if call.keys() - _KEYS_OF_CALL:
+        raise ValueError("the arguments are under another key")
+    return ""
+
+
+def check_end(text: str, end: int) -> None:
+    """Raise a ValueError if *text* goes on behind the arguments, which end at index *end*."""
+    if text[end:].strip():
+        raise ValueError("not only arguments")
 
 
 def dump(arguments: Any) -> str:

@@ -25,7 +25,16 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from bitnet.runtime.piece import CallDelta, Piece, TextDelta
-from bitnet.runtime.tool_arguments import decode, dump, read_arguments, write_arguments
+from bitnet.runtime.tool_arguments import (
+    check_end,
+    decode,
+    dump,
+    item_texts,
+    key_of_arguments,
+    read_arguments,
+    value_texts,
+    write_arguments,
+)
 from bitnet.runtime.tool_formats import ID, INDEX, NAME, fill
 
 if TYPE_CHECKING:
@@ -38,8 +47,6 @@ _NEVER = r"(?!)"  # matches no text
 _CALL_ID = re.compile(r"[\w.:-]{1,160}", re.ASCII)  # functions.NAME:0, in some formats
 
 _SPACES = re.compile(r"\s*")
-# Keys of a call that is a JSON object.
-_KEYS_OF_CALL = {"name", "tool_name", "arguments", "parameters", "type", "id", "tool_call_id"}
 
 
 @dataclass
@@ -317,7 +324,7 @@ class MessageReader(CallReader):
         name = recipient[1]
         if self._form.notation.kind == "json":
             arguments, end = read_arguments(self._form.notation, content, 0, {})
-            _check_end(content, end)
+            check_end(content, end)
             return _Call(name, arguments)
         head = self._form.head.partition(self._headers.message)[0].replace(NAME, name)
         calls, _ = _calls_in(
@@ -411,46 +418,37 @@ def _json_calls(
     calls: list[_Call] = []
     at = dressing.match(body, 0).end()  # type: ignore[union-attr]
     while at < len(body):
-        value, at = decode(body, at)
-        objects = value if isinstance(value, list) else [value]
+        begin = at
+        value, at = decode(body, begin)
+        objects = [body[begin:at]]
+        if isinstance(value, list):
+            objects = item_texts(objects[0])
         calls += [_call_of_object(form, each) for each in objects]
         at = dressing.match(body, at).end()  # type: ignore[union-attr]
     return calls, ""
 
 
-def _call_of_object(form: CallFormat, call: Any) -> _Call:
-    if not isinstance(call, dict):
-        raise ValueError("not a call")
+def _call_of_object(form: CallFormat, text: str) -> _Call:
+    """The call that the JSON *text* is; its arguments stay as the model wrote them."""
+    written = value_texts(text)
+    call, _ = decode(text, 0)
     if form.head.startswith(f'{{"{NAME}"'):  # the name is the key of the arguments
         if len(call) != 1:
             raise ValueError("not one call")
-        ((name, arguments),) = call.items()
+        ((name, arguments),) = written.items()
     else:
         name = call.get("name", call.get("tool_name"))
-        arguments = _arguments_in(call)
+        key = key_of_arguments(call)
+        arguments = written[key] if key else "{}"
     if not isinstance(name, str):
         raise ValueError("not a call")
-    if isinstance(arguments, str):  # JSON in JSON
-        text = arguments
-        arguments, end = decode(text, 0)
-        _check_end(text, end)
-    return _Call(name, dump(arguments))
-
-
-def _arguments_in(call: Mapping[str, Any]) -> Any:
-    """The arguments in *call*, a JSON object; a ValueError if they may be under another key."""
-    for key in ("arguments", "parameters"):
-        if call.get(key) is not None:
-            return call[key]
-    if call.keys() - _KEYS_OF_CALL:
-        raise ValueError("the arguments are under another key")
-    return {}
-
-
-def _check_end(text: str, end: int) -> None:
-    """Raise a ValueError if *text* goes on behind the arguments, which end at index *end*."""
-    if text[end:].strip():
-        raise ValueError("not only arguments")
+    value, _ = decode(arguments, 0)
+    if isinstance(value, str):  # JSON in JSON
+        arguments = value.strip()
+        value, end = decode(arguments, 0)
+        check_end(arguments, end)
+    dump(value)
+    return _Call(name, arguments)
 
 
 @lru_cache(maxsize=64)

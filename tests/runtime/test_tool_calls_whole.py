@@ -60,6 +60,28 @@ def test_a_call_with_other_contents_than_arguments_stays_text(call, size):
     assert read(HERMES, hermes(call), size) == (hermes(call), [])
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"x": 1e5}', '{"x": -0}', '{"x":1,"x" : 2}', '{"x": 12345678901234567890.10}',
+        '{ "x": "\\u00e9\\/" }', '{"x": {"arguments": [1E+2]}}', "{}",
+    ],
+)  # fmt: skip
+def test_arguments_in_json_stay_as_the_model_wrote_them(arguments):
+    call = f'{{"name": "f", "arguments": {arguments}}}'
+    quoted = f'{{"name": "f", "arguments": {json.dumps(arguments)}}}'
+    calls = f"[{call} , {quoted}]"
+    assert read(HERMES, hermes(call), 7) == ("", [("f", arguments)])
+    assert read(HERMES, hermes(calls), 7) == ("", [("f", arguments)] * 2)
+    assert read(HARMONY, f"{HARMONY_HEAD}{arguments}<|call|>", 7) == ("", [("f", arguments)])
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e999", "-Infinity"])
+def test_a_call_with_numbers_that_json_does_not_have_stays_text(number):
+    call = hermes(f'{{"name": "f", "arguments": {{"x": {number}}}}}')
+    assert read(HERMES, call, 7) == (call, [])
+
+
 @pytest.mark.parametrize("size", [1, 7, 1000])
 @pytest.mark.parametrize("after", ['{"a": 2}', " trailing", "]"])
 def test_a_message_that_goes_on_behind_its_arguments_stays_text(after, size):
