@@ -262,7 +262,9 @@ class Request(SamplingOptions):
     @property
     def needs_grammar(self) -> bool:
         """True if a grammar has to be compiled before the answer begins."""
-        return bool(self.list_constraints()) or self.tool_choice not in (None, "auto", "none")
+        from bitnet.runtime.tools import is_call_required  # here, so that commands start sooner
+
+        return bool(self.list_constraints()) or is_call_required(self.tool_choice)
 
     def check(self) -> None:
         """Check texts, counts, sizes and depths.

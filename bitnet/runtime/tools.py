@@ -79,7 +79,16 @@ _KEYWORDS: dict[str, tuple[tuple[type, ...], str]] = {
     "enum": ((list, tuple), "a list"),
 }
 
+ALLOWED = "allowed_tools"  # type of a choice that allows some of the tools
 NO_TOOLS = Tools((), (), required=False, parallel=True)
+
+
+def is_call_required(choice: Any) -> bool:
+    """True if an answer with this ``tool_choice`` must be a call."""
+    if isinstance(choice, Mapping) and choice.get("type") == ALLOWED:
+        allowed = choice.get("allowed_tools")
+        return isinstance(allowed, Mapping) and allowed.get("mode") == "required"
+    return choice not in (None, "auto", "none")
 
 
 def read_tools(definitions: Any, choice: Any, *, parallel: bool = True) -> Tools | None:
@@ -94,6 +103,12 @@ def read_tools(definitions: Any, choice: Any, *, parallel: bool = True) -> Tools
         raise UsageError("tools: two functions have one name", field="tools")
     if choice in (None, "auto", "none"):
         return Tools(tools, tools, False, parallel) if tools and choice != "none" else None
+    if isinstance(choice, Mapping) and choice.get("type") == ALLOWED:
+        allowed = _find_allowed(tools, choice)
+        if is_call_required(choice):
+            return Tools(tools, allowed, True, parallel)
+        # As with none, the model is not told of tools that it must not call.
+        return Tools(allowed, allowed, False, parallel)
     named = tools
     problem = "there are no tools"
     if choice != "required":
@@ -111,16 +126,44 @@ def _name_in(choice: Any) -> str | None:
     function = choice.get("function") if isinstance(choice, Mapping) else None
     if not isinstance(function, Mapping) or choice.get("type") != "function":
         return None
-    for where, entries, names in (
-        ("tool_choice", choice, ("type", "function")),
-        ("tool_choice.function", function, ("name",)),
-    ):
-        for key, value in entries.items():
-            if key not in names and value is not None:
-                field = encodable(f"{where}.{str(key)[:80]}")
-                raise UsageError(f"{field}: this field is not known here", field=field)
+    _check_keys("tool_choice", choice, ("type", "function"))
+    _check_keys("tool_choice.function", function, ("name",))
     name = function.get("name")
     return name if isinstance(name, str) else None
+
+
+def _check_keys(where: str, entries: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Refuse what *entries*, which are at *where*, have besides *names*."""
+    for key, value in entries.items():
+        if key not in names and value is not None:
+            field = encodable(f"{where}.{str(key)[:80]}")
+            raise UsageError(f"{field}: this field is not known here", field=field)
+
+
+def _find_allowed(
+    tools: Sequence[Mapping[str, Any]], choice: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], ...]:
+    """Those of *tools* that *choice*, of the type allowed_tools, names."""
+    allowed = choice.get("allowed_tools")
+    entries = allowed.get("tools") if isinstance(allowed, Mapping) else None
+    if not isinstance(allowed, Mapping) or not isinstance(entries, list | tuple) or not entries:
+        raise UsageError("tool_choice: expected a list of allowed tools", field="tool_choice")
+    _check_keys("tool_choice", choice, ("type", "allowed_tools"))
+    _check_keys("tool_choice.allowed_tools", allowed, ("mode", "tools"))
+    if allowed.get("mode") not in ("auto", "required"):
+        raise UsageError(
+            "tool_choice: expected auto or required as the mode of allowed tools",
+            field="tool_choice",
+        )
+    names = [_name_in(each) for each in entries]
+    offered = {tool["function"]["name"] for tool in tools}
+    for number, name in enumerate(names):
+        if name not in offered:
+            raise UsageError(
+                f"tool_choice: allowed tool {number} is not the name of one of the tools",
+                field="tool_choice",
+            )
+    return tuple(tool for tool in tools if tool["function"]["name"] in names)
 
 
 def _check(tool: Any, where: str) -> None:

@@ -13,6 +13,7 @@ from bitnet.base.errors import UsageError
 from bitnet.base.trust import encodable
 from bitnet.runtime.piece import CallDelta, Piece, TextDelta
 from bitnet.runtime.request import MAX_MESSAGES, Request
+from bitnet.runtime.tools import ALLOWED
 from bitnet.wire.fields import RANDOM, TOP_LOGPROBS, schemas_by_name, with_defaults
 from bitnet.wire.forms import Form, check_entries
 from bitnet.wire.logprobs import chat_logprobs
@@ -166,6 +167,15 @@ def _choice(choice: Any) -> Any:
     if isinstance(choice, dict) and choice.get("type") == "function":
         check_entries(choice, {"type": TEXT, "name": TEXT}, "tool_choice")
         return {"type": "function", "function": {"name": choice.get("name")}}
+    if isinstance(choice, dict) and choice.get("type") == ALLOWED:
+        check_entries(choice, {"type": TEXT, "mode": TEXT, "tools": OBJECTS}, "tool_choice")
+        tools = choice.get("tools") or ()
+        for number, tool in enumerate(tools):
+            if type_of(tool, f"tool_choice.tools.{number}") == ALLOWED:
+                message = f"tool_choice.tools.{number}: expected a tool"
+                raise UsageError(message, field=f"tool_choice.tools.{number}")
+        named = [_choice(tool) for tool in tools if tool["type"] not in _SKIPPED_TOOLS]
+        return {"type": ALLOWED, ALLOWED: {"mode": choice.get("mode"), "tools": named}}
     return choice
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tool_models import CLOCK, WEATHER, tool_gguf
 
 from bitnet import load
+from bitnet.base.errors import UsageError
 from bitnet.runtime.answer import Answer
 from bitnet.runtime.piece import Piece
 from bitnet.runtime.request import Request
@@ -156,6 +157,43 @@ def test_text_and_calls_keep_their_order_and_spaces(model, parts):
     sent = [call for each in messages for call in each.get("tool_calls", ())]
     assert sent == whole["message"].get("tool_calls", [])
     assert [(call["function"]["name"], call["function"]["arguments"]) for call in sent] == calls
+
+
+def allowing(path, mode, *names):
+    """A body for *path* with two tools, whose choice of *mode* allows those of *names*."""
+    is_chat = path == "/v1/chat/completions"
+    functions = [tool["function"] for tool in (WEATHER, CLOCK)]
+    named = [{"name": name} for name in names]
+    if is_chat:
+        allowed = [{"type": "function", "function": each} for each in named]
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": allowed}}
+        return CHAT | {"tools": [WEATHER, CLOCK], "tool_choice": choice}
+    allowed = [{"type": "function"} | each for each in named]
+    choice = {"type": "allowed_tools", "mode": mode, "tools": allowed}
+    tools = [{"type": "function"} | each for each in functions]
+    return {"input": "a", "tools": tools, "tool_choice": choice}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_only_allowed_tools_may_be_called(model, path):
+    form = ROUTES[path]
+
+    def request_of(mode, *names):
+        (request,) = form.requests(form.read(allowing(path, mode, *names)))
+        return request
+
+    free = request_of("auto", "clock")
+    assert not free.needs_grammar
+    ids, prepared = model.prepare(free)
+    prompt = model.tokenizer.decode(ids)
+    assert '"clock"' in prompt
+    assert '"weather"' not in prompt
+    assert set(prepared.calls.schemas) == {"clock"}
+    assert request_of("required", "clock").needs_grammar
+    for mode, names in (("some", ["clock"]), ("auto", []), ("auto", ["other"])):
+        with pytest.raises(UsageError) as caught:
+            request_of(mode, *names)
+        assert caught.value.field == "tool_choice"
 
 
 def test_an_empty_message_has_one_empty_text(model):
