@@ -49,6 +49,7 @@ function show() {
   at("title").textContent = title(conversation);
   document.title = `${title(conversation)} - bitnet`;
   talk.show(conversation, running?.node);
+  find.update(conversation);
   settings.showSystem(conversation.system);
 }
 
@@ -87,8 +88,7 @@ async function openConversation(id) {
 /** Open the conversation *id* at the first message that the search finds. */
 async function openFound(id) {
   await openConversation(id);
-  find.update(conversation);
-  find.step(1);
+  if (conversation.id === id) find.first(); // another one may have been opened meanwhile
 }
 
 async function startNew() {

@@ -8,6 +8,7 @@ export class Find {
   /** @param {function} reveal shows a node of the conversation, and gives the element of its message */
   constructor(reveal) {
     this.reveal = reveal;
+    this.id = null; // of the conversation
     this.nodes = [];
     this.place = -1;
     this.pattern = null;
@@ -20,13 +21,27 @@ export class Find {
     at("previous-message").onclick = () => this.step(-1);
   }
 
-  /** Look for the search's words in *conversation*, also in versions that are not shown. */
+  /**
+   * Look for the search's words in *conversation*, also in versions that are not shown.
+   *
+   * The place stays at its message while the words and the conversation are the same.
+   */
   update(conversation) {
     const words = at("search").value.trim().split(/\s+/).filter(Boolean);
-    this.pattern = words.length ? new RegExp(words.map((word) => word.replace(/[^\p{L}\p{N}_]/gu, "\\$&")).join("|"), "gi") : null;
-    this.nodes = this.pattern ? conversation.nodes.filter((node) => texts(node).some((text) => text.search(this.pattern) >= 0)) : [];
-    this.place = -1;
+    const pattern = words.length ? new RegExp(words.map((word) => word.replace(/[^\p{L}\p{N}_]/gu, "\\$&")).join("|"), "gi") : null;
+    const isSame = conversation.id === this.id && pattern?.source === this.pattern?.source;
+    const last = isSame ? this.nodes[this.place] : null;
+    this.id = conversation.id;
+    this.pattern = pattern;
+    this.nodes = pattern ? conversation.nodes.filter((node) => texts(node).some((text) => text.search(pattern) >= 0)) : [];
+    this.place = last ? this.nodes.findIndex((node) => node.id === last.id) : -1;
     this.show();
+  }
+
+  /** Show the first of the messages. */
+  first() {
+    this.place = -1;
+    this.step(1);
   }
 
   /** Show the next of the messages, or the one before where *by* is -1. */

@@ -33,11 +33,14 @@ export function remove(conversation, node, leaf) {
   conversation.leaf = leaf;
 }
 
-/** The nodes that are shown, from the first. */
+/** The nodes that are shown, from the first; each once, also where damaged data has them follow each other in a circle. */
 export function path(conversation) {
   const byId = new Map(conversation.nodes.map((node) => [node.id, node]));
   const found = [];
-  for (let node = byId.get(conversation.leaf); node; node = byId.get(node.parent)) found.unshift(node);
+  for (let node = byId.get(conversation.leaf); node; node = byId.get(node.parent)) {
+    found.unshift(node);
+    byId.delete(node.id);
+  }
   return found;
 }
 
@@ -46,12 +49,21 @@ export function versions(conversation, node) {
   return conversation.nodes.filter((one) => one.parent === node.parent && one.role === node.role);
 }
 
-/** Show the path through *node* that was written last. */
+/**
+ * Show the path through *node* that was written last.
+ *
+ * @throws {Error} it is a message of another conversation, or was taken away
+ */
 export function select(conversation, node) {
+  if (!conversation.nodes.includes(node)) throw new Error(`Message ${node.id} is not in this conversation`);
   const latest = new Map();
   for (const one of conversation.nodes) latest.set(one.parent, one.id);
   let leaf = node.id;
-  while (latest.has(leaf)) leaf = latest.get(leaf);
+  while (latest.has(leaf)) {
+    const parent = leaf;
+    leaf = latest.get(parent);
+    latest.delete(parent); // ends a circle, see path()
+  }
   conversation.leaf = leaf;
 }
 
