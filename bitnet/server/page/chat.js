@@ -62,6 +62,7 @@ async function keep(one) {
     }
   } catch (error) {
     problem(`This browser does not keep the conversation: ${error.message}`);
+    return;
   }
   await list.show(conversation.id);
 }
@@ -70,7 +71,14 @@ async function keep(one) {
 async function openConversation(id) {
   opened += 1;
   const turn = opened;
-  const kept = running?.conversation.id === id ? running.conversation : await store.get(id);
+  let kept;
+  try {
+    kept = running?.conversation.id === id ? running.conversation : id ? await store.get(id) : undefined;
+  } catch (error) {
+    problem(`This browser does not give the conversation: ${error.message}`);
+    show(); // what there was
+    return;
+  }
   if (turn !== opened) return; // another one was opened meanwhile
   const isOther = kept?.id !== conversation.id; // the same one comes again when another tab changes it
   conversation = kept ?? create(conversation.system);
@@ -279,7 +287,12 @@ async function write(asked, question, node, signal) {
 
 /** Take a conversation away of which nothing is left. */
 async function forget(one) {
-  await store.remove(one.id);
+  try {
+    await store.remove(one.id);
+  } catch (error) {
+    problem(`This browser does not delete the conversation: ${error.message}`);
+    return;
+  }
   if (one === conversation) {
     isNew = true;
     history.replaceState(null, "", location.pathname);

@@ -28,7 +28,13 @@ export class History {
     this.current = current;
     this.turn += 1;
     const turn = this.turn;
-    const all = await this.store.all();
+    let all;
+    try {
+      all = await this.store.all();
+    } catch (error) {
+      this.told.problem(`This browser does not give the conversations: ${error.message}`);
+      return;
+    }
     if (turn !== this.turn) return; // a later call is on its way
     const query = at("search").value.trim();
     const found = query ? all.filter((one) => matches(one, query)) : all;
@@ -84,7 +90,7 @@ export class History {
     const end = async (keep) => {
       if (isOver) return;
       isOver = true;
-      if (keep) await this.told.renamed(conversation.id, field.value.trim());
+      if (keep) await this.tried("rename", () => this.told.renamed(conversation.id, field.value.trim()));
       await this.show();
       focusIfNothingIs(at("conversations").querySelector("[aria-current]"));
     };
@@ -101,12 +107,12 @@ export class History {
   }
 
   async remove(conversation) {
-    await this.told.removed(conversation.id);
+    if (!await this.tried("delete", () => this.told.removed(conversation.id))) return;
     const undo = make("button", {
       type: "button", class: "plain",
       onclick: async () => {
+        if (!await this.tried("keep", () => this.store.put(conversation))) return;
         at("gone").replaceChildren();
-        await this.store.put(conversation);
         this.told.open(conversation.id);
       },
     }, "Undo");
@@ -117,7 +123,18 @@ export class History {
   async removeAll() {
     if (!confirm("Delete all conversations in this browser? There is no way back.")) return;
     at("gone").replaceChildren();
-    await this.told.removedAll();
+    await this.tried("delete", () => this.told.removedAll());
+  }
+
+  /** Await *work* on the store; false where it failed, and then it is said that the browser does not do *what*. */
+  async tried(what, work) {
+    try {
+      await work();
+      return true;
+    } catch (error) {
+      this.told.problem(`This browser does not ${what} conversations: ${error.message}`);
+      return false;
+    }
   }
 
   async take(field) {

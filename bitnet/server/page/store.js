@@ -9,7 +9,9 @@ const CONVERSATIONS = "conversations";
 /** The store; it says by `lasting` whether it outlives the page. */
 export async function open() {
   try {
-    return new Kept(await opened());
+    const kept = new Kept();
+    await kept.database();
+    return kept;
   } catch {
     return new Forgotten();
   }
@@ -27,10 +29,26 @@ function opened() {
 class Kept {
   lasting = true;
 
-  constructor(database) {
-    this.database = database;
+  constructor() {
+    this.opening = null; // a promise of the database
     this.channel = new BroadcastChannel(NAME);
-    database.onversionchange = () => database.close();
+  }
+
+  /** The database; it is opened again where the browser, or another page that deletes it, has closed it. */
+  database() {
+    const forget = () => { this.opening = null; };
+    this.opening ??= opened().then((database) => {
+      database.onclose = forget;
+      database.onversionchange = () => {
+        database.close();
+        forget();
+      };
+      return database;
+    }, (error) => {
+      forget();
+      throw error;
+    });
+    return this.opening;
   }
 
   /** Have *told* called with the id of what another tab changed. */
@@ -65,9 +83,10 @@ class Kept {
     this.channel.postMessage(id);
   }
 
-  run(mode, work) {
+  async run(mode, work) {
+    const database = await this.database();
     return new Promise((resolve, reject) => {
-      const transaction = this.database.transaction(CONVERSATIONS, mode);
+      const transaction = database.transaction(CONVERSATIONS, mode);
       const request = work(transaction.objectStore(CONVERSATIONS));
       transaction.oncomplete = () => resolve(request.result);
       transaction.onabort = () => reject(transaction.error);

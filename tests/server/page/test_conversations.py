@@ -317,3 +317,47 @@ def test_a_browser_that_keeps_nothing_says_so(worker, person):
     person.says("abc")
     person.expect(person.conversations).to_have_text(["abc"])
     person.expect(person.answers).to_have_count(1)
+
+
+def test_a_database_that_was_closed_is_opened_again(worker, person):
+    person.goes_to(worker.address)
+    person.says("abc")
+    person.page.evaluate(
+        """() => new Promise((resolve, reject) => {
+            const asked = indexedDB.deleteDatabase("bitnet"); // closes that of the page
+            asked.onsuccess = resolve;
+            asked.onblocked = reject;
+        })"""
+    )
+    person.says("d")
+    person.expect(person.answers).to_have_count(2)
+    person.expect(person.conversations).to_have_text(["abc"])
+    person.reloads()
+    person.expect(person.questions).to_have_text(["abc", "d"])
+
+
+def test_a_database_of_a_newer_page_is_reported_and_the_page_goes_on(worker, person):
+    person.goes_to(worker.address)
+    person.says("abc")
+    person.page.evaluate(
+        """() => new Promise((resolve, reject) => {
+            const asked = indexedDB.open("bitnet", 2);
+            asked.onsuccess = resolve;
+            asked.onblocked = reject;
+        })"""
+    )
+    alert = person.page.get_by_role("alert")
+    person.says("d")
+    person.expect(person.answers).to_have_count(2)
+    person.expect(alert).to_contain_text("does not keep the conversation: The requested version")
+    person.does("Delete", "abc")
+    person.expect(alert).to_contain_text("does not delete conversations")
+    person.expect(person.questions).to_have_text(["abc", "d"])
+    person.does("Rename", "abc")
+    person.page.get_by_label("New name").fill("letters")
+    person.page.get_by_label("New name").press("Enter")
+    person.button("New chat").click()
+    person.expect(person.questions).to_have_count(0)
+    person.says("e")
+    person.expect(person.answers).to_have_count(1)
+    person.expect(alert).to_contain_text("does not keep the conversation")
