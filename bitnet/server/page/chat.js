@@ -20,7 +20,7 @@ const settings = new Settings({ onSystem: setSystem, onKey: showModels });
 const talk = new Talk(at("talk"), { edit, regenerate, proceed, select: choose, draft });
 const find = new Find(reveal);
 const attachments = new Attachments(problem);
-const list = new History(store, { open: openFound, searched: () => find.update(conversation), removed, removedAll, renamed, problem });
+const list = new History(store, { open: openFound, searched: () => find.update(conversation), now, removed, removedAll, renamed, problem });
 let conversation = create("");
 let running = null; // {controller, conversation, node, over: a promise}
 let opened = 0; // conversations so far
@@ -105,10 +105,19 @@ async function startNew() {
   await openConversation("");
 }
 
+/** The conversation *id* as it is now, which the store may not have yet; undefined: there is none. */
+async function now(id) {
+  const open = [conversation, running?.conversation].find((one) => one?.id === id);
+  return open ?? (id ? await store.get(id) : undefined);
+}
+
+/** Delete the conversation *id*; gives it as it was, undefined if it was deleted before. */
 async function removed(id) {
   if (running?.conversation.id === id) await stop();
+  const gone = await store.get(id);
   await store.remove(id);
   await openConversation(id === conversation.id ? "" : conversation.id);
+  return gone;
 }
 
 async function removedAll() {
@@ -125,7 +134,11 @@ async function stop() {
 }
 
 async function renamed(id, name) {
-  const one = id === conversation.id ? conversation : await store.get(id);
+  const one = await now(id);
+  if (!one) {
+    problem("The conversation has no new name: it was deleted in another tab.");
+    return;
+  }
   one.name = name;
   await store.put(one);
   if (one === conversation) show();
@@ -179,10 +192,7 @@ async function edit(before, text) {
 
 async function regenerate(before) {
   if (isAnswering()) return;
-  const { leaf } = conversation;
-  const asked = conversation;
-  const question = asked.nodes.find((node) => node.id === before.parent);
-  await answer(question, () => { asked.leaf = leaf; });
+  await answer(conversation.nodes.find((node) => node.id === before.parent), () => {});
 }
 
 /** Have the answer *node*, which was cut off, written on. */
@@ -207,9 +217,14 @@ async function choose(node) {
   await keep(conversation);
 }
 
-/** Have *question* answered, or the answer *begun* written on; *undo* is called where nothing came of it. */
+/**
+ * Have *question* answered, or the answer *begun* written on.
+ *
+ * Where nothing came of it, the path before is shown again, and *undo* called if the conversation is still shown.
+ */
 async function answer(question, undo, begun = null) {
   const asked = conversation;
+  const { leaf } = asked;
   const model = at("model").value;
   const fields = { role: "assistant", content: "", thought: "", model, end: "", detail: "", tokens: 0, seconds: 0 };
   const node = begun ?? add(asked, question.id, fields);
@@ -229,7 +244,7 @@ async function answer(question, undo, begun = null) {
   const isShown = asked === conversation;
   const isNothing = !node.content && !node.thought && ["deadline", "error", "stopped"].includes(node.end);
   if (isNothing) {
-    remove(asked, node, question.id);
+    remove(asked, node, leaf);
     if (isShown) undo();
   }
   if (isShown) {

@@ -8,13 +8,14 @@ const MENU_HEIGHT = 200; // pixels, with four items of a phone's size
 export class History {
   /**
    * @param {object} store of store.js
-   * @param {object} told open(conversation), searched(), removed(id), removedAll(), renamed(id, name), problem(text)
+   * @param {object} told open(id), searched(), now(id), removed(id), removedAll(), renamed(id, name), problem(text)
    */
   constructor(store, told) {
     this.store = store;
     this.told = told;
     this.current = null; // id
     this.turn = 0;
+    this.isRenaming = false; // a row has a field with text that is not kept yet
     at("search").oninput = () => {
       this.show();
       told.searched();
@@ -35,7 +36,7 @@ export class History {
       this.told.problem(`This browser does not give the conversations: ${error.message}`);
       return;
     }
-    if (turn !== this.turn) return; // a later call is on its way
+    if (turn !== this.turn || this.isRenaming) return; // a later call is on its way, or comes with the new name
     const query = at("search").value.trim();
     const found = query ? all.filter((one) => matches(one, query)) : all;
     const focused = document.activeElement?.dataset?.focus;
@@ -71,8 +72,8 @@ export class History {
     }, text);
     menu.append(
       item("Rename", "Rename", () => this.rename(conversation, row)),
-      item("Export as Markdown", "Markdown", () => download(fileName(name, "md"), asMarkdown(conversation), "text/markdown")),
-      item("Export as JSON", "JSON", () => download(fileName(name, "json"), asJSON(conversation), "application/json")),
+      item("Export as Markdown", "Markdown", () => this.save(conversation, "md", asMarkdown, "text/markdown")),
+      item("Export as JSON", "JSON", () => this.save(conversation, "json", asJSON, "application/json")),
       item("Delete", "Delete", () => this.remove(conversation)),
     );
     const more = make("button", {
@@ -83,6 +84,14 @@ export class History {
     return [more, menu];
   }
 
+  /** Save *conversation* as it is now, also while it is being answered. */
+  async save(conversation, ending, written, type) {
+    await this.tried("give", async () => {
+      const one = await this.told.now(conversation.id) ?? conversation;
+      download(fileName(title(one), ending), written(one), type);
+    });
+  }
+
   rename(conversation, row) {
     const field = make("input", { "aria-label": "New name", maxlength: "200" });
     field.value = title(conversation);
@@ -90,6 +99,7 @@ export class History {
     const end = async (keep) => {
       if (isOver) return;
       isOver = true;
+      this.isRenaming = false;
       if (keep) await this.tried("rename", () => this.told.renamed(conversation.id, field.value.trim()));
       await this.show();
       focusIfNothingIs(at("conversations").querySelector("[aria-current]"));
@@ -102,21 +112,23 @@ export class History {
       end(event.key === "Enter");
     };
     row.replaceChildren(field);
+    this.isRenaming = true;
     field.select();
     field.focus();
   }
 
   async remove(conversation) {
-    if (!await this.tried("delete", () => this.told.removed(conversation.id))) return;
+    let gone = conversation; // what the row has of it, if it was deleted before
+    if (!await this.tried("delete", async () => { gone = await this.told.removed(conversation.id) ?? gone; })) return;
     const undo = make("button", {
       type: "button", class: "plain",
       onclick: async () => {
-        if (!await this.tried("keep", () => this.store.put(conversation))) return;
+        if (!await this.tried("keep", () => this.store.put(gone))) return;
         at("gone").replaceChildren();
-        this.told.open(conversation.id);
+        this.told.open(gone.id);
       },
     }, "Undo");
-    at("gone").replaceChildren(`Deleted: ${title(conversation)} `, undo);
+    at("gone").replaceChildren(`Deleted: ${title(gone)} `, undo);
     focusIfNothingIs(undo);
   }
 

@@ -361,3 +361,95 @@ def test_a_database_of_a_newer_page_is_reported_and_the_page_goes_on(worker, per
     person.says("e")
     person.expect(person.answers).to_have_count(1)
     person.expect(alert).to_contain_text("does not keep the conversation")
+
+
+def test_a_conversation_keeps_its_new_name_while_it_is_answered_and_another_one_is_read(
+    writer, person, dictate, release
+):
+    person.goes_to(writer.address)
+    dictate("one two three")
+    release(6)
+    person.writes("first")
+    person.expect(person.answers).not_to_be_empty()
+    person.button("New chat").click()
+    person.expect(person.answers).to_have_count(0)
+    person.does("Rename", "first")
+    person.page.get_by_label("New name").fill("letters")
+    person.page.get_by_label("New name").press("Enter")
+    person.expect(person.conversations).to_have_text(["letters"])
+    release()
+    person.expect(person.page.locator("body:not([data-busy])")).to_be_attached()
+    person.page.evaluate(SETTLED)
+    person.reloads()
+    person.expect(person.conversations).to_have_text(["letters"])
+
+
+def test_a_new_name_for_a_conversation_that_another_tab_deleted_is_refused(worker, person):
+    person.goes_to(worker.address)
+    person.says("abc")
+    person.button("New chat").click()
+    person.does("Rename", "abc")
+    person.page.get_by_label("New name").fill("letters")
+    other = type(person)(person.page.context.new_page())
+    other.goes_to(worker.address)
+    other.does("Delete", "abc")
+    other.expect(other.button("Undo")).to_be_visible()
+    person.page.get_by_label("New name").press("Enter")
+    person.expect(person.page.get_by_role("alert")).to_contain_text("deleted in another tab")
+    person.expect(person.conversations).to_have_count(0)
+    assert other.problems == []
+
+
+def test_a_deletion_during_an_answer_can_be_undone_with_what_was_written(
+    writer, person, dictate, release
+):
+    person.goes_to(writer.address)
+    dictate("one two three")
+    release(6)
+    person.writes("first")
+    person.expect(person.answers).to_contain_text("one")
+    assert '"content": "one' in save_as(person, "JSON")[1]
+    person.does("Delete", "first")
+    release()
+    person.expect(person.questions).to_have_count(0)
+    person.button("Undo").click()
+    person.expect(person.answers).to_contain_text("one")
+    person.expect(person.page.locator(".cut:visible")).to_have_text("You stopped this answer.")
+
+
+def test_a_regeneration_that_fails_while_another_conversation_is_read_hides_no_answer(
+    writer, person, dictate
+):
+    person.goes_to(writer.address)
+    dictate("one")
+    person.says("first")
+    held = []
+    person.page.unroute("**/v1/chat/completions")
+    person.page.route("**/v1/chat/completions", lambda route: held.append(route))
+    person.button("Regenerate").click()
+    person.expect(person.button("Stop")).to_be_visible()
+    person.button("New chat").click()
+    person.expect(person.questions).to_have_count(0)
+    held[0].abort()
+    person.expect(person.page.locator("body:not([data-busy])")).to_be_attached()
+    person.conversations.first.click()
+    person.expect(person.answers).to_have_text(["one"])
+
+
+def test_a_name_that_is_being_typed_stays_when_the_list_changes(writer, person, dictate, release):
+    person.goes_to(writer.address)
+    dictate("one two three")
+    release(6)
+    person.writes("first")
+    person.expect(person.answers).to_contain_text("one")
+    person.does("Rename", "first")
+    field = person.page.get_by_label("New name")
+    field.fill("letters")
+    release()
+    person.expect(person.answers).to_have_text("one two three")
+    person.waits()
+    person.page.evaluate(SETTLED)
+    person.expect(field).to_be_focused()
+    person.expect(field).to_have_value("letters")
+    field.press("Enter")
+    person.expect(person.conversations).to_have_text(["letters"])
