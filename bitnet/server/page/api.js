@@ -15,7 +15,7 @@ export async function models(key) {
 }
 
 /**
- * The parts of an answer: {text} as it is written, then {end}, why it ended, and {usage}.
+ * The parts of an answer: {thought} and {text} as they are written, then {end}, why it ended, and {usage}.
  * {model} comes first where another model answers than was asked.
  *
  * @throws {Failure} it was refused, failed, or broke off

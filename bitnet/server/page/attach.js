@@ -2,7 +2,7 @@
 
 import { at, make } from "./dom.js";
 
-const MOST_BYTES = 1 << 19; // of all files: a request may have a megabyte
+const MOST_BYTES = 1 << 19; // of all files, which is more than most models have context for; a request may have more (--max-body)
 
 export class Attachments {
   /** @param {function} problem is called with a text, "" for none */
@@ -30,23 +30,23 @@ export class Attachments {
 
   /** Add *files* that the person has chosen; one that is not text, or too large, is said to be so. */
   async take(files) {
-    this.problem("");
+    const refused = [];
     let bytes = this.files.reduce((sum, { text }) => sum + new Blob([text]).size, 0);
     for (const file of files) {
-      bytes += file.size;
-      if (bytes > MOST_BYTES) {
-        this.problem(`${file.name} is not attached: all files may have ${MOST_BYTES / 1024} kB together`);
-        break;
+      if (bytes + file.size > MOST_BYTES) {
+        refused.push(`${file.name} is not attached: all files may have ${MOST_BYTES / 1024} kB together`);
+        continue;
       }
       try {
         const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
         if (text.includes("\0")) throw new TypeError("a NUL character");
         this.files.push({ name: file.name, text });
+        bytes += file.size;
       } catch {
-        this.problem(`${file.name} is not attached: it is not a text file in UTF-8`);
-        break;
+        refused.push(`${file.name} is not attached: it is not a text file in UTF-8`);
       }
     }
+    this.problem(refused.join("\n"));
     this.set(this.files);
     at("text").focus();
   }

@@ -16,7 +16,7 @@ const KEEP_EVERY_MS = 1000; // while an answer is written
 
 const store = await open();
 const speech = new Speech(at("speech"));
-const settings = new Settings({ onSystem: setSystem, onKey: showModels });
+const settings = new Settings({ onSystem: setSystem, onKey: () => { problem(""); showModels(); } });
 const talk = new Talk(at("talk"), { edit, regenerate, proceed, select: choose, draft });
 const find = new Find(reveal);
 const attachments = new Attachments(problem);
@@ -33,7 +33,6 @@ async function showModels() {
     const found = await models(settings.key);
     picker.replaceChildren(...found.map((model) => make("option", { value: model.id }, model.id)));
     if (found.some((model) => model.id === before)) picker.value = before;
-    problem("");
   } catch (error) {
     problem(error.code === "invalid_api_key" ? "This worker wants a key: Settings, Key." : error.message);
   }
@@ -116,7 +115,8 @@ async function removed(id) {
   if (running?.conversation.id === id) await stop();
   const gone = await store.get(id);
   await store.remove(id);
-  await openConversation(id === conversation.id ? "" : conversation.id);
+  if (id === conversation.id) await openConversation("");
+  else await list.show(); // the open one stays as it is, with what is being edited
   return gone;
 }
 
@@ -234,9 +234,9 @@ async function answer(question, undo, begun = null) {
   problem("");
   busy(true);
   show();
-  if (begun) talk.progress(node);
+  if (begun) talk.progress(node); // show() does not draw a message again that it has
   talk.toEnd();
-  speech.begin();
+  speech.begin(begun ? divided(node.content).said ?? "" : "");
   const kept = keep(asked);
   await write(asked, question, node, running.controller.signal);
   await kept;
@@ -250,7 +250,7 @@ async function answer(question, undo, begun = null) {
   if (isShown) {
     talk.finish(node);
     show();
-    speech.update(divided(node.content).said ?? "", true);
+    speech.update(divided(node.content, true).said ?? "", true);
     if (!isNothing) speech.say(cut(node) || "End of the answer.");
   }
   if (isNothing && node.detail && isShown) problem(node.detail);
@@ -380,6 +380,6 @@ store.watch(async (id) => {
 setText(sessionStorage.getItem("draft") ?? "");
 await openConversation(location.hash.slice(1));
 await showModels();
-if (!store.lasting) problem("This browser keeps nothing for this page: conversations end with it.");
+if (!store.lasting) problem([at("problem").textContent, "This browser keeps nothing for this page: conversations end with it."].filter(Boolean).join("\n"));
 document.body.dataset.ready = "true";
 if (matchMedia("(min-width: 761px)").matches) focusIfNothingIs(at("text"));

@@ -27,7 +27,7 @@ export function focusIfNothingIs(element) {
   if (document.activeElement === document.body) element?.focus();
 }
 
-/** Put *text* on the clipboard, also on a page that came over plain HTTP from another machine. */
+/** Put *text* on the clipboard, also on a page that came over plain HTTP from another machine; it fails where the browser does not allow it. */
 export async function copy(text) {
   if (navigator.clipboard) {
     await navigator.clipboard.writeText(text);
@@ -38,9 +38,10 @@ export async function copy(text) {
   area.value = text;
   document.body.append(area);
   area.select();
-  document.execCommand("copy");
+  const isCopied = document.execCommand("copy");
   area.remove();
   focused?.focus();
+  if (!isCopied) throw new Error("The browser does not allow to copy");
 }
 
 /** A button that copies what *text* gives, and says that it did until the pointer or focus leaves. */

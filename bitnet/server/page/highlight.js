@@ -64,7 +64,7 @@ function grammarOf(given) {
 }
 
 function grammarFor(name) {
-  if (name === "diff") return compiled([["added", "^\\+[^\\n]*"], ["removed", "^-[^\\n]*"], ["comment", "^@@[^\\n]*"]]);
+  if (name === "diff") return compiled([["added", "^\\+[^\\n]*"], ["removed", "^-[^\\n]*"], ["comment", "^@@[^\\n]*"]], "gm");
   if (name === "html") return compiled(HTML);
   if (name === "css" || name === "scss") return compiled(CSS);
   if (!Object.hasOwn(WORDS, name)) return null;
@@ -75,9 +75,9 @@ function grammarFor(name) {
   return { ...compiled(rows), fold, words: new Set(WORDS[name].split(" ")) };
 }
 
-/** One pattern with a named group for each kind. */
-function compiled(rows) {
-  return { pattern: new RegExp(rows.map(([kind, pattern]) => `(?<${kind}>${pattern})`).join("|"), "gm"), kinds: rows.map(([kind]) => kind) };
+/** One pattern with a named group for each kind; `$` is the end of the text unless *flags* have an m. */
+function compiled(rows, flags = "g") {
+  return { pattern: new RegExp(rows.map(([kind, pattern]) => `(?<${kind}>${pattern})`).join("|"), flags), kinds: rows.map(([kind]) => kind) };
 }
 
 function kindOf(match, grammar) {

@@ -9,7 +9,7 @@ const THOUGHT = "</think>";
 /** Why an answer is not whole; "" if it is. */
 export function cut(node) {
   switch (node.end) {
-    case "stop": return node.content ? "" : "The answer is empty.";
+    case "stop": return divided(node.content, true).said?.trim() ? "" : "The answer is empty.";
     case "length": return "Cut off: the limit of tokens for an answer, or the end of the context, was reached.";
     case "cancelled": return "Cut off: the worker had to stop before the answer was complete.";
     case "deadline": return `Cut off by the worker's deadline: ${node.detail}.`;
@@ -49,7 +49,7 @@ export class Message {
     if (this.node.role === "user") return;
     this.title.textContent = this.node.model || "Model";
     const { thought, said } = this.node.thought
-      ? { thought: this.node.thought, said: this.node.content || null } : divided(this.node.content);
+      ? { thought: this.node.thought, said: this.node.content || null } : divided(this.node.content, !isWriting);
     if (thought !== null) this.part("thinking", thought, isWriting && said === null);
     this.part("answer", said ?? "", isWriting);
     if (isWriting) this.element.setAttribute("aria-busy", "true");
@@ -138,10 +138,10 @@ export class Message {
   }
 }
 
-/** The thoughts at the beginning of an answer and the rest; null: there is none, or not yet. */
-export function divided(text) {
+/** The thoughts at the beginning of an answer and the rest; null: there is none, or not yet. *ended*: no more comes. */
+export function divided(text, ended = false) {
   const start = text.trimStart();
-  if (start && THINKING.startsWith(start)) return { thought: null, said: null }; // it may become that
+  if (!ended && start && THINKING.startsWith(start)) return { thought: null, said: null }; // it may become that
   if (!start.startsWith(THINKING)) return { thought: null, said: text };
   const end = start.indexOf(THOUGHT);
   if (end < 0) return { thought: start.slice(THINKING.length), said: null };

@@ -18,10 +18,10 @@ export class Speech {
     this.begin();
   }
 
-  /** Expect a new answer. */
-  begin() {
-    this.spoken = 0; // characters of the answer that have been taken
-    this.inCode = false;
+  /** Expect a new answer, or more of one whose *text* was said before. */
+  begin(text = "") {
+    this.spoken = text.length; // characters of the answer that have been taken
+    this.inCode = text.split("\n").filter((line) => FENCE.test(line)).length % 2 === 1;
   }
 
   /** Say the sentences of *text* that are complete, and all of it if it has *ended*. */

@@ -96,7 +96,7 @@ export class Talk {
     this.follow();
   }
 
-  /** Edit the last message of the person; *text* instead of what it says. */
+  /** Edit the message of *node*, if it is shown; *text* instead of what it says. */
   edit(node, text) {
     this.shown.get(node)?.edit(text);
   }

@@ -133,6 +133,29 @@ def test_code_is_coloured_by_its_language_and_copied_as_it_is(writer, person, di
     assert person.page.evaluate("navigator.clipboard.readText()") == f"```py\n{code}\n```"
 
 
+def test_comments_and_texts_over_several_lines_are_coloured_to_their_end(rendered):
+    code = '```py\nx = """a\nif b"""\n```\n```c\n/* a\nif b */ if\n```\n```diff\na\n+b\n```'
+    spans = (
+        """<span class="string">\"\"\"a\nif b\"\"\"</span>""",
+        ('<span class="comment">/* a\nif b */</span> <span class="keyword">if</span>'),
+    )
+    html = rendered(code)["html"]
+    assert all(span in html for span in spans), html
+    assert '<span class="added">+b</span>' in html
+
+
+def test_a_copy_that_the_browser_refuses_is_not_said_to_be_made(writer, person, dictate):
+    person.page.add_init_script(
+        "Object.defineProperty(navigator, 'clipboard', {value: undefined});"
+        "document.execCommand = () => false;"
+    )
+    person.goes_to(writer.address)
+    dictate("a")
+    person.says("abc")
+    person.button("Copy answer").click()
+    person.expect(person.button("Copy answer")).to_have_text("Not allowed")
+
+
 def test_without_the_clipboard_of_secure_pages_copying_works_too(writer, person, dictate):
     person.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     person.page.add_init_script(
