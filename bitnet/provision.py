@@ -125,6 +125,13 @@ def load(
     check_type("draft_model", draft_model, "a path, a name or None", *paths, None)
     check_values("ignore_keys", ignore_keys, "a list of keys", "a text", str)
     check_values("lora", lora, "a list of paths", "a path", *paths)
+    for name, value in (("model", model), ("tokenizer", tokenizer), ("draft_model", draft_model)):
+        if isinstance(value, str) and not value:  # as a path, the current folder
+            raise UsageError(
+                f"{name} is an empty text, expected a path or a name",
+                hint="the current folder is '.'",
+                field=name,
+            )
     for name, choice, choices in (
         ("exact_head", exact_head, HeadMode),
         ("kv_type", kv_type, KVType),

@@ -32,6 +32,15 @@ def test_what_is_not_here_is_named_with_the_command_that_helps(monkeypatch):
     assert "bitnet download-model org/none" in str(refused.value)
 
 
+@pytest.mark.parametrize("argument", ["model", "tokenizer", "draft_model"])
+def test_an_empty_text_is_not_the_current_folder(argument, tmp_path, monkeypatch):
+    model = tiny_gguf(tmp_path / "tiny.gguf")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(bitnet.UsageError, match=f"^{argument} is an empty text") as refused:
+        bitnet.load(**{"model": model, argument: ""}, fetch=False)
+    assert refused.value.field == argument
+
+
 @pytest.fixture
 def locked(tmp_path, monkeypatch):
     """A folder that this user may not search, also if it is root."""
