@@ -189,11 +189,13 @@ def read_schema(schema: str | bool | Mapping[str, Any]) -> Mapping[str, Any]:
             raise UsageError(
                 f"the JSON schema is not JSON: {error}",
                 hint="""--json-schema '{"type": "object"}', or the name of a file""",
+                field="json_schema",
             ) from None
     if schema is not True and not isinstance(schema, dict):
         written = json.dumps(schema, default=repr)[:40]
         problem = f"a JSON schema is an object or true, not {written}"
-        raise UsageError(problem, hint="""--json-schema '{"type": "object"}'""")
+        hint = """--json-schema '{"type": "object"}'"""
+        raise UsageError(problem, hint=hint, field="json_schema")
     check_schema("json_schema", schema)
     check_json("the JSON schema", schema, field="json_schema")
     return {} if schema is True else schema  # the library sets a style on objects only

@@ -242,8 +242,9 @@ def test_a_regex_that_no_token_can_spell_is_refused(model):
     ],
 )
 def test_a_wrong_schema_is_refused_before_the_model_runs(model, schema, message):
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=message) as refused:
         model.stream("ab", json_schema=schema)
+    assert refused.value.field == "json_schema"
 
 
 _BIG = 123456789012345679
