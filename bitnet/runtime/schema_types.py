@@ -35,7 +35,7 @@ def types_of(schema: Any, root: Any = None) -> frozenset[str]:
 def properties_of(schema: Any, root: Any) -> dict[str, Any]:
     """Schemas of the properties of *schema* by name, with those of ``$ref`` and ``allOf``."""
     schemas: dict[str, Any] = {}
-    for part in _parts_of(schema, root):
+    for part in parts_of(schema, root):
         properties = part.get("properties")
         if isinstance(properties, Mapping):
             schemas = {**properties, **schemas}
@@ -44,10 +44,10 @@ def properties_of(schema: Any, root: Any) -> dict[str, Any]:
 
 def items_of(schema: Any, root: Any) -> Any:
     """Schema of the items of *schema*, also by ``$ref`` and ``allOf``; None if it has none."""
-    return next((part["items"] for part in _parts_of(schema, root) if "items" in part), None)
+    return next((part["items"] for part in parts_of(schema, root) if "items" in part), None)
 
 
-def _parts_of(schema: Any, root: Any) -> list[Mapping[str, Any]]:
+def parts_of(schema: Any, root: Any) -> list[Mapping[str, Any]]:
     """*schema* and the schemas that apply with it, by ``$ref`` and ``allOf``."""
     parts = []
     waiting = [schema]
@@ -61,7 +61,7 @@ def _parts_of(schema: Any, root: Any) -> list[Mapping[str, Any]]:
         reference = part.get("$ref")
         if isinstance(reference, str) and reference not in followed:
             followed.add(reference)
-            waiting.append(_follow(reference, root))
+            waiting.append(follow(reference, root))
     return parts
 
 
@@ -79,7 +79,7 @@ def _types_of(
     if isinstance(reference, str):
         if reference not in followed_types:
             followed_types[reference] = frozenset()  # one that leads back to itself says nothing
-            inner = _follow(reference, root)
+            inner = follow(reference, root)
             followed_types[reference] = _types_of(inner, root, followed_types, depth + 1)
         limits.append(followed_types[reference])
     for word in ("anyOf", "oneOf"):
@@ -103,9 +103,9 @@ def _own_types(schema: Mapping[str, Any]) -> frozenset[str]:
     return frozenset("number" if name == "integer" else str(name) for name in names)
 
 
-def _follow(reference: str, root: Any) -> Any:
+def follow(reference: Any, root: Any) -> Any:
     """The part of *root* that a local *reference* names; None if there is none."""
-    if reference != "#" and not reference.startswith("#/"):
+    if not isinstance(reference, str) or not (reference + "/").startswith("#/"):
         return None
     part = root
     for word in unquote(reference[1:]).split("/")[1:]:

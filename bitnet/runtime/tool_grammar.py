@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
-from bitnet.runtime.schema_types import types_of
+from bitnet.runtime.schema_types import follow, parts_of, types_of
+from bitnet.runtime.tool_arguments import read_arguments, write_arguments
 from bitnet.runtime.tool_formats import ID, INDEX, KEY, NAME, TYPE, fill
 
 if TYPE_CHECKING:
@@ -20,6 +22,15 @@ if TYPE_CHECKING:
 
 # Keywords of a string's schema that a grammar of raw text cannot guarantee.
 _OF_TEXT = {"pattern", "format", "minLength", "maxLength"}
+# Keywords that combine schemas, or choose among values.
+_COMBINING = {"$ref", "anyOf", "oneOf", "allOf", "not", "if", "enum", "const"}
+# Keywords of an object and of a list whose parts have rules that such a grammar cannot guarantee.
+_OF_OBJECT = _COMBINING | {
+    *("minProperties", "maxProperties", "patternProperties", "propertyNames"),
+    *("dependentRequired", "dependentSchemas", "dependencies"),
+}
+_OF_ARRAY = _COMBINING | {"minItems", "maxItems", "prefixItems", "uniqueItems", "contains"}
+_MOST_DEPTH = 100  # of branches within one another
 # Only one whitespace style: small models get stuck where whitespace may repeat forever.
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 #: Regular expressions of the parts of a head that the model chooses itself.
@@ -115,6 +126,11 @@ def _list_required(schema: Mapping[str, Any]) -> Sequence[str]:
     return () if isinstance(required, bool) else required
 
 
+def _find_used(words: set[str], schema: Mapping[str, Any]) -> set[str]:
+    """Those keywords of *words* that *schema* has with a value."""
+    return {word for word in words if schema.get(word) is not None}
+
+
 class _Arguments:
     """Grammar rules of one function's arguments, in the grammar library's Lark form."""
 
@@ -132,13 +148,8 @@ class _Arguments:
         self._schema = schema
         self._literal = partial(_literal, tokens=tokens)
         self._definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        if {"$ref", "anyOf", "oneOf", "allOf"} & set(schema):
-            raise UsageError(
-                "tools: this model's calls need parameters that are an object with properties",
-                field="tools",
-            )
-        if missing := set(_list_required(schema)) - set(schema.get("properties") or {}):
-            raise UsageError(f"tools: {min(missing)!r} is required and no property", field="tools")
+        self._known_texts: dict[int, list[str] | None] = {}  # results of _texts by id(schema)
+        self._open: set[int] = set()  # id(schema) of those whose texts are being collected
 
     def start(self) -> str:
         """The rule of all arguments."""
@@ -150,13 +161,41 @@ class _Arguments:
         }
         return writers[self._notation.kind](self._schema)
 
+    def _properties(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        """Schemas of the properties of the object *schema*, which is checked."""
+        if wrong := _find_used(_OF_OBJECT, schema):
+            raise UsageError(
+                "tools: this model's calls need parameters that are an object with properties, "
+                f"without {min(wrong)}",
+                field="tools",
+            )
+        properties = dict(schema.get("properties") or {})
+        if missing := set(_list_required(schema)) - set(properties):
+            raise UsageError(f"tools: {min(missing)!r} is required and no property", field="tools")
+        for key in properties:
+            if not self._is_readable(key):
+                raise UsageError(
+                    f"tools: the property {key!r} has no form in this model's calls", field="tools"
+                )
+        return properties
+
+    def _is_readable(self, key: str) -> bool:
+        """True if the reader of the notation finds *key* where the grammar writes it."""
+        schema = {"type": "object", "properties": {key: {"type": "string"}}}
+        written = f"{write_arguments(self._notation, {key: 'x'})})"  # a bracket ends keywords
+        try:
+            found, _ = read_arguments(self._notation, written, 0, schema)
+        except ValueError:
+            return False
+        return bool(json.loads(found) == {key: "x"})
+
     # --- elements ---------------------------------------------------------------------------------
 
     def _elements(self, schema: Mapping[str, Any]) -> str:
         """Rule of elements in the order of the *schema*."""
         parts = []
         required = _list_required(schema)
-        for number, (key, value) in enumerate((schema.get("properties") or {}).items()):
+        for number, (key, value) in enumerate(self._properties(schema).items()):
             rule = self._add(f"p{number}", self._element(key, value))
             parts.append(rule if key in required else f"{rule}?")
         return self._add("all", " ".join(parts) or '""')
@@ -178,7 +217,7 @@ class _Arguments:
         """The type that the mark before a value of *schema* states; see :class:`Notation`."""
         if self._notation.types != "name":
             return str(is_text).lower()
-        types = types_of(schema)
+        types = types_of(schema, self._schema)
         if len(types) != 1:
             raise self._formless(schema)
         return min(types)
@@ -189,7 +228,7 @@ class _Arguments:
         kind = schema.get("type")
         if kind == "object":
             return self._elements(schema)
-        if kind == "array" and not {"minItems", "maxItems", "prefixItems"} & set(schema):
+        if kind == "array" and not _find_used(_OF_ARRAY, schema):
             return self._add("array", f"({self._element('item', schema.get('items'))})*")
         if kind in ("integer", "number", "boolean"):
             return self._json(schema)
@@ -199,7 +238,7 @@ class _Arguments:
 
     def _braces(self, schema: Mapping[str, Any]) -> str:
         """Rule of an object in braces; its keys are sorted, as templates write them."""
-        properties = schema.get("properties") or {}
+        properties = self._properties(schema)
         required = _list_required(schema)
         pairs = [
             (f"{self._literal(f'{key}:')} {self._brace_value(properties[key])}", key in required)
@@ -212,7 +251,7 @@ class _Arguments:
         required = _list_required(schema)
         pairs = [
             (f"{self._literal(f'{key}=')} {self._python(value)}", key in required)
-            for key, value in (schema.get("properties") or {}).items()
+            for key, value in self._properties(schema).items()
         ]
         return self._add("keywords", self._with_commas(pairs, ", "))
 
@@ -241,7 +280,7 @@ class _Arguments:
             return f"{self._literal(quote)} {text}"
         if kind == "object":
             return self._braces(schema)
-        if kind == "array" and not {"minItems", "maxItems", "prefixItems"} & set(schema):
+        if kind == "array" and not _find_used(_OF_ARRAY, schema):
             item = self._brace_value(schema.get("items"))
             return self._add("array", f'"[" ({item} ("," {item})*)? "]"')
         if kind in ("integer", "number", "boolean", "null"):
@@ -268,22 +307,67 @@ class _Arguments:
 
     def _text(self, schema: Any, end: str) -> str:
         """Rule of a raw text of *schema* with its *end*; empty if the value is not a text."""
-        if not isinstance(schema, Mapping):
+        if types_of(schema, self._schema) != {"string"}:  # as the reader decides
             return ""
-        choices = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
-        if choices and all(isinstance(choice, str) for choice in choices):
+        choices = self._texts(schema)
+        if choices is not None:
+            if not choices or any(end.strip() in choice for choice in choices):
+                raise self._formless(schema)
             texts = " | ".join(self._literal(choice) or '""' for choice in choices)
             return f"({texts}) {self._literal(end)}"
-        if schema.get("type") != "string" or choices:
-            return ""
-        if wrong := _OF_TEXT & set(schema):
+        if (mark := self._literal(end)).startswith("<["):  # a text cannot contain a control token
+            return f"({self._add('text', '/(?s:.+)/')})? {mark}"
+        return self._add("text", "/(?s:.*)/", attributes=f"[suffix={json.dumps(end)}]")
+
+    def _texts(self, schema: Any, depth: int = 0) -> list[str] | None:
+        """The only texts that *schema* allows; None if it allows any.
+
+        A UsageError if it has other rules for a text, or leads back to itself.
+        """
+        if id(schema) in self._known_texts:
+            return self._known_texts[id(schema)]
+        if id(schema) in self._open or depth > _MOST_DEPTH:
+            raise self._formless(schema)
+        self._open.add(id(schema))
+        parts = parts_of(schema, self._schema)
+        allowed: list[str] | None = None
+        for part in parts:
+            reference = part.get("$ref")
+            if reference is not None and follow(reference, self._schema) is None:
+                raise self._formless(part)
+            limits: list[Any] = [[part["const"]]] if "const" in part else []
+            limits.append(part.get("enum") or None)
+            limits += [self._texts_of_any(part, word, depth) for word in ("anyOf", "oneOf")]
+            for limit in limits:
+                if limit is None:
+                    continue
+                before = limit if allowed is None else allowed
+                allowed = [each for each in before if isinstance(each, str) and each in limit]
+        rules = {"not", "if"} if allowed is not None else {"not", "if", *_OF_TEXT}
+        if wrong := set().union(*(_find_used(rules, part) for part in parts)):
             raise UsageError(
                 f"tools: {min(wrong)} cannot be guaranteed for a text in this model's calls",
                 field="tools",
             )
-        if (mark := self._literal(end)).startswith("<["):  # a text cannot contain a control token
-            return f"({self._add('text', '/(?s:.+)/')})? {mark}"
-        return self._add("text", "/(?s:.*)/", attributes=f"[suffix={json.dumps(end)}]")
+        self._open.remove(id(schema))
+        self._known_texts[id(schema)] = allowed
+        return allowed
+
+    def _texts_of_any(self, schema: Mapping[str, Any], word: str, depth: int) -> list[str] | None:
+        """The only texts that the branches of *schema* under *word* allow; None if any are."""
+        branches = [
+            branch
+            for branch in schema.get(word) or ()
+            if branch is not False and "string" in (types_of(branch, self._schema) or {"string"})
+        ]
+        lists = [self._texts(branch, depth + 1) for branch in branches]
+        if None in lists:
+            if word == "oneOf" and len(lists) > 1:  # a text may be allowed by several of them
+                raise self._formless(schema)
+            return None
+        counts = Counter(text for each in lists for text in dict.fromkeys(each or ()))
+        texts = [text for text, count in counts.items() if word == "anyOf" or count == 1]
+        return texts if schema.get(word) else None
 
     def _json(self, schema: Any) -> str:
         own = schema if isinstance(schema, Mapping) else {}

@@ -377,22 +377,6 @@ def test_a_required_call_is_valid_although_the_model_is_random(tmp_path, family,
         assert read(free, text) == ("", [(call.name, call.arguments)])
 
 
-def test_a_schema_with_references_guides_a_call(tmp_path):
-    pytest.importorskip("llguidance")
-    schema = {
-        "type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "required": ["a"],
-        "additionalProperties": False, "$defs": {"A": {"const": "x"}},
-    }  # fmt: skip
-    function = {"type": "function", "function": {"name": "f", "parameters": schema}}
-    with load(tool_gguf(tmp_path / "m.gguf")) as model:
-        answer = model.answer(
-            Request(max_tokens=300, messages=ASK, tools=[function], tool_choice="required",
-                    parallel_tool_calls=False)
-        )  # fmt: skip
-        list(answer)
-        assert [call.arguments for call in answer.calls] == ['{"a": "x"}']
-
-
 @pytest.mark.parametrize("family", ["qwen-coder", "functiongemma", "keys"])
 @pytest.mark.parametrize(
     "schema",

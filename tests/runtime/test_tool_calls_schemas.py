@@ -10,7 +10,18 @@ from bitnet import load
 from bitnet.base.errors import UsageError
 from bitnet.runtime.request import Request
 from bitnet.runtime.tool_calls import call_reader, write_calls
-from bitnet.runtime.tool_formats import FORMATS, ID, INDEX, KEY, TYPE, CallRules
+from bitnet.runtime.tool_formats import (
+    FORMATS,
+    FUNCTION_GEMMA,
+    ID,
+    INDEX,
+    KEY,
+    MINIMAX_M3,
+    PYTHONIC,
+    QWEN_CODER,
+    TYPE,
+    CallRules,
+)
 from bitnet.runtime.tool_grammar import write_grammar
 
 ASK = [{"role": "user", "content": "a"}]
@@ -112,8 +123,9 @@ def test_a_property_may_be_required_as_in_an_older_draft():
 
 def grammar_and_call_of(form, text):
     """A grammar and a call in *form* with *text* as choice, key, value and id of the call."""
-    schema = {"type": "object", "properties": {text: {"enum": [text]}}, "required": [text]}
-    call = {"id": text, "function": {"name": "f", "arguments": {text: text}}}
+    key = "zq" if form is PYTHONIC else text  # a keyword of Python is a word
+    schema = {"type": "object", "properties": {key: {"enum": [text]}}, "required": [key]}
+    call = {"id": text, "function": {"name": "f", "arguments": {key: text}}}
     return write_grammar(form, {"f": schema}, {}, parallel=True), write_calls(form, [call])
 
 
@@ -126,3 +138,114 @@ def test_a_text_with_the_character_of_a_placeholder_stays_as_it_is(form, charact
     # "zq" has no meaning in any format: with it in place of the character, nothing differs.
     assert grammar.replace(escaped, "zq") == plain_grammar
     assert call.replace(escaped, "zq").replace(character, "zq") == plain_call
+
+
+#: Families whose calls write a text without quotes, or with other quotes than JSON's.
+RAW = ("dsml", "functiongemma", "gemma-4", "glimmer", "hunyuan", "key-lines", "keys", "kimi-k3",
+       "ling", "minicpm", "minimax-m2", "minimax-m3", "qwen-coder", "seed")  # fmt: skip
+DEFINITIONS = {"X": {"const": "x"}, "Text": {"type": "string"}, "Short": {"maxLength": 3}}
+TO_X = {"$ref": "#/$defs/X"}
+TO_TEXT = {"$ref": "#/$defs/Text"}
+
+
+def object_of(properties, **more):
+    """A schema of an object that requires all of its *properties*."""
+    return {
+        "type": "object", "properties": properties, "required": list(properties),
+        "additionalProperties": False, **more,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["hermes", "pythonic", *RAW])
+def test_a_schema_with_references_guides_a_call(tmp_path, family):
+    pytest.importorskip("llguidance")
+    properties = {"a": TO_X, "b": {"allOf": [TO_X]}, "c": {"anyOf": [{"const": "x"}]}}
+    function = tool_with(object_of(properties, **{"$defs": DEFINITIONS}))
+    with load(tool_gguf(tmp_path / "m.gguf", family)) as model:
+        answer = model.answer(
+            Request(max_tokens=400, messages=ASK, tools=[function], tool_choice="required",
+                    parallel_tool_calls=False)
+        )  # fmt: skip
+        list(answer)
+    (call,) = answer.calls
+    assert json.loads(call.arguments) == {"a": "x", "b": "x", "c": "x"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "plain"),
+    [
+        (TO_TEXT, {"type": "string"}),
+        ({"allOf": [TO_TEXT]}, {"type": "string"}),
+        ({"anyOf": [{"type": "string"}]}, {"type": "string"}),
+        ({"anyOf": [TO_TEXT, TO_X]}, {"type": "string"}),
+        ({"type": ["string"]}, {"type": "string"}),
+        ({"type": "string", "anyOf": [{"type": "integer"}, TO_X]}, {"enum": ["x"]}),
+        ({"anyOf": [TO_X, {"enum": ["y", "x"]}]}, {"enum": ["x", "y"]}),
+        ({"oneOf": [TO_X, {"enum": ["y", "x"]}]}, {"enum": ["y"]}),
+        ({"allOf": [{"enum": ["x", "y"]}, TO_X]}, {"enum": ["x"]}),
+        ({"enum": ["x", 1], "type": "string", "allOf": [TO_TEXT]}, {"enum": ["x"]}),
+    ],
+)
+@pytest.mark.parametrize("form", [QWEN_CODER, MINIMAX_M3, FUNCTION_GEMMA], ids=lambda f: f.name)
+def test_what_is_only_a_text_is_written_as_one(form, schema, plain):
+    schema, plain = (
+        {"f": object_of({"a": each}, **{"$defs": DEFINITIONS})} for each in (schema, plain)
+    )
+    written = write_grammar(form, schema, {}, parallel=True)
+    assert written == write_grammar(form, plain, {}, parallel=True)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "allOf": [{"$ref": "#/$defs/Short"}]},
+        {"type": "string", "anyOf": [{"minLength": 3}, {"pattern": "a"}]},
+        {"type": "string", "not": {"const": "x"}},
+        {"type": "string", "$ref": "#/$defs/Missing"},
+        {"type": "string", "$ref": 5},
+        {"oneOf": [TO_TEXT, TO_X]},
+        {"allOf": [TO_X, {"const": "y"}]},
+        {"type": "string", "anyOf": [{"$ref": "#/properties/a"}]},
+        {"enum": ["x\n</parameter>]<]minimax[>[</a><escape>"]},
+        {"type": "object", "required": ["b"]},
+        {"type": "object", "anyOf": [{"required": ["b"]}]},
+        {"type": "object", "$ref": "#/$defs/X"},
+        {"type": "object", "minProperties": 1},
+        {"type": "array", "items": TO_X, "uniqueItems": True},
+        {"type": "array", "items": TO_X, "allOf": [{"maxItems": 1}]},
+    ],
+)
+@pytest.mark.parametrize("form", [QWEN_CODER, MINIMAX_M3, FUNCTION_GEMMA], ids=lambda f: f.name)
+def test_what_a_grammar_cannot_guarantee_is_refused_inside_as_well(form, schema):
+    if form is QWEN_CODER and schema.get("type") in ("object", "array"):
+        pytest.skip("these are JSON, which the grammar library checks")
+    schemas = {"f": object_of({"a": schema}, **{"$defs": DEFINITIONS})}
+    assert refused_field(write_grammar, form, schemas, {}, parallel=True) == "tools"
+
+
+KEYS = ("start-date", "a:b", "a b", " a", "a>b", "a<b", "a\nb", "", "item", 'a"b', "a=b", "}", "é")
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("form", dict(FORMATS).values(), ids=lambda form: form.name)
+def test_a_property_is_read_as_it_is_written_or_refused_by_its_name(form, key):
+    schemas = {"f": object_of({key: {"type": "string"}})}
+    if field := refused_field(write_grammar, form, schemas, {}, parallel=True):
+        assert field == "tools"
+        return
+    text = write_calls(form, [{"function": {"name": "f", "arguments": {key: "x"}}}])
+    _, calls = call_reader(CallRules(form, schemas)).read(text, final=True)
+    assert [json.loads(delta.arguments) for delta in calls] == [{key: "x"}]
+
+
+@pytest.mark.parametrize(
+    ("form", "key"), [(PYTHONIC, "start-date"), (FUNCTION_GEMMA, "a:b"), (FUNCTION_GEMMA, " a")]
+)
+def test_a_property_that_a_call_cannot_name_is_refused(form, key):
+    schema = object_of({key: {"type": "string"}})
+    with pytest.raises(UsageError, match=f"the property {key!r}") as refused:
+        write_grammar(form, {"f": schema}, {}, parallel=True)
+    assert refused.value.field == "tools"
+    # An object in Python's notation is JSON, which may have any key.
+    inner = refused_field(write_grammar, form, {"f": object_of({"o": schema})}, {}, parallel=True)
+    assert inner == ("" if form is PYTHONIC else "tools")
