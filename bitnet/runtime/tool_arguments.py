@@ -246,8 +246,8 @@ def _read_parts(
     types = types_of(schema, root)
     if pairs:
         has_items = all(key == "item" for key, _ in pairs)
-        is_list = "array" in types or (has_items and "object" not in types)
-        if is_list:
+        may_be_list = depth > 0 and not (has_items and "item" in properties)
+        if may_be_list and ("array" in types or (has_items and "object" not in types)):
             return [value for _, value in pairs], at
         values: dict[str, Any] = {}
         for key, value in pairs:

@@ -249,3 +249,13 @@ def test_a_property_that_a_call_cannot_name_is_refused(form, key):
     # An object in Python's notation is JSON, which may have any key.
     inner = refused_field(write_grammar, form, {"f": object_of({"o": schema})}, {}, parallel=True)
     assert inner == ("" if form is PYTHONIC else "tools")
+
+
+@pytest.mark.parametrize("kind", [{"type": "object"}, {}])
+def test_a_parameter_that_is_called_item_is_not_a_list(kind):
+    inner = {"properties": {"item": {"type": "string"}}, **kind}
+    schema = {"properties": {"item": inner, "l": {"items": {"type": "string"}}}, **kind}
+    for arguments in ({"item": {"item": "x"}}, {"item": {"item": "x"}, "l": ["x", "y"]}):
+        text = write_calls(MINIMAX_M3, [{"function": {"name": "f", "arguments": arguments}}])
+        _, calls = call_reader(CallRules(MINIMAX_M3, {"f": schema})).read(text, final=True)
+        assert [json.loads(delta.arguments) for delta in calls] == [arguments]
