@@ -114,6 +114,13 @@ def render_beginning(tokenizer: Tokenizer, prompt: str, message: Mapping[str, An
     reasoning = reasoning_of(message)
     marks = _marks_of(tokenizer)
     if marks is None:
+        if reasoning and not content:
+            name = "continue_final_message"
+            raise UsageError(
+                f"{name}: the last message is reasoning alone, for which the chat template of this "
+                "model has no marks",
+                field=name,
+            )
         return content
     opening, closing = marks
     if opening == _CHANNEL:

@@ -111,6 +111,15 @@ def test_an_answer_that_is_continued_has_the_marks_that_the_prompt_lacks(sign, o
     assert render_beginning(tokenizer, "assistant ", message) == f"{mark}\n{continuation}"
 
 
+def test_reasoning_alone_is_not_continued_where_the_template_has_no_marks_for_it():
+    message = {"content": "", "reasoning_content": "I think."}
+    with pytest.raises(UsageError, match="reasoning alone") as refused:
+        render_beginning(with_template("assistant"), "assistant ", message)
+    assert refused.value.field == "continue_final_message"
+    answered = {**message, "content": "Hello"}
+    assert render_beginning(with_template("assistant"), "assistant ", answered) == "Hello"
+
+
 @given(st.text("<think/>ab \n", max_size=40), st.lists(st.integers(0, 40), max_size=6))
 def test_reasoning_in_pieces_is_that_of_the_whole_text(text, cuts):
     assert read(text, cuts) == read(text)
