@@ -88,6 +88,7 @@ class Answer:
         self.decode_s: float = 0.0
         self.tokens: int = 0
         self.reasoning_tokens: int = 0
+        self._sorted_tokens = 0  # those of which it is known whether they are reasoning
         self.peak_memory_bytes: int = 0
         self.page_faults: int = 0
         self.read_bytes: int = 0
@@ -238,8 +239,11 @@ class Answer:
         reasoning = ""
         if self._reasoning_reader is not None:
             reasoning, text = self._reasoning_reader.read(text, final=final)
-            if self._reasoning_reader.is_inside or reasoning:
-                self.reasoning_tokens = self.tokens
+            is_reasoning = self._reasoning_reader.is_inside or bool(reasoning)
+            if is_reasoning:
+                self.reasoning_tokens += self.tokens - self._sorted_tokens
+            if is_reasoning or text:
+                self._sorted_tokens = self.tokens
         parts: list[Part] = [TextDelta(reasoning, is_reasoning=True)] if reasoning else []
         if self._call_reader is not None:
             parts += self._call_reader.read_parts(text, final=final)

@@ -120,6 +120,22 @@ def test_reasoning_alone_is_not_continued_where_the_template_has_no_marks_for_it
     assert render_beginning(with_template("assistant"), "assistant ", answered) == "Hello"
 
 
+def test_only_tokens_of_reasoning_count_as_such(tmp_path):
+    marks = ["<|channel|>", "<|message|>", "<|start|>", "<|end|>"]
+    thoughts = [f"<|channel|>analysis<|message|>{text}" for text in ("ab", "efg")]
+    others = ["<|channel|>commentary<|message|>oslo", "<|channel|>final<|message|>rome"]
+    parts = (thoughts[0], others[0], thoughts[1], others[1])
+    with load(tool_gguf(tmp_path / "m.gguf", "harmony", control=marks)) as model:
+        ids, request = model.prepare(Request(messages=ASK, separate_reasoning=True))
+        written = Answer(model.tokenizer, model.engine.prepare(ids, request))
+        text = "<|end|><|start|>assistant".join(parts)
+        for token in model.tokenizer.encode(text, add_special=False):
+            written.take(Piece(token))
+        expected = sum(len(model.tokenizer.encode(text, add_special=False)) for text in thoughts)
+    assert ("ab" in written.reasoning, "efg" in written.reasoning) == (True, True)
+    assert written.reasoning_tokens == expected
+
+
 @given(st.text("<think/>ab \n", max_size=40), st.lists(st.integers(0, 40), max_size=6))
 def test_reasoning_in_pieces_is_that_of_the_whole_text(text, cuts):
     assert read(text, cuts) == read(text)
