@@ -88,7 +88,7 @@ def experts(
         width = mixer.latent
         expert_input = write.linear(h, "ffn_latent_down", width)
     act = _inside_experts(write, mixer, expert_input, chosen)  # (T, K F)
-    (down,) = write.expert_linears(  # (T, K dim)
+    (down,) = write.expert_linears(  # (T, K width)
         act,
         chosen,
         ["ffn_down_exps"],
@@ -99,7 +99,7 @@ def experts(
         scale=scale,
     )
     bias = write.vector("ffn_moe_out.bias", (width,)) if mixer.sum_biased else ""
-    mixed = write.combine(down, weights, bias)  # (T, dim)
+    mixed = write.combine(down, weights, bias)  # (T, width)
     write.mark("ffn_moe_out", mixed)
     if mixer.latent:
         mixed = write.linear(mixed, "ffn_latent_up", write.decoder.dim)
@@ -198,7 +198,7 @@ def layer_input(
 
 
 def low_rank(write: Builder, mixer: LowRank, h: Register, scale: float) -> Register:
-    """``h + norm(right(left(h)))``."""
+    """``h + norm(right(left(h)))``; the norm cancels *scale*."""
     low = write.linear(h, "laurel_l", mixer.rank)  # (T, rank)
     write.mark("laurel_left", low)
     high = write.linear(low, "laurel_r", write.decoder.dim, scale=scale)  # (T, dim)

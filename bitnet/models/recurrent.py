@@ -71,7 +71,8 @@ def delta_net(write: Builder, mixer: DeltaNet, h: Register, scale: float) -> Reg
 
 def _needs_neighbours(write: Builder, mixer: DeltaNet) -> bool:
     """True if the rotated output matrix has heads in another order than the result of *mixer*."""
-    # Grouped: the heads of one key head are side by side.
+    # Grouped: the heads of one key head are side by side, as in a folder. A file with a rotated
+    # ssm_out may keep the folder's order of heads; the result here is in GGUF's.
     basis = write.decoder.basis
     if basis is None or not basis.grouped or mixer.grouped:
         return False

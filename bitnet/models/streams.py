@@ -55,7 +55,7 @@ def correct(
     changed = (write.add(stream, change) for stream in predicted)
     each_share = write.split(shares, *([1] * streams.count))
     return tuple(
-        write.add(stream, write.gate(share, change, "identity"))
+        write.add(stream, write.gate(share, change, "identity"))  # one number times every column
         for stream, share in zip(changed, each_share, strict=True)
     )
 

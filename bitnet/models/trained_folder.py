@@ -102,11 +102,13 @@ class TrainedFolder:
         return self._changes_of_parts(name, key, change, parts)
 
     def order_of(self, matrix: str) -> NDArray[np.intp] | None:
-        """Order of the rows of *matrix* here, if it is not that of the folder."""
+        """Order of the rows of *matrix* here, if it is not that of the folder.
+
+        None also if the folder has it transposed, as GPT-2: rows of an adapter are those here.
+        """
         reorder = self.orders.get(without_block(matrix))
         if reorder is None:
             return None
-        # None if the folder stores the matrix by columns: an adapter has its rows as they are here.
         return _rows(reorder, self.checkpoint.weights[matrix].shape[0])
 
     @cached_property

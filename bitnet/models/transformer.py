@@ -299,7 +299,8 @@ def bind(
         if not name.endswith(FACTORS) and name not in checkpoint.replaced
     }
     if bound is not None and "output.weight" not in bound:
-        # If an adapter changes a tied embedding, the checkpoint has the old one as the head.
+        # If an adapter changes a tied embedding, *checkpoint*, the adapted one, has the old one as
+        # output.weight.
         shared["output.weight"] = bound["token_embd.weight"]
     prepared: dict[str, Prepared] = {}
     for name, weight in checkpoint.weights.items():

@@ -124,7 +124,8 @@ class ValueWriter:
         if eps is None:
             eps = self.decoder.norm_eps
         normed = self.value(x.width)
-        self.append(Norm(normed, x, weight, eps, parts or 1, bias=bias))
+        # groups are as wide as the weight
+        self.append(Norm(normed, x, weight, eps, parts=parts or 1, bias=bias))
         return normed
 
     def _bare_norm(self, x: Register, width: int) -> Register:

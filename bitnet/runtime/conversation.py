@@ -154,21 +154,23 @@ def effort_variables(tokenizer: Tokenizer, effort: str | None) -> dict[str, Any]
 
 
 def reasoning_rules(
-    tokenizer: Tokenizer, prompt: str, begun: Mapping[str, Any] | None = None
+    tokenizer: Tokenizer, prompt: str, continued: Mapping[str, Any] | None = None
 ) -> ReasoningRules | None:
     """Rules for the reasoning in answers to *prompt*; ``None`` if the template has none.
 
-    *begun* is the message that is continued, if any.
+    *continued* is the message that is continued, if any.
     """
     marks = _marks_of(tokenizer)
     if marks is None:
         return None
     opening, closing = marks
-    is_begun = prompt.rstrip().endswith(opening) if begun is None else not begun.get("content")
+    is_inside = prompt.rstrip().endswith(opening)
+    if continued is not None:
+        is_inside = not continued.get("content")
     ids = [token for mark in marks for token in tokenizer.encode(mark, add_special=False)]
     special = set(tokenizer.special_ids).intersection(ids)
     texts = {token: tokenizer.token_bytes(token).decode("utf-8", "replace") for token in special}
-    return ReasoningRules(opening, closing, is_begun, texts)
+    return ReasoningRules(opening, closing, is_inside, texts)
 
 
 def budget_rules(

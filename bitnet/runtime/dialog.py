@@ -26,7 +26,7 @@ class Conversation:
         Each answer uses the seed of the previous one plus one.
         """
         self.system = system  # instructions that come first; may be empty
-        self.turns: list[dict[str, str]] = []  # of user and assistant, oldest first
+        self.turns: list[dict[str, str]] = []  # of user, assistant and later system messages
         self.beginning: Sequence[Mapping[str, str]] = ()  # turns that :meth:`clear` leaves
         self.answer: Answer | None = None  # the last one that has a text
         # of the last question's answer; None if it was cut short from outside

@@ -189,16 +189,14 @@ class LanguageModel:
             calls = (tools or NO_TOOLS).rules(form, tokenizer, text)
             request = replace(request, calls=calls)
             if tools is not None:
-                constraint = self._calls_grammar(request, tools, form, calls.begun)
+                constraint = self._calls_grammar(request, tools, form, calls.opening_in_prompt)
                 request = replace(request, constraint=constraint)
         if request.constraint or request.needs_grammar:
             return ids, request  # a grammar has no place for reasoning
-
-        begun = messages[-1] if request.continue_final_message else None
-        rules = reasoning_rules(tokenizer, text, begun)
+        continued = messages[-1] if request.continue_final_message else None
+        rules = reasoning_rules(tokenizer, text, continued)
         if rules is not None and request.thinking_budget is not None:
-            most = request.thinking_budget
-            message = request.thinking_message
+            most, message = request.thinking_budget, request.thinking_message
             request = replace(request, budget=budget_rules(tokenizer, rules, most, message))
         return ids, replace(request, reasoning=rules if request.separate_reasoning else None)
 

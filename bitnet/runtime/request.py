@@ -50,7 +50,7 @@ class ReasoningRules:
 
     opening: str  # text before the reasoning
     closing: str  # text after it
-    begun: bool  # the prompt ends with *opening*
+    begun: bool  # the answer begins inside the reasoning
     shown: Mapping[int, str] = field(default_factory=dict)  # control tokens read as text
 
 

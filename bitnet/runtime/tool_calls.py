@@ -81,7 +81,7 @@ class CallReader:
     def __init__(self, rules: CallRules) -> None:
         self._rules = rules
         self._form = rules.form
-        self._held = rules.begun
+        self._held = rules.opening_in_prompt
         self._ids: set[str] = set()  # of the calls so far
         self._after_call = False  # True if a call is the last part
         self._last_char = ""  # of the text so far
@@ -456,6 +456,7 @@ def _dressing(form: CallFormat) -> re.Pattern[str]:
     """Regular expression of the marks and spaces that may surround the calls of a block."""
     marks = {form.marker, *form.dressing, *form.skipped}
     for text in (form.opening, form.between, form.tail):
+        # Those of JSON calls are JSON themselves, which the decoder reads.
         marks.add(text.strip() if not form.has_json_calls else "")
     if form.closing.strip() != form.end:  # the calls are in a list, whose bracket *end* leaves out
         marks.add("]")

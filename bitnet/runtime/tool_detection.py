@@ -147,7 +147,7 @@ def opening_at_end(form: CallFormat, prompt: str) -> str:
 
 def _reads(form: CallFormat, prompt: str, text: str) -> bool:
     """True if *form* finds the probed call, and nothing else, in *text*."""
-    rules = CallRules(form, {_NAME: _SCHEMA}, begun=opening_at_end(form, prompt))
+    rules = CallRules(form, {_NAME: _SCHEMA}, opening_in_prompt=opening_at_end(form, prompt))
     _, deltas = call_reader(rules).read(text, final=True)
     calls = [(delta.name, delta.arguments) for delta in deltas]
     try:

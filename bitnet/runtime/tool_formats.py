@@ -114,7 +114,7 @@ class CallRules:
     guided: bool = False  # a grammar restricts the answer to calls, exactly in *form*
     parallel: bool = True  # several calls are allowed
     shown: Mapping[int, str] = field(default_factory=dict)  # control tokens read as text
-    begun: str = ""  # the beginning of the answer's first block, which ends the prompt
+    opening_in_prompt: str = ""  # the beginning of the answer's first block, which ends the prompt
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:

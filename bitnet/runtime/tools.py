@@ -37,8 +37,8 @@ class Tools:
     def rules(self, form: CallFormat, tokenizer: Tokenizer, prompt: str = "") -> CallRules:
         """Rules for finding the calls in an answer to *prompt* of the model with *tokenizer*."""
         texts = {token: text for text, token in control_tokens(form, tokenizer).items()}
-        begun = opening_at_end(form, prompt)
-        return CallRules(form, self._schemas(), self.required, self.parallel, texts, begun)
+        opening = opening_at_end(form, prompt)
+        return CallRules(form, self._schemas(), self.required, self.parallel, texts, opening)
 
     def grammar(
         self,

@@ -96,7 +96,8 @@ class Turns:
         if uses_tools:
             own_id = form_named_in(template.text).call_id
             turns = _link_results(turns, own_id=own_id, short=facts.short_ids)
-            # Whether answers that imitate the template's calls can be parsed.
+            # Whether answers that imitate the template's calls can be parsed. It matters only where
+            # the functions are explained: the model then imitates these calls.
             is_readable = not explained or format_of_calls(template) is not None
             if not (facts.calls and facts.results and is_readable):
                 turns = self._spell(turns, results=not (facts.results and is_readable))
