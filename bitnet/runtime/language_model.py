@@ -271,7 +271,9 @@ class LanguageModel:
         self, messages: Sequence[Mapping[str, Any]], **options: Unpack[AnswerOptions]
     ) -> str:
         """The text of :meth:`chat`, without blocking the event loop."""
-        return await self.agenerate(self.encode_chat(messages), **options)
+        import asyncio  # as above
+
+        return await self.agenerate(await asyncio.to_thread(self.encode_chat, messages), **options)
 
     @cached_property
     def grammars(self) -> Grammars:

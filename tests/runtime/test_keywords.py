@@ -141,6 +141,21 @@ def test_the_loop_goes_on_while_an_answer_is_computed(model, monkeypatch):
     assert begun.is_set()
 
 
+def test_a_conversation_is_encoded_beside_the_loop(model, monkeypatch):
+    threads = []
+
+    def encode(messages):
+        threads.append(threading.current_thread())
+        return model.tokenizer.encode(messages[0]["content"])
+
+    monkeypatch.setattr(model, "encode_chat", encode)
+    messages = [{"role": "user", "content": "It is a truth"}]
+    answer = asyncio.run(model.achat(messages, max_tokens=2))
+    assert answer == model.generate("It is a truth", max_tokens=2)
+    assert threads
+    assert threading.main_thread() not in threads
+
+
 def test_a_cancelled_task_ends_its_answer(model):
     async def leave():
         begun = asyncio.Event()
