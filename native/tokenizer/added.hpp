@@ -113,7 +113,8 @@ public:
 private:
     // The first byte from at on that a token begins with, or the end of the text.
     size_t first_candidate(std::string_view text, size_t at) const;
-    // Runs of spaces that were walked already, so that each is walked once.
+    // Runs of spaces that were walked already, so that each is walked once: only tokens that are
+    // themselves spaces meet such a run again.
     struct Spaces {
         size_t left_begin = 0, left_end = 0;  // a run before left_end, walked to its beginning
         size_t right_end = 0;                 // end of a run that was walked to the right

@@ -93,7 +93,7 @@ public:
         return found[0] >> kShift;
     }
     // Stores the ids of a word. False if there are none, or more than fit: then find() returns the
-    // word with a count of 0.
+    // word with a count of 0. Also false when memory is short: then find() returns nullptr.
     bool put(const Key& key, const uint32_t* ids, size_t count) {
         if (!allocate()) return false;
         if (count > kIds) count = 0;

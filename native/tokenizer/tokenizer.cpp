@@ -27,7 +27,7 @@ void locate(Spans* spans, size_t first, size_t by, const Origin& origin = {}) {
 }  // namespace
 
 void Relay::add_piece(std::string_view piece, uint32_t kind) {
-    if (piece.size() >= Pieces::kIsStretch) throw OverBudget("a piece of 1 GiB or more");
+    if (piece.size() >= Pieces::kIsUncut) throw OverBudget("a piece of 1 GiB or more");
     pieces_.text.append(piece);
     pieces_.items.push_back(uint32_t(piece.size()) | kind);
     if (pieces_.text.size() >= kPiecesBytes) flush();
@@ -136,8 +136,8 @@ void TokenizerEngine::Turn::encode(const Pieces& pieces, bool, Ids& out) {
             out.push_back(item & ~Pieces::kIsId);
             continue;
         }
-        const uint32_t size = item & ~Pieces::kIsStretch;
-        if (item & Pieces::kIsStretch)
+        const uint32_t size = item & ~Pieces::kIsUncut;
+        if (item & Pieces::kIsUncut)
             engine_.encode_uniform(*worker, {at, size}, out);
         else
             engine_.add_piece(*worker, at, at + size, end, out);
@@ -226,7 +226,7 @@ void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text,
                                     Ids& out, Spans* spans) {
     const bool is_one_piece = worker.pre.empty() || worker.pre.leaves_whole(text);
     if (spans == nullptr && (is_one_piece ? has_parts() : scans(worker)))
-        return worker.relay != nullptr ? relay_stretches(worker, text)
+        return worker.relay != nullptr ? relay_uncut(worker, text)
                                        : encode_uniform(worker, text, out);
     if (is_one_piece) {
         const size_t first = spans != nullptr ? spans->size() : 0;
@@ -246,6 +246,7 @@ void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text,
         cut.origin.assign(stretch.origin.begin() + ptrdiff_t(begin),
                           stretch.origin.begin() + ptrdiff_t(begin + text.size()));
     }
+    // cut.origin leads to the stretch if that has origins, else only to the part.
     const size_t by = stretch.origin.empty() ? begin : 0;
     worker.pre.run(cut, worker.budget);
     if (model() == ModelKind::kBpe && spans == nullptr && has_parts()) {
@@ -253,7 +254,7 @@ void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text,
         for (const Cut::Piece& piece : cut.pieces) {
             const std::string_view words = cut.text.substr(piece.begin, piece.end - piece.begin);
             if (worker.relay != nullptr)
-                relay_stretches(worker, words);
+                relay_uncut(worker, words);
             else
                 add_parts(worker, words, readable_end, out);
         }
@@ -305,14 +306,14 @@ void TokenizerEngine::encode_uniform(Worker& worker, std::string_view text, Ids&
 }
 
 // Sends such a text to the relay, in stretches that do not depend on each other.
-void TokenizerEngine::relay_stretches(Worker& worker, std::string_view text) {
+void TokenizerEngine::relay_uncut(Worker& worker, std::string_view text) {
     const bool scanned = scans(worker);
     for (size_t at = 0, stop = 0; at < text.size(); at = stop) {
         stop = std::min(text.size(), at + kPiecesBytes);
         while (stop < text.size() &&
                !(scanned ? Scanner::may_cut(text, stop) : file_.config.may_cut(text, stop)))
             ++stop;
-        worker.relay->add_piece(text.substr(at, stop - at), Pieces::kIsStretch);
+        worker.relay->add_piece(text.substr(at, stop - at), Pieces::kIsUncut);
     }
 }
 

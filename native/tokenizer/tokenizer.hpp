@@ -17,7 +17,7 @@ namespace bitnet {
 // A part of a text in which nothing depends on the rest: its bytes, and in order the size of each
 // piece, or of a stretch that is still to be cut into pieces, or an id.
 struct Pieces {
-    static constexpr uint32_t kIsId = uint32_t{1} << 31, kIsStretch = uint32_t{1} << 30;
+    static constexpr uint32_t kIsId = uint32_t{1} << 31, kIsUncut = uint32_t{1} << 30;
     std::string text;
     std::vector<uint32_t> items;
     Budget budget;
@@ -27,7 +27,7 @@ struct Pieces {
 class Relay {
 public:
     virtual ~Relay() = default;
-    void add_piece(std::string_view piece, uint32_t kind = 0);  // kind: 0 or Pieces::kIsStretch
+    void add_piece(std::string_view piece, uint32_t kind = 0);  // kind: 0 or Pieces::kIsUncut
     void add_id(uint32_t id);
     void flush();   // sends what is left
     Budget budget;  // of the text; shared by its parts
@@ -104,7 +104,7 @@ private:
                        size_t begin, bool at_start, Ids& out, Spans* spans);
     void encode_uniform(Worker& worker, std::string_view text, Ids& out);
     void add_parts(Worker& worker, std::string_view text, const char* readable_end, Ids& out);
-    void relay_stretches(Worker& worker, std::string_view text);
+    void relay_uncut(Worker& worker, std::string_view text);
     void add_piece(Worker& worker, const char* begin, const char* end, const char* readable_end,
                    Ids& out);
     void add_id(Worker& worker, uint32_t id, Span where, Ids& out, Spans* spans);

@@ -1,7 +1,8 @@
 """Writes unicode_tables.hpp: properties that the `tokenizers` library gives to code points.
 
 The native tokenizer must cut text exactly where that library does. So its tables are not taken from
-a version of the Unicode database, but from what the library does with each code point::
+a version of the Unicode database, but from what the library does with each code point. Only the
+numbers of combining classes are Python's, for the code points that the library orders by them::
 
     python native/tokenizer/unicode_tables.py > native/tokenizer/unicode_tables.hpp
 
@@ -103,6 +104,7 @@ def combining_classes() -> dict[int, int]:
     nfd = normalizers.NFD().normalize_str
     classes = {}
     for code in _CODE_POINTS:
+        # The library shows only that a mark has a class; Python's database has the number.
         number = unicodedata.combining(chr(code))
         # U+0345 has the highest class, 240. Normalization moves marks of lower classes before it; a
         # mark that stays behind it has class 0 in the library.
@@ -156,6 +158,8 @@ def grapheme_classes() -> dict[int, int]:
     classes = {}
     for start in range(0, len(_CODE_POINTS), 64):
         chunk = _CODE_POINTS[start : start + 64]
+        # A map cannot have U+0000, and no character from U+20000 on is kPrepends or tested for
+        # kControl.
         own = mapping([chr(code) for code in chunk if code]) if chunk[0] < 0x20000 else None
         for code in chunk:
             char = chr(code)

@@ -1,5 +1,6 @@
 // `HeadKernels::tile` by the vectors of an instruction set, `Vec` of the including file; each level
-// (ops/ops.hpp) compiles this file for itself. The 16 rows of a tile are lanes.
+// (ops/ops.hpp) with vectors of its own compiles this file for itself. The 16 rows of a tile are
+// lanes.
 #pragma once
 
 #include "head/pack.hpp"

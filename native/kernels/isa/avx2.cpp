@@ -67,7 +67,8 @@ constexpr Table digits_of_multiple(int divisor) {
 }
 
 // The five digits of a byte, 28 g + low. 28 g is the multiple that the upper four bits look up, or
-// the next one. low is nine times the third digit plus a rest of two digits.
+// the next one. low is nine times the third digit plus a rest of two digits. Members as of `Fields`
+// in ternary/products.hpp.
 struct DenseDigits {
     static constexpr int kDigits = 5, kSums = 1, kLargest = 1, kTogether = kDigits;
     static constexpr int place(int) { return 0; }

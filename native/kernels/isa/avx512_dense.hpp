@@ -38,7 +38,8 @@ static_assert(inverse(21) * 21 == 1);
 
 // A byte is 28 g + low, and its upper six bits divided by seven are g. If kInPlace, the last two
 // digits stay multiples of 28 and of 84, which spares a table, and every digit has a sum of its
-// own; otherwise they are plain digits, and one sum has all of them.
+// own; otherwise they are plain digits, and one sum has all of them. Members as of `Fields` in
+// ternary/products.hpp.
 template <bool kInPlace>
 struct DenseDigits {
     static constexpr int kDigits = 5, kSums = kInPlace ? kDigits : 1, kLargest = 1,

@@ -29,7 +29,8 @@ std::vector<std::string> levels();
 std::string level();
 // False when *name* is not one of levels().
 bool set_level(const std::string& name);
-// Whether the chosen level has a kernel of its own for *type*.
+// Whether the chosen level has kernels of its own for *type*: decode and prefill both differ from
+// those of the scalar level.
 bool has_kernel(Type type);
 // Whether the chosen level multiplies TernaryDense faster than two bits a weight.
 bool dense_pays();

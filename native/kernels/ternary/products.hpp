@@ -31,7 +31,8 @@ using TileSums = Vec::Int[kVecs];  // a sum for each row of a tile
 
 // The digits of bytes with fields of kBits bits. Field f is moved down only to the place of field
 // f % kPlaces, and is multiplied there as 2^place times its code, which saves shifts. Each place
-// has a sum of its own, which `total` divides by 2^place.
+// has a sum of its own, which `total` divides by 2^place. kTogether digits are isolated before they
+// are multiplied: all by `isolate_all`, or one at a time by `isolate`.
 template <int kBits, int kPlaces>
 struct Fields {
     static constexpr int kDigits = 8 / kBits, kSums = kPlaces,
