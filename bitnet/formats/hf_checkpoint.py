@@ -81,7 +81,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     if not path.is_dir() and path.name not in files.names:
         raise InvalidFormat(
             f"{path.name} is not one of the files of the model in {folder}",
-            hint=shell_quote(folder),
+            hint=f"name the folder: {shell_quote(folder)}",
         )
     if ADAPTER in files:
         logger.warning(

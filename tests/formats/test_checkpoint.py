@@ -12,6 +12,7 @@ from tiny_keys import FAMILIES
 from tiny_models import tiny
 
 from bitnet.base.errors import InvalidFormat, NotFound, Unsupported
+from bitnet.base.invocation import shell_quote
 from bitnet.families.config_json import describe
 from bitnet.families.family import of_gguf
 from bitnet.families.tensor_names import block_number, gguf_name, without_block
@@ -327,8 +328,9 @@ def test_a_file_that_is_not_of_the_model_beside_it_is_refused(tmp_path):
     folder(tmp_path, {"model.norm.weight": np.ones(8)})
     other = tmp_path / "other.safetensors"
     other.write_bytes((tmp_path / "model.safetensors").read_bytes())
-    with pytest.raises(InvalidFormat, match="not one of the files"):
+    with pytest.raises(InvalidFormat, match="not one of the files") as caught:
         open_checkpoint(other)
+    assert caught.value.hint == f"name the folder: {shell_quote(tmp_path)}"
 
 
 def test_a_folder_without_configuration_is_not_found(tmp_path):
