@@ -31,6 +31,23 @@ private:
     std::string_view rest_;
 };
 
+// The largest mode of a step, see TokenizerStep.
+uint32_t largest_mode(StepKind kind) {
+    switch (kind) {
+        case StepKind::kPrefixSpace:
+        case StepKind::kMetaspace:
+            return kAlways;
+        case StepKind::kFixedLength:
+            return INT32_MAX;
+        case StepKind::kBertNormalizer:
+            return kCleanText | kBertLowercase | kStripAccents | kChineseChars;
+        case StepKind::kStrip:
+            return kLeft | kRight;
+        default:  // the other normalizers have none
+            return kind < StepKind::kSplitRegex ? 0 : uint32_t(Behavior::kContiguous);
+    }
+}
+
 }  // namespace
 
 std::vector<TokenizerStep> read_steps(std::string_view bytes) {
@@ -56,6 +73,8 @@ std::vector<TokenizerStep> read_steps(std::string_view bytes) {
             throw std::invalid_argument("compiled tokenizer: pieces without a length");
         if (searches && step.text.empty())
             throw std::invalid_argument("compiled tokenizer: a step that looks for the empty text");
+        if (step.mode > largest_mode(step.kind))
+            throw std::invalid_argument("compiled tokenizer: a step with an unknown mode");
         steps.push_back(std::move(step));
     }
     return steps;

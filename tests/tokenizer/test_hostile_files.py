@@ -213,9 +213,9 @@ def _builder(spec):
     return lambda **changes: module.build_tokenizer(**(parts | changes))
 
 
-def _step(kind, text):
-    """The section of steps with one step: kind, mode 1, flag 0, text and an empty second text."""
-    return struct.pack("<5I", 1, kind, 1, 0, len(text)) + text + struct.pack("<I", 0)
+def _step(kind, text, mode=1):
+    """The section of steps with one step: kind, *mode*, flag 0, text and an empty second text."""
+    return struct.pack("<5I", 1, kind, mode, 0, len(text)) + text + struct.pack("<I", 0)
 
 
 def _config(model, flags, unknown_id, longest):
@@ -224,8 +224,9 @@ def _config(model, flags, unknown_id, longest):
 
 
 # Changes of a part, and the reason of the refusal. Kinds of steps are those of
-# native/tokenizer/steps.hpp: 9 replaces, 20 and 21 split, 24 is the metaspace. An added token has
-# an id, flags, the length of its text, and the text.
+# native/tokenizer/steps.hpp: 1 composes, 7 is that of BERT, 9 replaces, 12 strips, 20 to 22 split,
+# 23 puts a space before, 24 is the metaspace and 29 cuts to a length. An added token has an id,
+# flags, the length of its text, and the text.
 HOSTILE_PARTS = {
     "a pattern that is not UTF-8": ({"steps": _step(20, b"[\xf0")}, "a text that is not UTF-8"),
     "a text that is not UTF-8": ({"steps": _step(21, b"\xc3")}, "a text that is not UTF-8"),
@@ -234,6 +235,14 @@ HOSTILE_PARTS = {
     "a metaspace that is empty": ({"steps": _step(24, b"")}, "looks for the empty text"),
     "steps that end early": ({"steps": _step(20, b"abc")[:-5]}, "steps end early"),
     "an unknown step": ({"steps": _step(99, b"")}, "unknown step"),
+    **{
+        f"mode {mode} of step {kind}": ({"steps": _step(kind, text, mode)}, "an unknown mode")
+        for kind, text, mode in (
+            *((1, b"", 1), (7, b"", 16), (9, b"a", 1), (12, b"", 4)),
+            *((20, b"a", 5), (21, b"a", 5), (22, b"", 5), (22, b"", 2**32 - 1)),
+            *((23, b" ", 3), (24, b"_", 3), (29, b"", 2**31)),
+        )
+    },
     "a million steps": ({"steps": struct.pack("<I", 10**6) + bytes(64)}, "too many steps"),
     "an added token that is not UTF-8": (
         {"added": struct.pack("<III", 0, 0, 1) + b"\xe5"},
