@@ -241,6 +241,8 @@ void StateMemo::grow() {
 }
 
 void Regex::set_text(const char* begin, const char* end) {
+    // Positions are numbers of 32 bits.
+    if (size_t(end - begin) > UINT32_MAX) throw OverBudget("a text of 4 GiB or more for a pattern");
     begin_ = begin;
     end_ = end;
     size_ = uint32_t(end - begin);

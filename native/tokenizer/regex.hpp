@@ -48,8 +48,8 @@ public:
     // Throws std::invalid_argument naming the construct that is not supported.
     explicit Regex(const std::string& pattern);
 
-    // Makes [begin, end), shorter than 4 GiB, the text that find() searches. All that is known
-    // about the text before is forgotten, even if it was at the same address.
+    // Makes [begin, end) the text that find() searches. All that is known about the text before is
+    // forgotten, even if it was at the same address. Throws OverBudget for 4 GiB or more.
     void set_text(const char* begin, const char* end);
 
     // The leftmost match that begins at from or later. Throws OverBudget.
@@ -79,8 +79,9 @@ private:
     // position does not depend on how that was reached, so later starts need not try it again.
     // Without this, a search that fails along a run of characters would be quadratic in its length.
     struct Loop {
-        uint32_t run_begin = 0, run_end = 0;            // the last run that the loop has taken
-        uint32_t failed_low = kPlain, failed_high = 0;  // the rest fails in (low, high]
+        uint32_t run_begin = 0, run_end = 0;  // the last run that the loop has taken
+        // The rest fails in (low, high]; kPlain: nothing is known.
+        uint32_t failed_low = kPlain, failed_high = 0;
     };
     bool run(Op kind, uint32_t pc, uint32_t pos, uint32_t* stop);
     bool back(size_t base, uint32_t* pc, uint32_t* pos);

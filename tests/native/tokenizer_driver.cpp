@@ -9,6 +9,7 @@
 #include <fstream>
 #include <iterator>
 #include <memory>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -124,7 +125,8 @@ std::string build(const Parts& parts) {
     for (const std::string& token : parts.tokens) {
         bytes += token;
         offsets.push_back(uint32_t(bytes.size()));
-        flags += char(bitnet::kInModel);
+        const bool is_byte = parts.flags & bitnet::kByteFallback && flags.size() < 256;
+        flags += char(is_byte ? bitnet::kByteToken : bitnet::kInModel);
         scores.push_back(-double(scores.size()));
     }
     if (parts.flags & (bitnet::kByteLevel | bitnet::kByteFallback)) {
@@ -211,8 +213,12 @@ std::string damaged(std::string content, size_t from) {
 
 // A valid tokenizer of each kind, with many kinds of steps among them.
 std::vector<Parts> seeds() {
-    std::vector<std::string> bytes;
-    for (int i = 0; i < 256; ++i) bytes.push_back(std::string(1, char(i)));
+    std::vector<std::string> bytes, names;  // names: <0x00> and so on
+    for (int i = 0; i < 256; ++i) {
+        static constexpr char kHex[] = "0123456789ABCDEF";
+        bytes.push_back(std::string(1, char(i)));
+        names.push_back({'<', '0', 'x', kHex[i / 16], kHex[i % 16], '>'});
+    }
     Parts bpe;
     bpe.flags = bitnet::kByteLevel;
     bpe.tokens = bytes;
@@ -228,11 +234,12 @@ std::vector<Parts> seeds() {
     Parts unigram;
     unigram.model = ModelKind::kUnigram;
     unigram.flags = bitnet::kByteFallback | bitnet::kAddSpacePrefix;
-    unigram.tokens = bytes;
-    unigram.tokens.insert(unigram.tokens.end(), {"aab", "\xE5\xAD\x97",
-                                                 "\xC3\xA9"
-                                                 "a",
-                                                 "ell"});
+    unigram.tokens = names;
+    unigram.tokens.insert(unigram.tokens.end(),
+                          {"a", "b", "h", "e", "l", "o", "aab", "\xE5\xAD\x97",
+                           "\xC3\xA9"
+                           "a",
+                           "ell"});
     unigram.charsmap = charsmap('a', "b\xC3\xA9");
     Parts spm = unigram;
     spm.model = ModelKind::kSpm;
@@ -351,6 +358,24 @@ void check_patterns(int copies) {
     }
 }
 
+// Gives a pattern texts of almost 4 GiB, and of 4 GiB, where positions of 32 bits would wrap. Texts
+// of a call from Python are shorter, but normalizers lengthen them. No byte of these is read.
+void check_sizes() {
+    constexpr uint64_t kMost = 0xFFFFFFFF;
+    if (kMost >= PTRDIFF_MAX) return;  // no such text fits into memory
+    const std::unique_ptr<char[]> text(new (std::nothrow) char[kMost + 1]);
+    if (text == nullptr) return;
+    bitnet::Regex regex("a");
+    regex.set_text(text.get(), text.get() + kMost);
+    try {
+        regex.set_text(text.get(), text.get() + kMost + 1);
+    } catch (const bitnet::OverBudget&) {
+        ++stopped;
+        return;
+    }
+    throw std::logic_error("a text of 4 GiB was accepted");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -362,6 +387,7 @@ int main(int argc, char** argv) {
         if (argc == 1) {
             check_files(3000);
             check_patterns(60000);
+            check_sizes();
         }
     } catch (const std::exception& error) {
         std::fprintf(stderr, "%s\n", error.what());
