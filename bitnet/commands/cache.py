@@ -149,7 +149,7 @@ def _compare_with_hub(name, common):
     from bitnet.hub.models import compare_with_hub
     from bitnet.hub.ref import parse
 
-    findings = list(compare_with_hub(parse(name), common.project(verify=True)))
+    findings = list(compare_with_hub(parse(name), common.project(rehash=True)))
     failure = None
     if wrong := [finding for finding in findings if finding.severity != "ok"]:
         state = "not what the hub has" if any(f.failed for f in wrong) else "NOT CHECKED"

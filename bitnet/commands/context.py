@@ -81,7 +81,7 @@ class Context:
     def project(self, folder: Path = Path(), **options: Any) -> Project:
         """The project in *folder*, with the cache and the network options of this command.
 
-        The *options* are ``force``, ``update`` and ``verify`` of :class:`Project`.
+        The *options* are ``force``, ``update`` and ``rehash`` of :class:`Project`.
         """
         from bitnet.hub.project import Project
 

@@ -314,7 +314,7 @@ def download_model(
     from bitnet.hub.resolve import refs_of
 
     refs = refs_of(model, file, rev)
-    _download(refs, select, output, sha256, common, force=force, verify=verify)
+    _download(refs, select, output, sha256, common, force=force, rehash=verify)
 
 
 @task(
@@ -348,7 +348,7 @@ def download(
 
     refs = refs_of(model, file, rev, whole=True)
     select = replace(select, whole=True)
-    _download(refs, select, output, "", common, force=force, verify=verify)
+    _download(refs, select, output, "", common, force=force, rehash=verify)
 
 
 def _download(refs, select, output, sha256, common, **options):
@@ -404,7 +404,7 @@ def sync(
 
     if check and (update or skip_gated):
         raise UsageError("--check fetches nothing", hint="leave --update and --skip-gated out")
-    project = common.project(update=update, verify=verify)
+    project = common.project(update=update, rehash=verify)
     listing = OutputFile(Path(skipped_to), NAMES, "--skipped-to")
     if skipped_to:
         listing.check()

@@ -77,7 +77,7 @@ def tokenizer(
     if compare or against:
         _compare(compare, against, common.output)
         return
-    project = common.project(force=force, verify=verify)
+    project = common.project(force=force, rehash=verify)
     target = Path(output) / "tokenizer.json"
     order = tokenizer_order(TOKENIZERS[source], target, project, check_vocabulary)
     (obtained,) = provide([order], project, root=target.parent)

@@ -105,13 +105,13 @@ def _find_here(order: FileOrder, project: Project, claims: Claims) -> Obtained |
     if project.force:
         return None
 
-    # Search by the expected digest; or, if the file is reusable or we are offline, by that of the
-    # last file with this name. With --update, and for packages, its record does not count.
+    # Search by the expected digest; or, if the file needs no request or we are offline, by that of
+    # the last file with this name. With --update, and for packages, its record does not count.
     digest = source.sha256
     is_verified = order.is_vouched
     if project.update or source.parts:
         record = None
-    if digest is None and record is not None and (order.is_reusable or project.is_offline):
+    if digest is None and record is not None and (order.needs_no_request or project.is_offline):
         digest = record.sha256
         is_verified = record.verified
     if digest is None:
@@ -138,7 +138,7 @@ def _find_own(order: FileOrder, project: Project, record: Pin | None) -> Path | 
     It may be another file than the server's: a tokenizer that passes the check of *order*; or
     offline, a model whose digest is not known.
     """
-    if order.is_usable:
+    if order.is_own_file_usable:
         return order.entry
     is_refetch = project.update or project.force
     accepts_any = order.kind == "model" and not (order.source.sha256 or is_refetch)

@@ -102,11 +102,12 @@ def _obtain_files(model: Ref, files: list[Source], project: Project) -> list[Obt
     folder = model.folder(project.cache)
     orders = []
     for source in files:
-        target = folder / path_of(source.file)
+        path = folder / path_of(source.file)
         if source.url:
-            orders.append(FileOrder(source, entry=target, is_reusable=True, command=model.command))
+            order = FileOrder(source, entry=path, needs_no_request=True, command=model.command)
         else:
-            orders.append(order_of(source, project, target=target))
+            order = order_of(source, project, target=path)
+        orders.append(order)
     return provide(orders, project, root=project.cache)
 
 
@@ -227,13 +228,12 @@ def locate_tokenizer(
     else:
         files = _tokenizer_files(remote, folder, project, names, beside, order_names)
     orders = []
+    order_at = partial(FileOrder, kind="tokenizer", needs_no_request=True)
     home = path_of(files[-1].file).parent
     for source in files:
         path = folder / path_of(source.file).relative_to(home)
         how = f"the same command, or copy the file to {path}"
-        orders.append(
-            FileOrder(source, "tokenizer", entry=path, default=path, is_reusable=True, command=how)
-        )
+        orders.append(order_at(source, entry=path, default=path, command=how))
     provided = provide(orders, replace(project, records=False), root=project.cache)
     path = provided[-1].path
     try:
@@ -328,7 +328,7 @@ class KnownModel:
 
     name: str  # MODEL argument of commands
     file: str  # file name of its weights
-    size_bytes: int | None  # of all files, ``None`` if unknown
+    size_bytes: int | None  # of its weights, ``None`` if unknown
     size_is_exact: bool  # otherwise it is right to a few per cent
     family: str  # architecture, empty if unknown
     licence: str  # name of the terms, empty if unknown

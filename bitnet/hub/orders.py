@@ -42,10 +42,11 @@ class FileOrder:
     default: Path | None = None  # usual path; a file there that fits the order is used
     pinned: Pin | None = None  # its present entry in the lock file
     listed: str | None = None  # digest in the hub's list of files; the server must not differ
-    is_reusable: bool = False  # a file of this name that was fetched before needs no new request
+    needs_no_request: bool = False  # if a file of this name was fetched before, that is used
     check: Callable[[Path], None] | None = None  # accepts the file, or raises
-    is_known: bool = True  # the file passed *check* when it was fetched
-    is_usable: bool = False  # the file at *entry*, which this program did not write, passes *check*
+    was_checked: bool = True  # the file passed *check* when it was fetched
+    # the file at *entry*, which this program did not write, passes *check*
+    is_own_file_usable: bool = False
     command: str = ""  # the command that fetches it, or another way, for the hint when offline
 
     @property
@@ -265,7 +266,9 @@ def tokenizer_order(
     def accept(path: Path) -> None:
         check(path, source.vocab_size)
 
-    usable = _is_usable(entry, project, accept) and target is None and source.sha256 is None
+    usable = (
+        _is_own_file_usable(entry, project, accept) and target is None and source.sha256 is None
+    )
     return FileOrder(
         source,
         "tokenizer",
@@ -273,10 +276,10 @@ def tokenizer_order(
         entry=entry,
         default=entry,
         pinned=pinned,
-        is_reusable=True,
+        needs_no_request=True,
         check=accept,
-        is_known=usable or project.store.index.find(*source.index_name) is not None,
-        is_usable=usable,
+        was_checked=usable or project.store.index.find(*source.index_name) is not None,
+        is_own_file_usable=usable,
         command=tokenizer_command(source, entry),
     )
 
@@ -290,7 +293,7 @@ def tokenizer_command(source: Source, entry: Path) -> str:
     return f"the same call, or copy the file to {entry}"
 
 
-def _is_usable(entry: Path, project: Project, check: Callable[[Path], None]) -> bool:
+def _is_own_file_usable(entry: Path, project: Project, check: Callable[[Path], None]) -> bool:
     """True if *entry* is a user's own file and passes *check*; False with --force or --update.
 
     A file that fails *check*, or that has changed since this program wrote it, is fetched once

@@ -59,7 +59,7 @@ class Project:
     progress: Mode = "auto"  # how progress is shown
     force: bool = False  # fetch again what exists
     update: bool = False  # accept files that differ from the lock file
-    verify: bool = False  # read files again instead of trusting records
+    rehash: bool = False  # read files again instead of trusting records
     records: bool = True  # write provided files into the lock file
     # of all transfers; default: with the rate of *options*
     limits: Limits = field(default=cast("Limits", None), compare=False, repr=False)
@@ -78,7 +78,7 @@ class Project:
     @property
     def store(self) -> Store:
         """The store in the cache folder."""
-        return Store(self.cache, rehash=self.verify)
+        return Store(self.cache, rehash=self.rehash)
 
     @property
     def is_offline(self) -> bool:

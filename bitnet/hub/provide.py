@@ -96,7 +96,7 @@ def provide(
 
         # A tokenizer is checked when it is fetched; one found elsewhere may not have been.
         for file in files:
-            if file.cached and file.order.check is not None and not file.order.is_known:
+            if file.cached and file.order.check is not None and not file.order.was_checked:
                 file.order.check(file.blob.path)
 
         # A name is recorded before its link exists: a link without a name could not be removed.

@@ -26,7 +26,8 @@ def first_answer(urls: Sequence[str], ask: Callable[..., T]) -> tuple[str, T]:
     """The first of *urls* whose server answers, and its answer.
 
     *ask* gets an address, and by the keyword ``attempts`` how often it may try; None is the
-    session's own number. If no server answers, the error is that of the first one that replied.
+    session's own number. If no server answers, the error is that of the first one that replied,
+    for which a NetworkError, also one for HTTP 5xx, does not count.
     """
     errors: list[BitnetError] = []
     for url in urls:

@@ -130,7 +130,7 @@ def hub_file():
 
 def url():
     source = Source("m", "", "model.gguf", url=facts["cdn"])
-    order = FileOrder(source, target=work / "model.gguf", is_reusable=True)
+    order = FileOrder(source, target=work / "model.gguf", needs_no_request=True)
     provide.provide([order], replace(project(), records=False))
 
 def packaged():
