@@ -122,12 +122,12 @@ def _find_here(order: FileOrder, project: Project, claims: Claims) -> Obtained |
     if blob is None:
         return None
     is_recorded = record is not None and record.sha256 == digest
-    # The revision in the record of an address is its ETag. Addresses have no digest of their own,
-    # so this is the record of *digest*; the answers about other files do not use *etag*.
+    # The revision in the record of an address is its ETag; the answers about other files do not use
+    # *etag*.
     return order.answer(
         blob,
         commit=record.commit if record is not None and is_recorded else None,
-        etag=record.revision if record is not None else "",
+        etag=record.revision if record is not None and is_recorded else "",
         verified=is_verified,
     )
 
