@@ -181,6 +181,7 @@ def embed(c, options=VectorOptions(), force=FORCE, model=ModelOptions(), common=
     checkpoint = open_with_unnamed_adapters(own_options, common)
     # Listed before the model is loaded: loading adds the files of the tokenizer only if its
     # compiled form is not in the cache, and the key of an interrupted run must not depend on that.
+    # `paths` is a new list, to which nothing is added then.
     files = checkpoint.inventory.paths
     with load_model(own_options, common, checkpoint) as running:
         if output is not None:  # it must not be a file of the model, whose paths are known now

@@ -147,6 +147,7 @@ class Option:
         if self.needs_text and not text:  # the value of an unset variable of the shell
             hint = f"write --{self.long_names[0]} {self.placeholder}, or leave it out"
             raise UsageError(f"{self.label()} is empty", hint=hint)
+        # A positional word may be a path or a text.
         is_path = self.positional or self.placeholder.startswith(_PATHS)
         return text if is_path else terminal.argument(text)
 

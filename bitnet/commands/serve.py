@@ -69,7 +69,7 @@ def serve(
 def _serve(parts, options, sampling, model, common, prompt_cache):
     """Bind the address, prepare the models, and serve them until a signal ends the worker."""
     bind, run, narrate = parts
-    options.key()
+    options.key()  # refuses a public host without a key
     options.check_tls()
     narrate("startup", port=options.port)
     ready = partial(_announce, options, narrate, common.fetch)

@@ -167,7 +167,7 @@ class Family:
     # from ``config.json``: factors on a folder's tensors, by the end of their GGUF names
     factors: Callable[[Config], Mapping[str, float]] = field(default=lambda _config: {})
     # matrices with biases, by the key of ``config.json`` that enables the biases; under ``""`` are
-    # those that always have them
+    # those that always have them; of a folder: the decoder's own are in ``ModelConfig.biases``
     biases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rotates: bool = True  # positions are rotations of queries and keys
     partial_rotation: bool = False  # ``partial_rotary_factor`` is supported

@@ -84,7 +84,9 @@ def text_keys(outer: Config) -> dict[str, Any]:
         return dict(outer)
     merged: dict[str, Any] = {name: outer[name] for name in _OF_THE_WHOLE if name in outer}
     merged |= inner
-    merged.setdefault("model_type", kind)  # older folders name the type once
+    # Older folders name the type once, such as qwen2_vl; other outer types are then refused as
+    # unknown.
+    merged.setdefault("model_type", kind)
     if "architectures" in outer:  # names the class that runs; the inner one may name another
         merged["architectures"] = outer["architectures"]
     if isinstance(outer.get("tie_word_embeddings"), bool):

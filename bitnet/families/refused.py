@@ -69,6 +69,7 @@ _KINDS = {
     "bytes or patches instead of tokens": "blt",
     "a block that drafts tokens for another model": "eagle3 dflash gemma4_assistant "
     "gemma4_unified_assistant",
+    # got_ocr2 without a text_config; with one, outer_models.py reads it.
     "a model of images": "clip siglip vit chameleon cogvlm emu3 fuyu git got_ocr2 mllama",
     "a model of sound": "whisper wav2vec2 wavtokenizer_dec qwen3tts pockettts "
     "moss_transcribe_diarize",

@@ -249,7 +249,7 @@ def text_limit(
     Without ``max_seq_length`` sentence-transformers takes the tokenizer's own limit, or *longest*,
     the positions of the model. It also does so for an encoder without ``modules.json``, whose
     ``max_seq_length`` it does not read. Settings of sentence-transformers to *ignore* count as
-    absent. *scores* is true for a model that scores texts.
+    absent. *scores* is true for a model that scores texts. The caller also keeps to the context.
     """
     if "modules.json" not in files and not is_encoder:
         return None

@@ -319,7 +319,7 @@ class Attend:
                 keys_and_values = cache.append(
                     self.cache, *(register[rows] for register in rows_to_cache)
                 )
-            elif segment.rows:
+            elif segment.rows:  # after Select: only requested rows have queries
                 keys_and_values = cache.view(self.cache, len(segment.tokens))
             else:
                 continue

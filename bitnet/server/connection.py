@@ -64,6 +64,7 @@ class PatientProtocol(H11Protocol):
         """Write a probe that clients ignore; if the client has gone, the second probe fails."""
         if cycle is not self.cycle or cycle.response_complete or self.transport.is_closing():
             return
+        # Set by exchange.py, for streams over HTTP/1.1.
         probe = cycle.scope.get("state", {}).get("probe")
         if not cycle.response_started:
             if cycle.scope["http_version"] == "1.1":  # HTTP/1.0 has no such reply

@@ -199,5 +199,6 @@ def check_kv_budget(shortest: int, kv_budget_bytes: int, max_batch: int) -> None
         raise UsageError(
             f"keys and values of the shortest answer take {shortest:,} bytes, the budget "
             f"is {kv_budget_bytes:,}",
+            # Enough for *max_batch* of them at a time.
             hint=f"--kv-memory {-(-shortest // 10**6) * max_batch}",
         )

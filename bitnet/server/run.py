@@ -167,6 +167,7 @@ class _Server(uvicorn.Server):
         """Record the signal only: the interrupted code may hold a lock or be writing a line."""
         self.interrupts += sig == signal.SIGINT
         self._draining_until = self._draining_until or time.monotonic() + self._drain_s
+        # While answers are drained, on_tick ends that; only uvicorn's own wait needs force.
         self.force_exit = self.should_exit and self.interrupts > 1
 
     async def on_tick(self, counter: int) -> bool:

@@ -90,7 +90,8 @@ class SideFiles:
     templates: dict[str, str]  # chat templates by name; the usual one is called ``default``
     raw: bytes  # all content that was read, for fingerprints
     added_fault: str = ""  # the first entry for *added* that is not a token, for a message
-    from_vocabulary: bool = False  # a class builds the tokenizer from a vocabulary without steps
+    # a class builds the tokenizer from a vocabulary without steps; vocabulary_files.py sets it
+    from_vocabulary: bool = False
 
     @cached_property
     def config(self) -> dict[str, Any]:

@@ -135,7 +135,8 @@ class Form:
     name: str  # on the OpenAPI page
     fields: Mapping[str, Schema]  # one that is missing or null is read as None
     required: tuple[str, ...] = ()
-    dialect: str = "openai"  # a name in DIALECTS
+    # a name in DIALECTS, whose names the fields have; the form of errors follows the path
+    dialect: str = "openai"
     prefix: str = ""  # in errors, before fields inside an object of the body: ``options.``
     #: Names of the fields in a body without effect on the answer of the model, if it is known;
     #: those whose schema says so are not among them.
