@@ -13,7 +13,7 @@ from bitnet.base.errors import InferenceError, InvalidFormat, UsageError
 from bitnet.families.blocks import KeysValues, State
 from bitnet.kernels import kv_codes
 from bitnet.kernels.kv_codes import PAGE
-from bitnet.kernels.kv_pages import KEPT, SLACK, Pages, States, pages_for
+from bitnet.kernels.kv_pages import MOST_KEPT, SLACK, Pages, States, pages_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -127,7 +127,7 @@ class KVCache:
     @property
     def state_bytes(self) -> int:
         """Most bytes of a sequence's states: the live one, the kept copies and a marked one."""
-        return (2 + KEPT) * self._states.state_bytes
+        return (2 + MOST_KEPT) * self._states.state_bytes
 
     def cost(self, positions: int, step: int) -> int:
         """Most bytes that a sequence of *positions*, run *step* at a time, takes in whole pages."""
@@ -229,12 +229,13 @@ class KVCache:
             self._states.drop_copies({*self._kept, self._marked})
             self._states.copy_live()
 
-    def keep(self, length: int) -> None:
+    def keep_truncatable_to(self, length: int) -> None:
         """Keep the pages needed to truncate to *length*, or up to 256 positions before.
 
         Layers with a window would free them otherwise. The two lengths named last are kept.
         """
-        self._kept = [*(position for position in self._kept if position != length), length][-KEPT:]
+        others = [position for position in self._kept if position != length]
+        self._kept = [*others, length][-MOST_KEPT:]
         if length == self.length:
             self._states.copy_live()
         self._states.drop_copies({*self._kept, self._marked})
@@ -283,7 +284,7 @@ class KVCache:
         if self.drafter and source.drafter:
             self.drafter.copy_prefix(source.drafter, source.drafter.reusable(length))
         # Only now: what is copied depends on the lengths up to *length* alone.
-        self._kept = [*self._kept, *later_lengths][-KEPT:]
+        self._kept = [*self._kept, *later_lengths][-MOST_KEPT:]
 
     def content(self) -> CacheContent:
         """Its pages and states, not copied: the cache must not change while these are in use."""

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 SLACK = 256  # positions before a kept one to which the cache can be truncated as well
 # A page of this size or larger is a mapping of its own: neighbouring ones share huge pages.
 MAPPED_BYTES = 256 << 10
-# Kept positions, to which a cache can be truncated. One with states can also return to the position
-# that was marked last, the start of a pass over drafts.
-KEPT = 2
+# Lengths that `KVCache.keep_truncatable_to` remembers. A cache with states can also return to the
+# position that was marked last, the start of a pass over drafts.
+MOST_KEPT = 2
 
 
 def pages_for(positions: int) -> int:
@@ -76,7 +76,7 @@ class Pages:
             return all_pages
         # One more where a window begins within a page, and a spare one.
         needed_at_once = pages_for(self.window - 1 + step) + 2
-        return min(all_pages, needed_at_once + KEPT * (pages_for(self.window + SLACK) + 1))
+        return min(all_pages, needed_at_once + MOST_KEPT * (pages_for(self.window + SLACK) + 1))
 
     def make_room(self, length: int, stop: int, rereadable: Iterable[range]) -> None:
         """Make positions *length* to *stop* writable; the first *length* ones are stored.

@@ -100,7 +100,7 @@ class PrefixCache:
         if cache is not None:
             cache.adapter = adapter
             # It stays truncatable to here, for the same prompt or one that ends differently.
-            cache.keep(len(ids) - 1)
+            cache.keep_truncatable_to(len(ids) - 1)
         return cache
 
     def _find_or_create(
@@ -133,10 +133,12 @@ class PrefixCache:
         if source:
             cache.copy_prefix(source, shared)
         if fork >= PAGE:
-            cache.keep(fork)  # two prompts diverge here, and a third one may as well
+            # Two prompts diverge here, and a third one may as well.
+            cache.keep_truncatable_to(fork)
             for ahead, length in common_lengths.items():
                 if ahead.busy and length == fork > ahead.length:
-                    ahead.keep(fork)  # a running prompt gets there, and this one can copy it then
+                    # A running prompt gets there, and this one can copy it then.
+                    ahead.keep_truncatable_to(fork)
         logger.debug("a cache of its own, %d of %d ids copied", shared, len(ids))
         return self._use(cache, ids, needed)
 

@@ -51,7 +51,7 @@ from bitnet.runtime.sequence import (
     plan_decoding,
     run_together,
     span_of,
-    without_unread,
+    with_caches_read,
 )
 
 if TYPE_CHECKING:
@@ -204,8 +204,8 @@ class Scheduler:
     def _schedule(self) -> list[Sequence]:
         """Plan the next pass: last ids and drafts of decoding sequences, and a prefill chunk."""
         for sequence in self.running:
-            sequence.start_over_beyond_border()
-        ready = without_unread(self.running)
+            sequence.start_over_beyond_original_context()
+        ready = with_caches_read(self.running)
         decoding = [sequence for sequence in ready if sequence.decodes]
         drafter = self._drafter if self._pace.drafting else None
         # What drafts cost is known only beside the time of a pass without any: else this pass has
@@ -244,7 +244,7 @@ class Scheduler:
             end = sequence.prompt_tokens if start < sequence.prompt_tokens else start + 1
             if looks_back:
                 end = start + room - reserve
-            if cache.next_stop is not None:
+            if cache.next_stop is not None:  # a state is saved there
                 end = min(end, cache.next_stop)
             chunk = sequence.ids[start:end]
             room = max(reserve, room - len(chunk))
@@ -406,7 +406,7 @@ class Scheduler:
         """Logits at every position of *ids*, ``(T, vocab_size)``; the caches are not changed."""
         self.check(ids)
         cache = self.new_cache()
-        cache.reach = len(ids)
+        cache.reach = len(ids)  # the prompt length that selects the RoPE regime
         chunk = self.prefill_chunk if self.model.config.looks_back else len(ids)
         with self._lock:
             parts = [

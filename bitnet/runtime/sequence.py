@@ -133,6 +133,7 @@ class Sequence:
             del draft[self._matcher.count_valid(draft) :]
         cache = cache_of(self)
         length = len(self.ids)
+        # *reach* is the prompt length that selected the RoPE regime.
         regime = self.config.regime(max(cache.reach, length))
         while draft and self.config.regime(max(cache.reach, length + len(draft))) != regime:
             draft.pop()  # its RoPE frequencies would differ from those of the token before
@@ -157,12 +158,12 @@ class Sequence:
         """Forget everything that was computed; its ids are run again."""
         cache = cache_of(self)
         cache.truncate(0)
-        cache.keep(self.prompt_tokens - 1)
+        cache.keep_truncatable_to(self.prompt_tokens - 1)
         self.reused_tokens = 0
         self.proposed = []
         self.segment = self.hidden = None
 
-    def start_over_beyond_border(self) -> None:
+    def start_over_beyond_original_context(self) -> None:
         """Rerun an answer that crosses the original context length as a prompt of its length now.
 
         Long and short frequency factors do not mix (transformers does the same: Phi-3's
@@ -402,7 +403,7 @@ def cache_of(sequence: Sequence) -> KVCache:
     return sequence.cache
 
 
-def without_unread(running: list[Sequence]) -> list[Sequence]:
+def with_caches_read(running: list[Sequence]) -> list[Sequence]:
     """The *running* sequences whose caches are in memory, or were read from their files.
 
     If there is none, wait for the file of the first.

@@ -65,7 +65,7 @@ def test_a_state_is_that_of_its_length_in_any_order_of_steps(steps):
 
 def test_a_state_returns_to_kept_and_marked_lengths_alone():
     sequence = Sums()
-    sequence.cache.keep(40)
+    sequence.cache.keep_truncatable_to(40)
     sequence.append(list(range(30)))
     assert sequence.cache.next_stop == 40
     sequence.append(list(range(10)))

@@ -155,7 +155,7 @@ def test_every_position_within_a_window_is_stored_after_any_order_of_steps(steps
 
 def test_a_cache_returns_to_a_kept_length_but_not_to_lengths_whose_pages_are_freed():
     sequence = Sequence()
-    sequence.cache.keep(400)
+    sequence.cache.keep_truncatable_to(400)
     for at in range(0, 1000, 100):
         sequence.append(list(range(at, at + 100)))
     sequence.append([5])

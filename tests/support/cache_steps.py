@@ -21,7 +21,7 @@ def take_steps(make, steps, context, check=lambda _sequence: None):
             if cache.length + value <= context:
                 sequence.append([number * 1000 % 1777 + at for at in range(value)])
         elif step == "keep":
-            cache.keep(value)
+            cache.keep_truncatable_to(value)
         elif step == "mark":
             cache.mark()
         elif step == "truncate":
