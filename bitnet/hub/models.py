@@ -360,7 +360,7 @@ def list_models(store: Store) -> list[KnownModel]:
     for source in sources.MODELS.values():  # these have their rows
         fetched.pop(f"hf:{source.repo}:{source.file}", None)
     for name, parts in sorted(fetched.items()):
-        first = min(parts, key=lambda part: part.file)
+        first = min(parts, key=lambda part: (part.file.count("/"), part.file))
         size = sum(part.size for part in parts)
         path = store.path_of(first.sha256)
         row = KnownModel(

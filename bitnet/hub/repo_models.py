@@ -17,7 +17,7 @@ from bitnet.hub.repository import some_of
 from bitnet.hub.tags import DEFAULTS, QUANTIZATION, has_tag, quantization_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from bitnet.hub.project import Pick
     from bitnet.hub.ref import Ref
@@ -25,19 +25,23 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Files of a safetensors folder that are needed to run it.
+# Files of a safetensors folder that are needed to run it: every name that a reader asks for, in
+# bitnet.formats or bitnet.tokenizer, which a list of models need not import.
 _FOLDER_FILES = (
     "config.json",
     "generation_config.json",
+    *("quantize_config.json", "quant_config.json", "hf_quant_config.json"),
     "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
+    *("tekken.json", "qwen.tiktoken", "vocab.json", "merges.txt"),
+    *("special_tokens_map.json", "added_tokens.json"),
     "chat_template*",
     "*.safetensors.index.json",
+    *("modules.json", "config_sentence_transformers.json", "sentence_*_config.json"),
 )
 TEMPLATE_FOLDER = "additional_chat_templates"  # folder beside them: chat templates by name
+# Folders beside ``modules.json``, as sentence-transformers names them, and their files.
+_MODULE_FOLDER = "[0-9]*_*"
+_MODULE_FILES = ("config.json", "model.safetensors")
 # Quantizations that only ternary models have: files with them have the same weights.
 _TERNARY = frozenset({"PTQ1_0", "PQ2_0"})
 
@@ -117,7 +121,10 @@ def _folders(files: list[Source]) -> Iterator[RepoModel]:
     by_folder: dict[str, list[Source]] = {}
     for file in files:
         by_folder.setdefault(file.file.rpartition("/")[0], []).append(file)
+    modules = [folder for folder in sorted(by_folder) if _is_module(folder, by_folder)]
     for folder, inside in sorted(by_folder.items()):
+        if folder in modules:
+            continue  # its weights, if any, project the vectors of the model
         by_name = {file.file.rpartition("/")[2]: file for file in inside}
         weights = [name for name in by_name if name.endswith(".safetensors")]
         # Some repositories contain the same weights again in their authors' format.
@@ -130,12 +137,24 @@ def _folders(files: list[Source]) -> Iterator[RepoModel]:
         chosen = [by_name[name] for name in sorted({*needed, *weights})]
         templates = f"{folder}/{TEMPLATE_FOLDER}".lstrip("/")
         chosen += [file for file in by_folder.get(templates, []) if file.file.endswith(".jinja")]
+        for module in modules:
+            if module.rpartition("/")[0] == folder:
+                wanted = [f"{module}/{name}" for name in _MODULE_FILES]
+                chosen += [file for file in by_folder[module] if file.file in wanted]
         yield RepoModel(
             f"{folder}/*.safetensors".lstrip("/"),
             tuple(file.file for file in chosen),
             sum(file.size or 0 for file in chosen),
             "safetensors",
         )
+
+
+def _is_module(folder: str, by_folder: Mapping[str, Collection[Source]]) -> bool:
+    """True if *folder* is that of a module of sentence-transformers, by the files of its parent."""
+    parent, _, name = folder.rpartition("/")
+    listed = f"{parent}/modules.json".lstrip("/")
+    beside = by_folder.get(parent, ()) if folder else ()
+    return fnmatchcase(name, _MODULE_FOLDER) and any(file.file == listed for file in beside)
 
 
 def matches(file: str, pattern: str) -> bool:

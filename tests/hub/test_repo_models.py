@@ -1,7 +1,12 @@
 """The models of a repository: files grouped, chosen by a pattern, or by the memory that is free."""
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 
+import bitnet
 from bitnet.base.errors import NotFound, UsageError
 from bitnet.hub import repo_models
 from bitnet.hub.ref import Ref
@@ -115,3 +120,55 @@ def test_a_model_of_safetensors_includes_the_chat_templates_of_its_own_folder():
     ]
     (model,) = models_in([Source("", "", name, size=10) for name in names], "")
     assert set(model.files) == {*names[:4]}
+
+
+def test_a_model_of_sentence_transformers_is_one_with_the_folders_of_its_modules():
+    names = [
+        "config.json",
+        "model.safetensors",
+        "modules.json",
+        "config_sentence_transformers.json",
+        "sentence_bert_config.json",
+        "1_Pooling/config.json",
+        "2_Dense/config.json",
+        "2_Dense/model.safetensors",
+    ]
+    others = ["2_Dense/pytorch_model.bin", "onnx/config.json", "README.md"]
+    (model,) = models_in([Source("", "", name, size=10) for name in names + others], "")
+    assert set(model.files) == {*names}
+    assert next(name for name in model.files if "safetensors" in name) == "model.safetensors"
+
+
+def test_a_transformer_in_the_folder_of_a_module_is_not_a_model_without_its_pooling():
+    names = ["modules.json", "0_Transformer/config.json", "0_Transformer/model.safetensors"]
+    assert models_in([Source("", "", name) for name in names], "") == []
+
+
+# Files that no model of a folder has, or that do not count in it.
+NOT_OF_A_MODEL = {
+    *("tokenizer_classes.json", "known_vocabularies.json", "pre_tokenizers.json"),  # of the package
+    *("probes.json", "rank_files.json"),
+    *("adapter_config.json", "params.json", "trainer_state.json"),  # of an adapter; not read
+    *("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
+}
+
+
+def names_in_readers():
+    """Names of text files in the code of the packages that read the folder of a model."""
+    root = Path(bitnet.__file__).parent
+    for package in ("formats", "tokenizer"):
+        for path in (root / package).glob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                value = node.value if isinstance(node, ast.Constant) else None
+                if isinstance(value, str) and re.fullmatch(
+                    r"[a-z][\w.-]*\.(json|txt|model|jinja|tiktoken)", value
+                ):
+                    yield value
+
+
+def test_every_file_that_a_reader_of_a_folder_asks_for_belongs_to_the_model():
+    asked = {*names_in_readers()} - NOT_OF_A_MODEL
+    assert {"tekken.json", "modules.json", "quant_config.json"} < asked
+    names = {"config.json", "model.safetensors"} | asked
+    (model,) = models_in([Source("", "", name) for name in names], "")
+    assert names - {*model.files} == set()
