@@ -78,6 +78,7 @@ def models(
 
 def _facts(model, machine):
     """*model* as JSON values, with whether it runs on *machine*, and the reasons if not."""
+    from bitnet.formats.gguf_names import count_parts
     from bitnet.models.load import ARCHITECTURES
     from bitnet.sheet.plan import plan_path, plan_unread
 
@@ -85,7 +86,8 @@ def _facts(model, machine):
     facts = asdict(model) | {"path": str(model.path) if here else None}
     runs = None
     reasons = []
-    if here and model.file.endswith(".gguf"):
+    # The store does not keep the names of a split model's parts, by which each finds the others.
+    if here and model.file.endswith(".gguf") and count_parts(model.file) == 1:
         try:
             plan = plan_path(model.path, machine, licence=model.licence)
         except BitnetError as error:

@@ -29,6 +29,21 @@ def count_parts(name: str) -> int:
     return count if match and 1 <= int(match["number"]) <= count else 1
 
 
+def whole_name(name: str) -> str:
+    """The common name of all parts, with ``*`` for the number, of which the file *name* is one.
+
+    That of a model in one file is *name*.
+    """
+    match = PART.fullmatch(name)
+    return f"{match['stem']}-*-of-{match['count']}.gguf" if match else name
+
+
+def first_part(name: str) -> str:
+    """The name of the first part of the model that the file *name* is a part of, or *name*."""
+    match = PART.fullmatch(name)
+    return f"{match['stem']}-00001-of-{match['count']}.gguf" if match else name
+
+
 def has_gguf_name(path: Path) -> bool:
     """True if the name of *path* is that of a GGUF file, in capitals or not."""
     return path.name.lower().endswith(".gguf")

@@ -20,6 +20,7 @@ from bitnet.base.findings import Finding
 from bitnet.base.quantities import human_size
 from bitnet.base.trust import redact_url
 from bitnet.cache.prune import ModelFiles, plan_model, prune
+from bitnet.formats.gguf_names import first_part, is_companion, whole_name
 from bitnet.hub.orders import FileOrder, order_of
 from bitnet.hub.provide import provide
 from bitnet.hub.ref import Ref, address_key, names, suggest_names
@@ -164,7 +165,8 @@ def _names_here(model: Ref, project: Project, *, cut_off: bool) -> list[str]:
     """
     store = project.store
     folder = model.folder(project.cache)
-    if is_pattern(model.file):
+    pattern = whole_name(model.file)  # a part of a split model means all of them
+    if is_pattern(pattern):
         # Links are only made for whole models.
         linked = [path for path in folder.rglob("*") if path.is_file()]
         sizes = {text_of(path.relative_to(folder)): path.stat().st_size for path in linked}
@@ -177,7 +179,7 @@ def _names_here(model: Ref, project: Project, *, cut_off: bool) -> list[str]:
             replace(_source(model, file), size=size) for file, size in sorted(sizes.items())
         ]
         whole = []
-        for each in models_in(known_files, model.file):
+        for each in models_in(known_files, pattern):
             is_linked = folder.joinpath(path_of(each.files[0])).is_file()
             if each.is_whole and (is_linked or _has_all_weights(each, recorded, store)):
                 whole.append(each)
@@ -192,7 +194,7 @@ def _names_here(model: Ref, project: Project, *, cut_off: bool) -> list[str]:
         adopted = resolve(model, project, models_only=True)  # offline
     if adopted and all(source.sha256 for source in adopted):
         return [source.file for source in adopted]
-    return [] if is_pattern(model.file) else [model.file]
+    return [] if is_pattern(pattern) else [model.file]
 
 
 def locate_tokenizer(
@@ -353,8 +355,8 @@ def list_models(store: Store) -> list[KnownModel]:
         rows.append(row)
     fetched: dict[str, list[Pin]] = {}
     for pin in store.index:
-        file = pin.file
-        is_model = pin.kind == "model" and file.endswith((".gguf", ".safetensors"))
+        is_model = pin.kind == "model" and pin.file.endswith((".gguf", ".safetensors"))
+        is_model = is_model and not is_companion(pin.file.rpartition("/")[2])
         if is_model and store.path_of(pin.sha256).is_file():
             fetched.setdefault(_name_of(pin, store), []).append(pin)
     for source in sources.MODELS.values():  # these have their rows
@@ -363,10 +365,7 @@ def list_models(store: Store) -> list[KnownModel]:
         first = min(parts, key=lambda part: (part.file.count("/"), part.file))
         size = sum(part.size for part in parts)
         path = store.path_of(first.sha256)
-        row = KnownModel(
-            name, first.file, size, size_is_exact=True, family="", licence="", path=path
-        )
-        rows.append(row)
+        rows.append(KnownModel(name, first.file, size, True, family="", licence="", path=path))
     return rows
 
 
@@ -377,8 +376,9 @@ def _name_of(pin: Pin, store: Store) -> str:
         # of the whole address: if that is another key, only the path in the cache is a name.
         is_whole = pin.place is None or address_key(pin.repo) in pin.place.split("/")
         return pin.repo if is_whole else str(store.root / path_of(str(pin.place)))
-    # A folder with safetensors is one model.
-    return f"{pin.repository}:{pin.file}" if pin.file.endswith(".gguf") else pin.repository
+    # A folder with safetensors is one model, and so are the parts of a split one.
+    is_gguf = pin.file.endswith(".gguf")
+    return f"{pin.repository}:{first_part(pin.file)}" if is_gguf else pin.repository
 
 
 def compare_with_hub(ref: Ref, project: Project) -> Iterator[Finding]:

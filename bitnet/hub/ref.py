@@ -30,6 +30,7 @@ from bitnet.base import settings, trust
 from bitnet.base.errors import UsageError
 from bitnet.base.files import exists, path_of
 from bitnet.base.invocation import shell_quote
+from bitnet.formats.gguf_names import whole_name
 from bitnet.hub.tags import has_tag, is_tag
 from bitnet.shipped import SHIPPED
 from bitnet.store import tree
@@ -95,11 +96,11 @@ class Ref:
     def means(self, file: str) -> bool:
         """True if this ref means *file* of its repository: by a tag, by its path, or as any file.
 
-        Patterns are not matched.
+        A part of a split model means all of them. Other patterns are not matched.
         """
         if self.tag:
             return has_tag(file, self.tag)
-        return self.file in ("", file)
+        return not self.file or whole_name(self.file) == whole_name(file)
 
     def folder(self, cache: Path) -> Path:
         """Folder in *cache* with links to its files."""

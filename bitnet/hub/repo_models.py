@@ -12,7 +12,7 @@ from bitnet.base.invocation import shell_quote
 from bitnet.base.machine import fits_in_memory
 from bitnet.base.quantities import human_size
 from bitnet.base.trust import printable
-from bitnet.formats.gguf_names import PART, is_companion
+from bitnet.formats.gguf_names import PART, is_companion, whole_name
 from bitnet.hub.repository import some_of
 from bitnet.hub.tags import DEFAULTS, QUANTIZATION, has_tag, quantization_of
 
@@ -82,9 +82,7 @@ def candidates(files: Iterable[Source], pattern: str) -> list[RepoModel]:
     for file in files:
         if not matches(file.file, pattern or "*.gguf"):
             continue
-        part = PART.fullmatch(file.file)
-        name = f"{part['stem']}-*-of-{part['count']}.gguf" if part else file.file
-        groups.setdefault(name, []).append(file)
+        groups.setdefault(whole_name(file.file), []).append(file)
     models = []
     for name, group in sorted(groups.items()):
         paths = sorted(file.file for file in group)
