@@ -365,7 +365,7 @@ def _parse_manifest(text: bytes, path: Path) -> Bundle:
             )
         files = tuple(from_record(item, "files") for item in document.pop("files"))
         bundle = Bundle(files, **document, path=path)  # an unknown key is a TypeError
-        texts = [*bundle.attestations.values(), bundle.lock or ""]
+        texts = [*bundle.attestations.values(), "" if bundle.lock is None else bundle.lock]
         if not all(map(SHA256.fullmatch, bundle.attestations)):
             raise ValueError("an attestation of no file")
         if not all(isinstance(entry, str) for entry in texts):

@@ -154,6 +154,15 @@ def test_other_bytes_of_a_packaged_model_are_refused(machine, tmp_path):
         )
 
 
+@pytest.mark.parametrize("lock", [0, False, [], {}])
+def test_a_lock_file_that_is_not_a_text_is_refused(machine, tmp_path, lock):
+    path = tmp_path / "b.tar"
+    write_bundle(Bundle((), lock, places={}), OutputFile(path, ARCHIVE))
+    project = machine("there")
+    with pytest.raises(InvalidFormat, match="its manifest is damaged: not a text"):
+        import_bundle(path, project, check=print, into=project.folder, report=lambda *_: None)
+
+
 def test_an_export_refuses_what_an_import_would_refuse(machine):
     project = machine("here")
     content = b"of another version"
