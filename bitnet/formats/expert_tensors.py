@@ -83,7 +83,12 @@ def _in_order(
     names the parts in the message.
     """
     kinds = {(tensor.quant, tensor.shape) for tensor in parts.values()}
-    if sorted(parts) != list(range(len(parts))) or len(kinds) > 1 or name in others:
+    if name in others:
+        raise InvalidFormat(
+            f"{model}: {name} is there twice, as one tensor and as {len(parts):,} {noun}",
+            hint=COMPARE,
+        )
+    if sorted(parts) != list(range(len(parts))) or len(kinds) > 1:
         raise InvalidFormat(
             f"{model}: {name} is incomplete, or its {len(parts):,} {noun} differ in shape",
             hint=COMPARE,
@@ -125,6 +130,10 @@ def transpose_by_shape(tensors: Mapping[str, Weight], width: int, model: str) ->
         match = _ALL_EXPERTS.fullmatch(name)
         if match is None or match["kind"]:
             continue
+        if 0 in tensor.shape:
+            raise InvalidFormat(
+                f"{model}: {name} of shape {tensor.shape} has no numbers", hint=COMPARE
+            )
         hidden_axis = 2 if match["part"] == "gate_up" else 1
         are_of_width = [size == width for size in tensor.shape[1:]]
         if len(tensor.shape) != 3 or sum(are_of_width) != 1:

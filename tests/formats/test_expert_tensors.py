@@ -135,6 +135,21 @@ def test_a_shape_that_does_not_tell_which_axis_is_which_is_refused(shape):
         transpose_by_shape(stored, DIM, "m")
 
 
+@pytest.mark.parametrize("shape", [(0, F, DIM), (E, F, 0), (E, 0, DIM)])
+def test_matrices_without_numbers_are_refused(shape):
+    stored = {f"{NAME}.down_proj": tensor(np.zeros(shape, "<f4"), "F32")}
+    with pytest.raises(InvalidFormat, match="has no numbers"):
+        transpose_by_shape(stored, DIM, "m")
+
+
+def test_experts_that_are_there_one_by_one_and_as_one_tensor_are_refused():
+    one = tensor(np.zeros((F, DIM), "<f4"), "F32")
+    stored = {f"{NAME}.{number}.up_proj.weight": one for number in range(E)}
+    stored[f"{NAME}.up_proj"] = tensor(np.zeros((E, F, DIM), "<f4"), "F32")
+    with pytest.raises(InvalidFormat, match="is there twice, as one tensor and as 2 matrices"):
+        stack_experts(stored, "m")
+
+
 BYTES = tensor(np.zeros((E, DIM, F), np.uint8), "U8")  # not the numbers of a matrix
 
 
