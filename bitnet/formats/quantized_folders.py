@@ -300,7 +300,9 @@ def _decompress(
     grid_of_scales = ScaleGrid.of(scales, shape, stem, model, block, key)
     grid_of_zeros: ScaleGrid | None = None
     if zero_point is not None:
-        zeros = _zeros_of(zero_point, scales.shape, scheme, model)
+        has_words = codes.quant.name == "I32" and shape[0] == 1 and len(scales.shape) == 2
+        has_words = has_words and scheme.get("strategy") != "tensor"  # whose zero point is plain
+        zeros = _zeros_of(zero_point, scales.shape, scheme, model, has_words=has_words)
         grid_of_zeros = ScaleGrid.of(zeros, shape, stem, model, block, key)
 
     def numbers() -> NDArray[np.float32]:
@@ -349,10 +351,19 @@ def _codes_of(
 
 
 def _zeros_of(
-    zero_point: Weight, shape: tuple[int, ...], scheme: Mapping[str, Any], model: str
+    zero_point: Weight,
+    shape: tuple[int, ...],
+    scheme: Mapping[str, Any],
+    model: str,
+    *,
+    has_words: bool,
 ) -> NDArray[np.float32]:
-    """Zero points, of the *shape* of the scales. Packed ones have neighbouring rows in a word."""
-    if zero_point.quant.name != "I32" or zero_point.shape == shape:
+    """Zero points, of the *shape* of the scales. Packed ones have neighbouring rows in a word.
+
+    Words of a matrix with one row are as many as its zero points; *has_words* tells them apart.
+    """
+    is_plain = zero_point.shape == shape and not has_words
+    if zero_point.quant.name != "I32" or is_plain:
         return read_floats(zero_point, model)
     if len(zero_point.shape) != 2 or len(shape) != 2:
         raise unlike(zero_point, f"zero points for scales of {shape}", model)

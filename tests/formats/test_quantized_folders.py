@@ -399,3 +399,25 @@ def test_words_of_mlx_that_are_not_a_matrix_are_refused(shape):
     }
     with pytest.raises(InvalidFormat, match="w: codes of shape"):
         repack(tensors, 2)
+
+
+def test_packed_zero_points_of_a_matrix_with_one_row_are_unpacked():
+    codes, zeros = np.arange(64) % 16, np.array([3, 12])  # as stored: 8 more than the numbers
+    words = (codes.reshape(1, 8, 8).astype("<u4") << np.arange(0, 32, 4, dtype="<u4")).sum(-1)
+    tensors = {
+        "w.weight_packed": stored_weight("w", words.astype("<i4"), "I32"),
+        "w.weight_scale": stored_weight("s", np.full((1, 2), 2, "<f4"), "F32"),
+        "w.weight_zero_point": stored_weight("z", zeros.reshape(1, 2).astype("<i4"), "I32"),
+        "w.weight_shape": stored_weight("n", np.array([1, 64], "<i8"), "I64"),
+    }
+    numbers = {"num_bits": 4, "type": "int", "symmetric": False, "group_size": 32}
+    group = {"targets": ["Linear"], "weights": {**numbers, "strategy": "group"}}
+    quantization = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": group},
+        "quantization_status": "compressed",
+    }
+    weights, _ = unpack_quantized(tensors, {KEY: quantization, "dtype": "float32"}, "m")
+    expected = (codes - zeros.repeat(32)).reshape(1, 64) * 2
+    np.testing.assert_array_equal(registry.dequantize(weights["w.weight"]), expected)
