@@ -227,7 +227,7 @@ def mirrors(folder: Path) -> dict[str, str]:
         for address in stated:
             try:
                 parts = address.split(",") if isinstance(address, str) else [""]
-                addresses += [trust.address(part) for part in parts]
+                addresses += [trust.address(part.strip()) for part in parts]
             except ValueError:  # noqa: PERF203
                 safe_address = settings.without_login(str(address), is_valid=False)
                 raise UsageError(

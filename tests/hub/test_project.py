@@ -85,6 +85,11 @@ def test_a_table_of_mirrors_that_cannot_be_read_is_refused(tmp_path, text):
         mirrors(tmp_path)
 
 
+def test_addresses_of_a_mirror_may_have_spaces_around_their_commas(tmp_path):
+    (tmp_path / MIRRORS).write_text('[mirrors]\n"a/b" = "https://a.example , https://b.example"')
+    assert mirrors(tmp_path) == {"a/b": "https://a.example,https://b.example"}
+
+
 def test_the_limits_of_a_project_have_the_rate_of_its_options(tmp_path, monkeypatch):
     def rate(options):
         return Project(tmp_path, tmp_path / "cache", options).limits.rate
