@@ -79,7 +79,9 @@ class Patience:
         # If the server asks for a wait, it counts together with the time since the last byte.
         server_wait_s = broken.retry_after_s or 0.0
         wait = max(wait, server_wait_s)
-        asked_s = server_wait_s + session.clock() - self._last_byte if server_wait_s else 0.0
+        waited_and_asked_s = 0.0
+        if server_wait_s:
+            waited_and_asked_s = server_wait_s + session.clock() - self._last_byte
 
         # Give up?
         limits = [limit for limit in (session.attempts, broken.attempts) if limit]
@@ -87,8 +89,11 @@ class Patience:
         ending = ""
         if most is not None and failures >= most:
             ending = "1 attempt" if failures == 1 else f"{failures} attempts"
-        elif asked_s > settings.retry_after_max():
-            ending = f"the server asks to wait {asked_s:.0f} s, BITNET_RETRY_AFTER_MAX allows less"
+        elif waited_and_asked_s > settings.retry_after_max():
+            ending = (
+                f"the server asks to wait {server_wait_s:.0f} s, {waited_and_asked_s:.0f} s with the "
+                "time since the last byte; BITNET_RETRY_AFTER_MAX allows less"
+            )
         elif silent_s > options.deadline_s:
             ending = f"{failures} attempts, no progress for {silent_s:.0f} s"
         if ending:
