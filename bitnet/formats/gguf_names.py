@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 PART = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 # Files beside a model, for its images or its drafts, which are not models themselves.
 _COMPANION = re.compile(r"(?:^|[-._])(?:mmproj|dspark)(?=[-._])", re.IGNORECASE)
+# An importance matrix of llama-imatrix, which is not a model. Models that were quantized by one may
+# have the word in their names, too, beside their quantization.
+_IMATRIX = re.compile(r"imatrix[-._].*|.*[-._]imatrix\.gguf", re.IGNORECASE | re.DOTALL)
+_QUANTIZED = re.compile(
+    r"(?:^|[-._])(?:I?Q[1-8]|P?[TP]Q[12]|TL[12]|B?F16|F32|MXFP4)", re.IGNORECASE
+)
 
 
 def part_number(name: str) -> int:
@@ -51,7 +57,8 @@ def has_gguf_name(path: Path) -> bool:
 
 def is_companion(name: str) -> bool:
     """True if the file *name* belongs to a model and is not one, such as an ``mmproj`` file."""
-    return _COMPANION.search(name) is not None
+    is_matrix = _IMATRIX.fullmatch(name) is not None and _QUANTIZED.search(name) is None
+    return is_matrix or _COMPANION.search(name) is not None
 
 
 def select_models(paths: Iterable[Path]) -> list[Path]:
