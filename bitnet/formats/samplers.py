@@ -41,14 +41,15 @@ def find_sampler(name: str) -> str | None:
 def read_sequence(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The samplers that run for ``general.sampling.sequence``, and the names that mean none here.
 
-    Names are separated by semicolons. llama.cpp leaves out the names that it does not know.
+    Names are separated by semicolons. llama.cpp leaves out the names that it does not know. An empty
+    one, such as behind the last semicolon, is not a name.
     """
     samplers: dict[str, None] = {}
     unknown = []
     for name in text.split(";"):
         sampler = find_sampler(name)
-        if sampler is None:
+        if sampler is None and name:
             unknown.append(name)
-        elif sampler not in WITHOUT_EFFECT:
+        elif sampler is not None and sampler not in WITHOUT_EFFECT:
             samplers[sampler] = None
     return tuple(samplers), tuple(unknown)

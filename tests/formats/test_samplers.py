@@ -92,7 +92,8 @@ def test_a_value_that_no_sampler_has_is_refused_by_its_key(key, value):
         ("temperature;adaptive-p", ("temperature",), ()),
         ("top_k;infill;min_p", ("top_k", "min_p"), ("infill",)),
         ("top_k; min_p", ("top_k",), (" min_p",)),
-        ("", (), ("",)),
+        ("", (), ()),
+        (";top_k;;min_p;", ("top_k", "min_p"), ()),
     ],
 )
 def test_a_sequence_has_the_samplers_that_llama_cpp_finds_in_it(text, samplers, unknown):
