@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _NAMES_SHOWN = 12
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _MOST_PAGES = 10_000  # of a list of files
+_DIGEST_ATTEMPTS = 3
 _MOST_HOPS = 5  # from a redirect to the server that names the digest
 
 
@@ -101,17 +102,24 @@ def _ask(url: str, session: HubSession) -> Version:
 def _digest_behind(url: str, location: str, session: HubSession) -> str | None:
     """SHA-256 that a server behind the redirect of *url* to *location* announces, if one does.
 
-    A mirror may redirect to a hub that names the digest. Storage that refuses ``HEAD`` names none.
+    A mirror may redirect to a hub that names the digest. Storage that refuses ``HEAD``, or fails at
+    each of a few attempts, names none.
     """
     with suppress(BitnetError, ValueError):
         for _ in range(_MOST_HOPS):
             url = address(location, url)
-            with session.open(url, method="HEAD", leave_origin=False) as response:
-                digest = http.read_digest(response)
-                if digest is not None or not response.is_redirect:
-                    return digest
-                location = response.headers.get("Location", "")
+            ask = partial(_ask_digest, url, session)
+            digest, location = session.retrying(redact_url(url), ask, attempts=_DIGEST_ATTEMPTS)
+            if digest is not None or not location:
+                return digest
     return None
+
+
+def _ask_digest(url: str, session: HubSession) -> tuple[str | None, str]:
+    """The digest that the server of *url* announces, and where it redirects; empty: nowhere."""
+    with session.open(url, method="HEAD", leave_origin=False) as response:
+        location = response.headers.get("Location", "") if response.is_redirect else ""
+        return http.read_digest(response), location
 
 
 def list_files(repo: str, revision: str, session: HubSession) -> list[Source]:

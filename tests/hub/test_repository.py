@@ -76,6 +76,20 @@ def test_a_redirect_to_a_storage_that_refuses_head_gives_no_digest(hub):
         assert head(file_url("org/model", "main", "model.gguf", options), session).sha256 is None
 
 
+@pytest.mark.parametrize(("times", "is_named"), [(2, True), (None, False)])
+def test_a_storage_that_fails_at_head_is_asked_again_and_then_gives_no_digest(hub, times, is_named):
+    options = FetchOptions(base_url=hub.url, retries=4)
+    with HubServer() as behind, HubSession(options) as session:
+        behind.add("org/model", "model.gguf", CONTENT)
+        behind.rules.append(Rule(method="HEAD", status=503, times=times or 1000))
+        headers = {"Location": f"{behind.url}/org/model/resolve/main/model.gguf"}
+        hub.rules.append(Rule(path="/resolve/", status=302, headers=headers))
+        address = f"{hub.url}/org/model/resolve/main/model.gguf"
+        digest = hashlib.sha256(CONTENT).hexdigest() if is_named else None
+        assert head(address, session).sha256 == digest
+        assert len(behind.requests()) == 3
+
+
 def test_a_weak_etag_is_not_used(hub, options, session):
     hub.rules.append(Rule(headers={"ETag": 'W/"abc"'}))
     assert head(file_url("org/model", "main", "config.json", options), session).etag is None
