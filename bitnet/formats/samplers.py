@@ -41,8 +41,8 @@ def find_sampler(name: str) -> str | None:
 def read_sequence(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The samplers that run for ``general.sampling.sequence``, and the names that mean none here.
 
-    Names are separated by semicolons. llama.cpp leaves out the names that it does not know. An empty
-    one, such as behind the last semicolon, is not a name.
+    Names are separated by semicolons. llama.cpp leaves out the names that it does not know. An
+    empty one, such as behind the last semicolon, is not a name.
     """
     samplers: dict[str, None] = {}
     unknown = []

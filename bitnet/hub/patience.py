@@ -91,8 +91,8 @@ class Patience:
             ending = "1 attempt" if failures == 1 else f"{failures} attempts"
         elif waited_and_asked_s > settings.retry_after_max():
             ending = (
-                f"the server asks to wait {server_wait_s:.0f} s, {waited_and_asked_s:.0f} s with the "
-                "time since the last byte; BITNET_RETRY_AFTER_MAX allows less"
+                f"the server asks to wait {server_wait_s:.0f} s, {waited_and_asked_s:.0f} s with "
+                "the time since the last byte; BITNET_RETRY_AFTER_MAX allows less"
             )
         elif silent_s > options.deadline_s:
             ending = f"{failures} attempts, no progress for {silent_s:.0f} s"
