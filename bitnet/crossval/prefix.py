@@ -57,6 +57,7 @@ def results(step: Instruction) -> tuple[Register, ...]:
 
 def inputs(step: Instruction) -> tuple[Register, ...]:
     """Registers that *step* reads."""
+    # Select keeps rows of registers, Mark names one: neither computes.
     if isinstance(step, (Mark, Select)):
         return ()
     return tuple(registers_in(step, besides=_output_fields(step)))

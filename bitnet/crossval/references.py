@@ -28,6 +28,7 @@ from bitnet.crossval.names import names_for, scale_values
 from bitnet.crossval.prefix import list_cached
 from bitnet.crossval.recording import Recorded
 from bitnet.crossval.trace import EngineFailed, Question, Reference, Trace, trace_from
+from bitnet.families.config_classes import writes_text
 from bitnet.families.family import of_gguf
 from bitnet.models.load import config_from
 from bitnet.quants import registry
@@ -79,9 +80,18 @@ _COMPUTED_BY_IK = frozenset(
 
 
 def _is_headless(checkpoint: Checkpoint) -> bool:
-    """True for a model of a family that makes vectors of texts and has no output head."""
+    """True for a model without an output head, whose logits are products with its embeddings.
+
+    It is of a family that makes vectors of texts, or its folder is of a class without a head, such
+    as MistralModel. A class with a head computes the same if that is the embedding, and scales or
+    caps its logits as this runtime does.
+    """
     family = of_gguf(checkpoint.architecture)
-    return family is not None and (family.encodes or family.headless)
+    if family is not None and (family.encodes or family.headless):
+        return True
+    config = checkpoint.text_config
+    has_head = config.get("tie_word_embeddings") or "output.weight" in checkpoint.weights
+    return checkpoint.config is not None and not (writes_text(config) or has_head)
 
 
 class _SeparateProcess(Reference):
@@ -280,7 +290,8 @@ class Transformers(_SeparateProcess):
 
     def arithmetic(self, checkpoint: Checkpoint) -> Arithmetic:
         # With ternary weights it rounds activations to 8 bits like the float64 pass. Where one of
-        # them rounds the other way, they differ by more than float32 alone does.
+        # them rounds the other way, they differ by more than float32 alone does: so it gets the
+        # wider tolerance of ``float``, though it keeps keys and values in float32.
         is_ternary = any(map(registry.rounds_activations, checkpoint.weights.values()))
         return "float" if is_ternary else "float32"
 

@@ -3,14 +3,16 @@
 import json
 
 import pytest
+from compared_folders import WORDS
 from hf_folders import save_tensors, tiny_folder, tokenizer_folder
-from hf_models import make
+from hf_models import TINY, make, torch, transformers
 from tiny_models import TOKENS
 
 from bitnet.crossval.references import Transformers
 from bitnet.crossval.trace import EngineFailed, Prompt, Question
 from bitnet.formats.containers import open_checkpoint
 
+pytest.importorskip("torch", reason="torch is not installed: pip install 'bitnet-xtask[parity]'")
 pytest.importorskip("torch", reason="torch is not installed: pip install 'bitnet-xtask[parity]'")
 pytest.importorskip("transformers", reason="pip install 'bitnet-xtask[parity]'")
 
@@ -64,6 +66,20 @@ def test_biases_by_distance_that_transformers_rounds_are_compared_in_float32(bit
     assert done.code == 0, done.err
     version = json.loads(done.out)["reference"]["version"]
     assert version.endswith("with ALiBi in float32 instead of bfloat16")
+
+
+@pytest.mark.parametrize("name", ["MistralModel", "Qwen3ForSequenceClassification"])
+def test_a_class_without_an_output_head_is_compared_by_its_embeddings(bitnet, name, tmp_path):
+    kind = name.partition("Model")[0].partition("For")[0]
+    torch.manual_seed(1)
+    config = getattr(transformers, f"{kind}Config")(**TINY, tie_word_embeddings=False)
+    getattr(transformers, name)(config).float().save_pretrained(tmp_path / "model")
+    folder = tokenizer_folder(tmp_path / "model", WORDS)
+    done = bitnet("crossval", "--model", folder, *SHORT, "--reference", "transformers", "--json")
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    assert report["summary"]["exact_to_reference"] < 1e-5
+    assert [*report["operations"]] == ["bitnet", "transformers"]
 
 
 def test_tokenizers_alone_need_no_weights(bitnet, folder):
