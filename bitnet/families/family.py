@@ -123,7 +123,8 @@ class Family:
     # false
     gguf: tuple[str, ...] = ()
     in_gguf: bool = True  # this family reads GGUF files of this architecture
-    # names in ``architectures`` that set it apart from the family of its ``model_type``
+    # names in ``architectures`` that set it apart from the family of its ``model_type``;
+    # ``auto_map`` may name them, too
     classes: tuple[str, ...] = ()
     # keys of ``config.json`` whose values set it apart from another family of its ``model_type``
     told_by: Mapping[str, Any] = field(default_factory=dict)

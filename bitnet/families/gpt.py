@@ -174,7 +174,7 @@ _TANH_NETWORK: dict[str, Any] = {"gated": False, "activation": "gelu_tanh"}
 
 
 def _starcoder2(keys: Keys) -> ModelConfig:
-    return layer_norms(keys, ffn=_TANH_NETWORK, model={"biases": _ALL})
+    return layer_norms(keys, ffn=_TANH_NETWORK, model={"biases": SPLIT_PRODUCTS})
 
 
 def _starcoder2_keys(config: Config) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from bitnet.families.keys import HARMLESS, Rule, contradiction, read, show
+from bitnet.families.keys import Rule, contradiction, read, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +71,6 @@ CLASSIFIER_KEYS: dict[str, Rule] = {
     ),
     "classifier.function": read("that makes shares of scores: none, sigmoid or softmax"),
     "classifier.relevance": read("that makes a relevance of a score: none or sigmoid"),
-    "classifier.temperature": HARMLESS,
 }
 
 

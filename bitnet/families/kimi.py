@@ -149,15 +149,15 @@ _CONFIG = {
     **reads("qk_nope_head_dim qk_rope_head_dim v_head_dim"),
     "linear_head_dim": read("width of a head of linear attention"),
     "linear_num_heads": read("must be those of attention"),
-    "qk_head_dim": Rule("the sum of both widths"),
+    "qk_head_dim": Rule("not read: the sum of both widths"),
 }
 _KEYS = {
     **GROUPED_KEYS,
     **reads("attention.key_length_mla attention.kv_lora_rank attention.q_lora_rank"),
     **reads("attention.value_length_mla kda.head_dim ssm.conv_kernel"),
     "attention.causal": neutral(True, note="states look back only"),
-    "attention.key_length": Rule("``attention.kv_lora_rank`` plus the rotary dimensions"),
-    "attention.value_length": Rule("width of a latent"),
+    "attention.key_length": Rule("not read: ``attention.kv_lora_rank`` plus the rotary dimensions"),
+    "attention.value_length": Rule("not read: width of a latent"),
 }
 
 register(

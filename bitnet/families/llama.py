@@ -146,7 +146,8 @@ register_variant(
     title="InternLM 3",
     in_gguf=False,
     model_types=("internlm3",),
-    # Its class has one setting for all four matrices of the attention.
+    # transformers' class (Llama's) has one setting for all four matrices of the attention, and
+    # refuses two different ones.
     aliases={"bias": "mlp_bias", "qkv_bias": "attention_bias"},
 )
 register_variant(_LLAMA, title="IQuest-Coder", in_gguf=False, model_types=("iquestcoder",))

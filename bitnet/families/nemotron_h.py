@@ -96,7 +96,7 @@ def _expert_keys(config: Config) -> dict[str, Any]:
     return {
         **group_keys(config),
         "architecture": "nemotron_h_moe",
-        "leading_dense_block_count": 0,
+        "leading_dense_block_count": 0,  # llama.cpp requires it; not read here
         "moe_latent_size": config.get("moe_latent_size") or 0,
         "expert_shared_feed_forward_length": config["moe_shared_expert_intermediate_size"],
         "expert_weights_norm": config["norm_topk_prob"],
@@ -125,10 +125,12 @@ register(
         "mamba_hidden_act": neutral(None, "silu"),
         "mlp_hidden_act": neutral(None, "relu2"),
         "time_step_limit": NO_LIMIT,
-        "time_step_min": Rule("no limit, as in llama.cpp; transformers limits prompts only"),
+        "time_step_min": Rule(
+            "not read: no limit, as in llama.cpp; transformers limits prompts only"
+        ),
         **dict.fromkeys(
             ("attention_bias", "first_k_dense_replace", "mamba_proj_bias", "sliding_window"),
-            Rule("transformers ignores it"),
+            Rule("not read: transformers ignores it"),
         ),
     },
     gguf_keys={
@@ -136,7 +138,9 @@ register(
         **MAMBA2_KEYS,
         **reads("expert_shared_feed_forward_length moe_latent_size"),
         "expert_gating_func": neutral(2, note="a sigmoid of each of the router's logits"),
-        "expert_shared_count": Rule("there is one, `expert_shared_feed_forward_length` wide"),
+        "expert_shared_count": Rule(
+            "not read: there is one, `expert_shared_feed_forward_length` wide"
+        ),
         "leading_dense_block_count": neutral(0),
     },
     tensors={"norm": "attn_norm"},
