@@ -19,9 +19,13 @@ from bitnet.base.findings import Finding, worst
 from bitnet.base.quantities import human_size
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_header import printable
+from bitnet.tokenizer.discover import model_facts, search
+from bitnet.tokenizer.load import array_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from bitnet.formats.checkpoint import Checkpoint
 
 SPACE_BYTES = 1_000_000_000  # a small model with its tokenizer, and room to work
 
@@ -89,23 +93,37 @@ def _backend() -> Finding:
 
 
 def _model(path: Path | None) -> Finding:
-    """Description of the model from its header; ``bitnet verify`` examines the content."""
+    """Description of the model from its header and tokenizer; ``bitnet verify`` reads the rest."""
     if path is None:
         return Finding("skipped", "Model", "none named; a path, or BITNET_GGUF, names one")
     try:
         checkpoint = open_checkpoint(path)
+        count = _count_tokens(checkpoint)
     except BitnetError as error:
         return Finding.of("Model", error)
     weights = checkpoint.weights.values()
-    tokens = checkpoint.metadata.get("tokenizer.ggml.tokens")
     facts = (
         f"{printable(path.name)}: {'safetensors' if checkpoint.path.is_dir() else 'GGUF'}",
         f"architecture {printable(checkpoint.architecture)}",
         f"{len(weights)} tensors ({', '.join(sorted({weight.quant.name for weight in weights}))})",
         human_size(sum(weight.size_bytes for weight in weights)),
-        "no tokenizer in it" if tokens is None else f"{len(tokens):,} tokens",
+        "no tokenizer in it" if count is None else f"{count:,} tokens",
     )
     return Finding("ok", "Model", ", ".join(facts))
+
+
+def _count_tokens(checkpoint: Checkpoint) -> int | None:
+    """Tokens of the vocabulary in the file or folder of *checkpoint*; None if it has none.
+
+    A tokenizer that is refused is an error.
+    """
+    if checkpoint.gguf is not None:
+        tokens = array_in(checkpoint.gguf, "tokenizer.ggml.tokens", "strings")
+        return None if tokens is None else len(tokens)
+    outcome = search(model_facts(checkpoint), places=("sibling",))
+    if outcome.tokenizer is None and outcome.refusal is not None:
+        raise outcome.refusal[1]
+    return None if outcome.tokenizer is None else outcome.tokenizer.vocab_size
 
 
 def _cache(root: Path) -> list[Finding]:

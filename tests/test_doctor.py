@@ -7,13 +7,18 @@ from pathlib import Path
 
 import pytest
 from builders import write_gguf
+from hf_folders import tiny_folder, tokenizer_folder
 from locked_folders import lock_folder
+from tiny_models import TOKENS
 
 import bitnet
 from bitnet.base import locks
-from bitnet.base.errors import NetworkError, NoSpace, PermissionDenied
+from bitnet.base.errors import InvalidFormat, NetworkError, NoSpace, PermissionDenied
 from bitnet.base.findings import Finding
 from bitnet.doctor import examine, markdown, verdict
+from bitnet.formats.containers import open_checkpoint
+from bitnet.server.loading import open_narrated
+from bitnet.server.narration import narrator
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +67,30 @@ def test_the_model_is_described_by_its_header(tmp_path):
     model = by_name(examine(tmp_path, path))["Model"]
     said = "model.gguf: GGUF, architecture llama, 0 tensors (), 0 B, 2 tokens"
     assert model.text == said
+
+
+def test_a_folder_has_the_tokens_of_its_tokenizer(tmp_path):
+    folder = tiny_folder(tmp_path / "model", "llama", tie_word_embeddings=True)
+    bare = by_name(examine(tmp_path, folder))["Model"]
+    assert bare.text.endswith("no tokenizer in it")
+    tokenizer_folder(folder, TOKENS)
+    model = by_name(examine(tmp_path, folder))["Model"]
+    assert model.text.endswith(f", {len(TOKENS)} tokens")
+    (folder / "tokenizer.json").write_text("{")
+    assert by_name(examine(tmp_path, folder))["Model"].exit_code == 13  # InvalidFormat
+
+
+@pytest.mark.parametrize("tokens", [7, [1, 2]])
+def test_tokens_that_are_no_texts_are_damage(tokens, tmp_path):
+    keys = {"general.architecture": "llama", "tokenizer.ggml.tokens": tokens}
+    path = write_gguf(tmp_path / "model.gguf", keys)
+    model = by_name(examine(tmp_path, path))["Model"]
+    assert model.exit_code == 13  # InvalidFormat
+    assert "should be an array of strings" in model.text
+    lines = []
+    with pytest.raises(InvalidFormat, match="array of strings"):
+        open_narrated(lambda: open_checkpoint(path), narrator(lines.append, form="json"))
+    assert "model_load_failed" in lines[-1]
 
 
 def test_a_model_that_cannot_be_read_is_the_verdict(tmp_path):

@@ -19,6 +19,7 @@ from bitnet.runtime.conversation import reasoning_rules
 from bitnet.runtime.scheduler import PREFILL_CHUNK
 from bitnet.store import Store
 from bitnet.tokenizer import resolve_tokenizer
+from bitnet.tokenizer.load import array_in
 from bitnet.wire.gaps import can_fill
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def narrate_failure(narrate: Narrate) -> Iterator[None]:
 
 
 def _describe(gguf: GGUF, narrate: Narrate) -> None:
-    """Narrate the content of a GGUF header."""
+    """Narrate the content of a GGUF header; tokens that are no array of texts are an error."""
     metadata = gguf.metadata
     narrate(
         "gguf_metadata_loaded",
@@ -115,7 +116,7 @@ def _describe(gguf: GGUF, narrate: Narrate) -> None:
     )
     narrate("plain", text="Detected GGUF file, extracting embedded tokenizer")
     narrate("gguf_tokenizer_extract_start")
-    tokens = metadata.get("tokenizer.ggml.tokens")
+    tokens = array_in(gguf, "tokenizer.ggml.tokens", "strings")
     kind = metadata.get("tokenizer.ggml.model")
     if tokens is None:
         narrate("plain", text="Missing tokenizer.ggml.tokens")
