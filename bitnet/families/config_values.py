@@ -297,8 +297,8 @@ _KINDS_IN_TABLES: dict[str, dict[str, Kind]] = {
 ROPE_KINDS: dict[str, Kind] = {
     **_of(
         _POSITIVE,
-        "alpha attention_factor beta_fast beta_slow factor high_freq_factor low_freq_factor "
-        "rope_theta",
+        "alpha attention_factor beta_fast beta_slow factor high_freq_factor long_mscale "
+        "low_freq_factor rope_theta short_mscale",
     ),
     **_of(_number(), "llama_4_scaling_beta mscale mscale_all_dim"),
     **_of(_integer(1, MAX_POSITIONS), "max_position_embeddings original_max_position_embeddings"),

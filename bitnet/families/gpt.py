@@ -26,7 +26,7 @@ from bitnet.families.keys import (
     refusal,
     value_refusal,
 )
-from bitnet.families.rope import rope_parameters, rope_table
+from bitnet.families.rope import rope_parameters, rope_table, with_rope_type
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -335,15 +335,23 @@ def _phimoe(keys: Keys) -> ModelConfig:
     return dense(keys, mixture=mixture, model=model)
 
 
+# Factors on rotated queries and keys, which count instead of that of the scaling.
+_MSCALES = ("short_mscale", "long_mscale")
+
+
 def _phimoe_keys(config: Config) -> dict[str, Any]:
-    rope = rope_parameters(config)
-    factors = {rope.get("short_mscale"), rope.get("long_mscale")} - {None}
-    if len(factors) > 1:
-        raise refusal(rope_table(config), dict(rope), "only equal mscales are computed")
+    rope = with_rope_type(rope_parameters(config))
+    kind = rope.get("rope_type") or "default"
     keys = everywhere(config)
-    if factors:
-        keys["rope.scaling.attn_factor"] = float(factors.pop() or 1)
-    return keys
+    if kind == "default":  # transformers reads the mscales of a scaling only
+        return keys
+    table = rope_table(config)
+    if kind != "longrope":
+        raise refusal(f"{table}.rope_type", kind, "known are default, longrope")
+    stated = {name: rope[name] for name in _MSCALES}  # a missing one is named by its KeyError
+    if len(set(stated.values())) > 1:
+        raise refusal(table, stated, "only equal mscales are computed")
+    return keys | {"rope.scaling.attn_factor": float(stated["short_mscale"])}
 
 
 register(
@@ -356,7 +364,7 @@ register(
         "router_jitter_noise": neutral(None, 0.01),
     },
     rope_parameters={
-        "short_mscale": "factor on rotated queries and keys",
+        "short_mscale": "factor on rotated queries and keys of `longrope`, instead of its own",
         "long_mscale": "the same, which must be equal",
     },
     gguf_keys=EXPERT_KEYS,
