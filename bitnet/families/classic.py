@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from bitnet.families.blocks import Branch, FeedForward
-from bitnet.families.dense import ModelConfig, attention, model_of, sizes
+from bitnet.families.dense import ModelConfig, attention, check_parts, model_of, sizes
 from bitnet.families.family import (
     ATTENTION,
     BIASES,
@@ -189,14 +189,20 @@ register(
 
 
 def _stablelm(keys: Keys) -> ModelConfig:
-    norms = _norms_of_heads(keys)
+    norms = _norms_of_heads(keys, "qk_layernorm")
+    key = "use_parallel_residual"
+    check_parts(keys, "ffn_norm", key=key, is_expected=not keys.text_config.get(key))
     if "blk.0.ffn_norm.weight" in keys.weights:
         return layer_norms(keys, **norms)
     return beside_attention(keys, FeedForward(sizes(keys).ffn), attention=norms)
 
 
-def _norms_of_heads(keys: Keys) -> dict[str, Any]:
-    """Field of :class:`Attention`: norms of queries and keys, if the model has them."""
+def _norms_of_heads(keys: Keys, key: str) -> dict[str, Any]:
+    """Field of :class:`Attention`: norms of queries and keys, if the model has them.
+
+    A folder has them by the *key* of its ``config.json``; tensors against it are an InvalidFormat.
+    """
+    check_parts(keys, "attn_q_norm", "attn_k_norm", key=key)
     return {"qk_norm": "each" if "blk.0.attn_q_norm.weight" in keys.weights else ""}
 
 
@@ -210,7 +216,8 @@ register(
         **reads("qk_layernorm use_parallel_residual"),
     },
     partial_rotation=True,
-    # The tensors decide: files of 2023 have the key as true in models whose blocks have two norms.
+    # The tensors of a file decide: those of 2023 have the key as true in models whose blocks have
+    # two norms.
     gguf_keys=LAYER_NORM_EPS | {"use_parallel_residual": HARMLESS},
     biases={"use_qkv_bias": QKV},
     llama_cpp=LlamaCppSupport(
@@ -247,7 +254,7 @@ def _command_r(keys: Keys) -> ModelConfig:
         FeedForward(sizes(keys).ffn),
         norm_biases=False,
         logit_scale=keys.number("logit_scale"),
-        attention=_norms_of_heads(keys),
+        attention=_norms_of_heads(keys, "use_qk_norm"),
     )
 
 

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import Unsupported
 from bitnet.families.blocks import Experts, FeedForward, Gating, LatentAttention
-from bitnet.families.dense import AROUND, RENAMED, ModelConfig, dense, model_of, sizes, usual_block
+from bitnet.families.dense import (
+    AROUND,
+    RENAMED,
+    ModelConfig,
+    check_parts,
+    dense,
+    model_of,
+    sizes,
+    usual_block,
+)
 from bitnet.families.experts import (
     GROUPED_CONFIG,
     GROUPED_KEYS,
@@ -417,6 +426,7 @@ register(
 
 def _glm_experts(keys: Keys) -> ModelConfig:
     has_norms = any(name.endswith(".attn_q_norm.weight") for name in keys.weights)
+    check_parts(keys, "attn_q_norm", "attn_k_norm", key="use_qk_norm")
     return dense(
         keys,
         norms=RENAMED,

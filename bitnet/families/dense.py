@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bitnet.base.errors import InvalidFormat, Unsupported
@@ -122,6 +123,24 @@ def attention(keys: Keys, dim: int, *, kv_heads: int | None = None, **overrides:
 def is_fused(keys: Keys) -> bool:
     """True if query, key and value are one matrix, which llama.cpp reads in every family."""
     return "blk.0.attn_qkv.weight" in keys.weights
+
+
+def check_parts(keys: Keys, *parts: str, key: str, is_expected: bool | None = None) -> None:
+    """Refuse a folder whose layers have the tensors *parts* against the *key* of its config.json.
+
+    *is_expected* says if the class has them by that key; None: if the key is true. A GGUF file has
+    no such key, and its tensors alone decide.
+    """
+    if keys.config is None:
+        return
+    stated = keys.text_config.get(key)
+    expected = bool(stated) if is_expected is None else is_expected
+    for layer, part in product(range(keys.integer("block_count")), parts):
+        name = f"blk.{layer}.{part}.weight"
+        if expected != (name in keys.weights):
+            there = f"no {part}.weight" if expected else keys.own_names.get(name, name)
+            problem = f"layer {layer} has {there}, against {key} = {show(stated)}"
+            raise contradiction(keys, problem)
 
 
 def dense_as_stored(keys: Keys, **overrides: Any) -> ModelConfig:

@@ -11,7 +11,14 @@ from typing import Any
 
 from bitnet.families.blocks import Block, Branch, FeedForward
 from bitnet.families.config_values import is_finite
-from bitnet.families.dense import ModelConfig, attention, model_of, sizes, usual_block
+from bitnet.families.dense import (
+    ModelConfig,
+    attention,
+    check_parts,
+    model_of,
+    sizes,
+    usual_block,
+)
 from bitnet.families.family import LlamaCppSupport, Values, register
 from bitnet.families.fused_rows import order_queries_first
 from bitnet.families.gpt import (
@@ -28,7 +35,8 @@ _NETWORK: dict[str, Any] = {"activation": "gelu", "gated": False}
 
 
 def _falcon(keys: Keys) -> ModelConfig:
-    """Blocks of one of three forms, by the norms among the tensors."""
+    """Blocks of one of three forms, by the norms among the tensors, which a folder's keys imply."""
+    _check_norms(keys)
     model_sizes = sizes(keys)
     mixer = attention(keys, model_sizes.dim, fused=True)
     alibi = keys.factor("attention.max_alibi_bias", 0.0)
@@ -53,6 +61,17 @@ def _falcon(keys: Keys) -> ModelConfig:
         **layer_norm_fields(keys),
         biases=FUSED_PRODUCTS if "blk.0.attn_qkv.bias" in keys.weights else (),
     )
+
+
+def _check_norms(keys: Keys) -> None:
+    """Refuse a folder with other norms than its ``config.json`` says."""
+    config = keys.text_config
+    key = "parallel_attn"
+    check_parts(keys, "ffn_norm", key=key, is_expected=not config.get(key, True))
+    key = "num_ln_in_parallel_attn"
+    norms = config.get(key)
+    has_two = bool(config.get("new_decoder_architecture")) and norms in (None, 2)
+    check_parts(keys, "attn_norm_2", key=key, is_expected=has_two)
 
 
 def _falcon_kv_heads(config: Config) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from bitnet.families.blocks import Branch, FeedForward
-from bitnet.families.dense import ModelConfig, attention, model_of, sizes
+from bitnet.families.dense import ModelConfig, attention, check_parts, model_of, sizes
 from bitnet.families.family import (
     ATTENTION,
     MLP,
@@ -36,6 +36,7 @@ _FACTORS = (
 
 def _falcon_h1(keys: Keys) -> ModelConfig:
     model_sizes = sizes(keys)
+    check_parts(keys, "ssm_norm", key="mamba_rms_norm")
     norm = {} if "blk.0.ssm_norm.weight" in keys.weights else {"norm_groups": 0}
     # in a GGUF file the norm is behind the gate; in a folder before it, unless a key is false
     is_first = bool(keys.config is not None and keys.text_config["mamba_norm_before_gate"])

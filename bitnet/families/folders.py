@@ -20,6 +20,7 @@ from bitnet.families.dense import (
     WINDOW_CONFIG,
     ModelConfig,
     attention,
+    check_parts,
     dense,
     model_of,
     read_windows,
@@ -79,6 +80,7 @@ register(
 def _hyperclova(keys: Keys) -> ModelConfig:
     scale = keys.number("attention.scale", 0.0)
     has_norms = "blk.0.post_attention_norm.weight" in keys.weights
+    check_parts(keys, "post_attention_norm", key="use_post_norm")
     residual = keys.number("residual_scale", 1.0)
     overrides = {"norms": AROUND} if has_norms else {"residual_scale": residual}
     model = dense(
@@ -221,6 +223,7 @@ register(
 
 def _persimmon(keys: Keys) -> ModelConfig:
     has_norms = "blk.0.attn_q_norm.weight" in keys.weights
+    check_parts(keys, "attn_q_norm", "attn_k_norm", key="qk_layernorm")
     return layer_norms(
         keys,
         fused=True,
