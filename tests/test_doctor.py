@@ -81,7 +81,7 @@ def test_a_folder_has_the_tokens_of_its_tokenizer(tmp_path):
 
 
 @pytest.mark.parametrize("tokens", [7, [1, 2]])
-def test_tokens_that_are_no_texts_are_damage(tokens, tmp_path):
+def test_tokens_other_than_texts_are_damage(tokens, tmp_path):
     keys = {"general.architecture": "llama", "tokenizer.ggml.tokens": tokens}
     path = write_gguf(tmp_path / "model.gguf", keys)
     model = by_name(examine(tmp_path, path))["Model"]

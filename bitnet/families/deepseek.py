@@ -7,17 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import Unsupported
-from bitnet.families.blocks import Experts, FeedForward, Gating, LatentAttention
-from bitnet.families.dense import (
-    AROUND,
-    RENAMED,
-    ModelConfig,
-    check_parts,
-    dense,
-    model_of,
-    sizes,
-    usual_block,
-)
+from bitnet.families.blocks import Experts, FeedForward, Gating, LatentAttention, ModelConfig
+from bitnet.families.dense import AROUND, RENAMED, check_parts, dense, model_of, sizes, usual_block
 from bitnet.families.experts import (
     GROUPED_CONFIG,
     GROUPED_KEYS,

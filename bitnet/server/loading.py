@@ -106,7 +106,7 @@ def narrate_failure(narrate: Narrate) -> Iterator[None]:
 
 
 def _describe(gguf: GGUF, narrate: Narrate) -> None:
-    """Narrate the content of a GGUF header; tokens that are no array of texts are an error."""
+    """Narrate the content of a GGUF header; anything but texts as tokens is an error."""
     metadata = gguf.metadata
     narrate(
         "gguf_metadata_loaded",
