@@ -164,10 +164,10 @@ def _missing_pre(gguf: GGUF, requested: str) -> str | None:
     stated = gguf.metadata.get("tokenizer.ggml.pre")
     if stated is not None or model != "gpt2":
         if requested not in ("", stated):
+            key = "tokenizer.ggml.model" if stated is None else "tokenizer.ggml.pre"
             raise UsageError(
                 f"--pre is {requested!r}, and {gguf.path.name} says itself how text is cut into "
-                f"words: {'tokenizer.ggml.model' if stated is None else 'tokenizer.ggml.pre'} is "
-                f"{model if stated is None else stated!r}",
+                f"words: {key} is {gguf.metadata.get(key)!r}",
                 hint="leave it out; fix-gguf --set-pre NAME writes a copy with another name",
             )
         return None

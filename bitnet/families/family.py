@@ -78,9 +78,8 @@ class LlamaCppSupport:
     # keys that it does not read, so that they have no effect in a GGUF file
     ignores: tuple[str, ...] = WINDOWS
     tied: bool = True  # it loads models whose head is the embedding
-    only_whole_width: bool = (
-        False  # it loads only models whose heads together are as wide as the model
-    )
+    # it loads only models whose heads together are as wide as the model
+    only_whole_width: bool = False
     only_whole_keys: bool = False  # it loads only models with as many key heads as heads
     # in models with this many layers, it takes the model's width over the number of heads for the
     # width of a head when it scales scores; 0: in none

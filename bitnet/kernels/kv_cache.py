@@ -234,8 +234,8 @@ class KVCache:
 
         Layers with a window would free them otherwise. The two lengths named last are kept.
         """
-        others = [position for position in self._kept if position != length]
-        self._kept = [*others, length][-MOST_KEPT:]
+        other_lengths = [kept for kept in self._kept if kept != length]
+        self._kept = [*other_lengths, length][-MOST_KEPT:]
         if length == self.length:
             self._states.copy_live()
         self._states.drop_copies({*self._kept, self._marked})

@@ -196,8 +196,8 @@ class LanguageModel:
         continued = messages[-1] if request.continue_final_message else None
         rules = reasoning_rules(tokenizer, text, continued)
         if rules is not None and request.thinking_budget is not None:
-            most, message = request.thinking_budget, request.thinking_message
-            request = replace(request, budget=budget_rules(tokenizer, rules, most, message))
+            limit_and_message = request.thinking_budget, request.thinking_message
+            request = replace(request, budget=budget_rules(tokenizer, rules, *limit_and_message))
         return ids, replace(request, reasoning=rules if request.separate_reasoning else None)
 
     def answer(self, request: Request) -> Answer:

@@ -21,7 +21,7 @@ import re
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from bitnet.runtime.piece import CallDelta, Piece, TextDelta
@@ -418,31 +418,33 @@ def _json_calls(
     calls: list[_Call] = []
     at = dressing.match(body, 0).end()  # type: ignore[union-attr]
     while at < len(body):
-        begin = at
-        value, at = decode(body, begin)
-        objects = [body[begin:at]]
+        value, end = decode(body, at)
+        written = body[at:end]
         if isinstance(value, list):
-            objects = item_texts(objects[0])
-        calls += [_call_of_object(form, each) for each in objects]
-        at = dressing.match(body, at).end()  # type: ignore[union-attr]
+            calls += map(partial(_call_of_object, form), value, item_texts(written))
+        else:
+            calls.append(_call_of_object(form, value, written))
+        at = dressing.match(body, end).end()  # type: ignore[union-attr]
     return calls, ""
 
 
-def _call_of_object(form: CallFormat, text: str) -> _Call:
-    """The call that the JSON *text* is; its arguments stay as the model wrote them."""
+def _call_of_object(form: CallFormat, call: Any, text: str) -> _Call:
+    """The call that *call* is, read from the JSON *text*; its arguments stay as they are there."""
+    if not isinstance(call, dict):
+        raise ValueError("not a call")
     written = value_texts(text)
-    call, _ = decode(text, 0)
     if form.head.startswith(f'{{"{NAME}"'):  # the name is the key of the arguments
         if len(call) != 1:
             raise ValueError("not one call")
-        ((name, arguments),) = written.items()
+        ((name, value),) = call.items()
+        arguments = written[name]
     else:
         name = call.get("name", call.get("tool_name"))
         key = key_of_arguments(call)
+        value = call[key] if key else {}
         arguments = written[key] if key else "{}"
     if not isinstance(name, str):
         raise ValueError("not a call")
-    value, _ = decode(arguments, 0)
     if isinstance(value, str):  # JSON in JSON
         arguments = value.strip()
         value, end = decode(arguments, 0)

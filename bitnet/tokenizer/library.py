@@ -463,8 +463,9 @@ def _splitter(tokens: Sequence[AddedToken], source: str) -> tuple[Tokenizer, dic
     All other text has its id 0.
     """
     entries = [_entry(token, token.text) | {"id": id} for id, token in enumerate(tokens, 1)]
-    other = "\U0010ffff" * (1 + max((len(token.text) for token in tokens), default=0))
-    model = {"type": "WordLevel", "vocab": {other: 0}, "unk_token": other}
+    longest = max((len(token.text) for token in tokens), default=0)
+    absent_text = "\U0010ffff" * (longest + 1)  # longer than any token
+    model = {"type": "WordLevel", "vocab": {absent_text: 0}, "unk_token": absent_text}
     library = load_library(source, model=model, added_tokens=entries)
     our_ids = {}
     for token in tokens:

@@ -170,8 +170,7 @@ def _name(checkpoint: Checkpoint) -> str:
 def _is_exact(checkpoint: Checkpoint, config: ModelConfig, ops: Ops, mode: HeadMode) -> bool:
     """True if the head of *checkpoint* gets a copy.
 
-    Raises:
-        Unsupported: *mode* is on, and the head is one of which no copy can be made.
+    If *mode* is on, a head of which no copy can be made is refused.
     """
     weight = checkpoint.weights.get(_name(checkpoint))
     if mode == "off" or not config.writes or weight is None or len(weight.shape) != 2:

@@ -192,14 +192,14 @@ async function edit(before, text) {
 
 async function regenerate(before) {
   if (isAnswering()) return;
-  await answer(conversation.nodes.find((node) => node.id === before.parent), () => {});
+  await answer(conversation.nodes.find((node) => node.id === before.parent));
 }
 
 /** Have the answer *node*, which was cut off, written on. */
 async function proceed(node) {
   if (isAnswering()) return;
   node.end = node.detail = "";
-  await answer(conversation.nodes.find((one) => one.id === node.parent), () => {}, node);
+  await answer(conversation.nodes.find((one) => one.id === node.parent), undefined, node);
 }
 
 /** Show the message of *node*, which may belong to another version of the conversation. */
@@ -222,7 +222,7 @@ async function choose(node) {
  *
  * Where nothing came of it, the path before is shown again, and *undo* called if the conversation is still shown.
  */
-async function answer(question, undo, begun = null) {
+async function answer(question, undo = () => {}, begun = null) {
   const asked = conversation;
   const { leaf } = asked;
   const model = at("model").value;
