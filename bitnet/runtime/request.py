@@ -18,6 +18,7 @@ from bitnet.runtime.request_checks import (
     check_text,
     check_value,
     check_variables,
+    is_call_required,
     list_texts,
     reasoning_of,
 )
@@ -262,8 +263,6 @@ class Request(SamplingOptions):
     @property
     def needs_grammar(self) -> bool:
         """True if a grammar has to be compiled before the answer begins."""
-        from bitnet.runtime.tools import is_call_required  # here, so that commands start sooner
-
         return bool(self.list_constraints()) or is_call_required(self.tool_choice)
 
     def check(self) -> None:

@@ -32,12 +32,21 @@ MAX_REFERENCES = 512  # definitions that a schema refers to; each may refer to a
 MAX_REPEATS = 4096  # of all patterns; compile time grows with their square
 #: Names under which clients send the reasoning of a message, ours first.
 REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
+ALLOWED = "allowed_tools"  # type of a tool choice that allows some of the tools
 
 
 def reasoning_of(message: Mapping[str, Any]) -> str:
     """The reasoning of *message*, under whichever name a client sends it; empty if none."""
     texts = [message.get(name) for name in REASONING_NAMES]
     return next((text for text in texts if isinstance(text, str) and text), "")
+
+
+def is_call_required(choice: Any) -> bool:
+    """True if an answer with this ``tool_choice`` must be a call."""
+    if isinstance(choice, Mapping) and choice.get("type") == ALLOWED:
+        allowed = choice.get("allowed_tools")
+        return isinstance(allowed, Mapping) and allowed.get("mode") == "required"
+    return choice not in (None, "auto", "none")
 
 
 def check_messages(messages: Any) -> None:

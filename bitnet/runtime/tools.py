@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
 from bitnet.base.trust import encodable
-from bitnet.runtime.request_checks import check_json, check_numbers
+from bitnet.runtime.request_checks import ALLOWED, check_json, check_numbers, is_call_required
 from bitnet.runtime.tool_detection import opening_at_end
 from bitnet.runtime.tool_formats import CallRules
 from bitnet.runtime.tool_grammar import control_tokens, write_grammar
@@ -79,16 +79,7 @@ _KEYWORDS: dict[str, tuple[tuple[type, ...], str]] = {
     "enum": ((list, tuple), "a list"),
 }
 
-ALLOWED = "allowed_tools"  # type of a choice that allows some of the tools
 NO_TOOLS = Tools((), (), required=False, parallel=True)
-
-
-def is_call_required(choice: Any) -> bool:
-    """True if an answer with this ``tool_choice`` must be a call."""
-    if isinstance(choice, Mapping) and choice.get("type") == ALLOWED:
-        allowed = choice.get("allowed_tools")
-        return isinstance(allowed, Mapping) and allowed.get("mode") == "required"
-    return choice not in (None, "auto", "none")
 
 
 def read_tools(definitions: Any, choice: Any, *, parallel: bool = True) -> Tools | None:

@@ -19,15 +19,8 @@ from bitnet.wire.forms import Form
 from bitnet.wire.gaps import gap_prompt
 from bitnet.wire.logprobs import TextLogprobs, chat_logprobs
 from bitnet.wire.messages import MESSAGES, find_unread_names, read_messages
-from bitnet.wire.reasoning import (
-    BUDGET,
-    BUDGETS,
-    EFFORT,
-    can_reason,
-    find_budget,
-    takes_effort,
-)
-from bitnet.wire.schemas import FLAG, OBJECT, TEXT, Schema, mark_ignored, mark_refused
+from bitnet.wire.reasoning import EFFORT, can_reason, takes_effort
+from bitnet.wire.schemas import DEFAULT, FLAG, OBJECT, TEXT, Schema, mark_ignored, mark_refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -57,6 +50,18 @@ ANSWER: dict[str, Schema] = {
     **schemas_by_name("openai", without=_CHAT_ONLY),
     "repeat_penalty": {"type": "number", "description": "another name of repetition_penalty"},
     "structured_outputs": OBJECT | {"description": "json, regex, choice or grammar; json_object"},
+}
+#: Names under which clients of chats send the most tokens of reasoning: vLLM's, llama-server's,
+#: those of Qwen's and of other services.
+BUDGETS = (
+    "thinking_token_budget", "reasoning_budget_tokens", "thinking_budget_tokens",
+    "reasoning_budget", "thinking_budget", "max_thinking_tokens",
+)  # fmt: skip
+BUDGET: Schema = {
+    "type": "integer",
+    "minimum": 0,
+    DEFAULT: -1,
+    "description": "most tokens of reasoning, which then ends; -1: no limit",
 }
 #: For a field of the request, other names under which a body may have it.
 SETTERS = {
@@ -111,7 +116,7 @@ def chat_requests(
     if wrong := _OURS.intersection(variables or ()):
         raise UsageError(f"{', '.join(sorted(wrong))} cannot be set", field="chat_template_kwargs")
     base = request_without_prompt(body, with_defaults(default, **RANDOM))
-    budget = find_budget(body)[1]
+    budget = _find_budget(body)
     request = replace(
         base,
         logprobs=(body["top_logprobs"] or 0) if body["logprobs"] else None,
@@ -127,6 +132,17 @@ def chat_requests(
         continue_final_message=bool(body["continue_final_message"]),
     )
     return [request]
+
+
+def _find_budget(body: Body) -> int | None:
+    """The most tokens of reasoning that *body* allows; None if it sets no limit."""
+    names = [name for name in BUDGETS if body.get(name) is not None]
+    if len(names) > 1:
+        raise UsageError(f"{' and '.join(names)} are both given", field=names[1])
+    if not names:
+        return None
+    number = body[names[0]]
+    return None if number == -1 else number
 
 
 def chat_ignores(body: Body, model: Served) -> Iterator[str]:

@@ -13,7 +13,7 @@ from bitnet.base.errors import UsageError
 from bitnet.base.trust import encodable
 from bitnet.runtime.piece import CallDelta, Piece, TextDelta
 from bitnet.runtime.request import MAX_MESSAGES, Request
-from bitnet.runtime.tools import ALLOWED
+from bitnet.runtime.request_checks import ALLOWED
 from bitnet.wire.fields import RANDOM, TOP_LOGPROBS, schemas_by_name, with_defaults
 from bitnet.wire.forms import Form, check_entries
 from bitnet.wire.logprobs import chat_logprobs

@@ -2,7 +2,8 @@
 
 Each must be exact or refused by name. transformers is the oracle for a folder, and llama.cpp for
 the GGUF file that ``convert`` writes from it, unless a warning names llama.cpp. A case is a
-configuration and a seed for its weights, so that a few lines of JSON reproduce it.
+configuration and a seed for its weights, so that a few lines of JSON reproduce it. Tests that
+import this module are skipped where transformers is not installed.
 """
 
 from __future__ import annotations
@@ -14,13 +15,11 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import numpy as np
-import torch
-import transformers
 from configurations import KINDS, Case, cases
 from conversions import convert
 from engine_logits import distance, llama_cpp
 from hf_folders import tokenizer_folder
-from hf_models import attention_of, random_model, save
+from hf_models import attention_of, random_model, save, torch, transformers
 from tiny_models import TOKENS
 
 from bitnet.base.errors import InvalidFormat, Unsupported

@@ -186,7 +186,8 @@ def test_an_answer_follows_a_format(client):
 def test_vectors_have_length_one(client):
     reply = client.embed("tiny", ["ab", "cd", "ab"])
     first, second, third = reply.embeddings
-    assert first == third != second
+    assert first == pytest.approx(third, abs=1e-6)  # NumPy: rows of a pass differ in the last bit
+    assert first != pytest.approx(second, abs=1e-3)
     assert math.isclose(sum(x * x for x in first), 1, abs_tol=1e-5)
     long = "a" * 5000
     assert len(client.embed("tiny", long).embeddings) == 1
@@ -326,6 +327,8 @@ def test_a_body_needs_a_json_content_type_only_from_a_browser(worker, more, stat
 def test_log_probabilities_stand_beside_the_text(worker, address):
     body = {"model": "tiny", "options": GREEDY, "logprobs": True, "top_logprobs": 2}
     body |= {"messages": ASK} if address == "/api/chat" else {"prompt": "abc"}
+    # Later answers take the prompt from the prefix cache; NumPy then adds in another order.
+    worker.post(address, body)
     whole = worker.post(address, body | {"stream": False}).json()
     text = whole["message"]["content"] if address == "/api/chat" else whole["response"]
     assert "".join(entry["token"] for entry in whole["logprobs"]) == text
