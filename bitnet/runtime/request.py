@@ -42,7 +42,7 @@ MAX_BIASES = 1024
 
 _INNER = {"inner": True}  # metadata of a field that JSON cannot set
 _SEED_BITS = 53  # of a drawn seed: every reader of JSON keeps such integers exactly
-_MINUS_ONE = {"seed", "top_k", "max_tokens"}  # -1 means the default in other programs
+_DEFAULT_IS_MINUS_ONE = {"seed", "max_tokens"}  # -1 means the default in other programs
 
 
 @dataclass(frozen=True)
@@ -221,15 +221,19 @@ class Request(SamplingOptions):
     def from_mapping(cls, entries: Mapping[str, Any], default: Request | None = None) -> Request:
         """The request that *entries* describe; *default* has the fields that they leave out.
 
-        ``None``, and -1 where it has no other meaning, stand for the default. A negative seed is
-        taken modulo 2^64.
+        ``None`` stands for the default, and so does a seed or ``max_tokens`` of -1. Another
+        negative seed is taken modulo 2^64. A ``top_k`` of -1 means all tokens, as in vLLM and
+        llama.cpp.
         """
         changes: dict[str, Any] = {}
         for name, value in entries.items():
             if name not in _JSON:
                 raise UsageError(f"{name} is not a field of a request", field=name)
-            if value is None or (value == -1 and name in _MINUS_ONE and type(value) is int):
+            is_minus_one = type(value) is int and value == -1
+            if value is None or (is_minus_one and name in _DEFAULT_IS_MINUS_ONE):
                 continue
+            if is_minus_one and name == "top_k":
+                value = 0
             if name == "seed" and type(value) is int and value < 0:
                 value %= 2**64
             changes[name] = value

@@ -130,7 +130,8 @@ _SHAPES: dict[str, Schema] = {
     "tools": {"type": "array", "items": TOOL},
     "tool_choice": TOOL_CHOICE,
 }
-_MINUS_ONE = {"max_tokens", "top_k", "seed"}  # fields in which -1 stands for the default
+# What -1 stands for in fields whose least value is larger: `Request.from_mapping` reads it.
+_MINUS_ONE = {"max_tokens": "the default", "top_k": "all", "seed": "the default"}
 
 
 def schemas_by_name(dialect: str, *only: str, without: Iterable[str] = ()) -> dict[str, Schema]:
@@ -166,7 +167,7 @@ def _schema(name: str) -> Schema:
         schema[DEFAULT] = -1
         if name == "seed":  # Request.from_mapping reads negative ones
             del schema["minimum"]
-        about = f"{about}; -1: the default"
+        about = f"{about}; -1: {_MINUS_ONE[name]}"
     if about and "description" not in schema:
         schema["description"] = about
     return schema

@@ -9,8 +9,9 @@ from bitnet.base.errors import UsageError
 from bitnet.base.options import types_of, without_none
 from bitnet.runtime.request import Request
 from bitnet.wire.fields import DIALECTS, NAMES
-from bitnet.wire.ollama import RUNNING
+from bitnet.wire.ollama import RUNNING, UNSERVED_OPTIONS
 from bitnet.wire.presets import OPTIONS, Preset
+from bitnet.wire.schemas import is_neutral
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -159,6 +160,8 @@ def _options(parameters: dict[str, list[str]]) -> tuple[dict[str, Any], int | No
             ignored.append(f"PARAMETER {key}")
         elif key == "num_ctx":
             context = int(_number(f"PARAMETER {key}", settings[-1], whole=True))
+        elif key in UNSERVED_OPTIONS and _turns_off(key, settings[-1]):
+            continue
         elif key not in names_here:
             raise UsageError(f"PARAMETER {key[:40]} is not served")
         elif names_here[key] == "stop":
@@ -166,6 +169,12 @@ def _options(parameters: dict[str, list[str]]) -> tuple[dict[str, Any], int | No
         else:
             _set_number(options, names_here[key], f"PARAMETER {key}", settings[-1])
     return options, context, ignored
+
+
+def _turns_off(name: str, text: str) -> bool:
+    """True if *text* turns off the option *name* of Ollama, which is refused otherwise."""
+    value: float | str = float(text) if _NUMBER.fullmatch(text) else text.lower()
+    return value == "false" or is_neutral(UNSERVED_OPTIONS[name], value)
 
 
 def _is_whole(name: str) -> bool:

@@ -65,7 +65,7 @@ RUNNING = {
 }  # fmt: skip
 
 #: Samplers that Ollama had: refused unless their value turns them off.
-_UNSERVED = {"tfs_z": UNSERVED["tfs_z"], **mark_refused("penalize_newline")}
+UNSERVED_OPTIONS = {"tfs_z": UNSERVED["tfs_z"], **mark_refused("penalize_newline")}
 
 #: Fields that chats and completions share.
 _ANSWER_FIELDS = {
@@ -199,7 +199,7 @@ def _check_options(body: Body) -> dict[str, Any]:
         field = f"options.{name[:80]}"
         if value is None or name in RUNNING:
             continue
-        if name in _UNSERVED and is_neutral(_UNSERVED[name], value):
+        if name in UNSERVED_OPTIONS and is_neutral(UNSERVED_OPTIONS[name], value):
             continue
         is_whole = name == "num_ctx" or OPTIONS.fields.get(name, {}).get("type") == "integer"
         if is_whole and isinstance(value, float) and value.is_integer():

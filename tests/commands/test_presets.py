@@ -132,7 +132,7 @@ def test_a_wrong_preset_is_refused_and_nothing_is_written(bitnet, presets, words
     ("name", "text", "error"),
     [
         ("Modelfile", "FROM m\nPARAMETER top_k few", "Error: PARAMETER top_k is 'few', expected"),
-        ("Modelfile", "FROM m\nPARAMETER tfs_z 1", "Error: PARAMETER tfs_z is not served"),
+        ("Modelfile", "FROM m\nPARAMETER tfs_z 2", "Error: PARAMETER tfs_z is not served"),
         ("preset.ini", "[x]\ntop-k = few", "Error: preset.ini: top-k is 'few', expected"),
     ],
 )

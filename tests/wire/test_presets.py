@@ -1,5 +1,6 @@
 """Presets: a model with its options in a TOML file, and in the forms of other programs."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -267,6 +268,21 @@ def test_a_text_of_a_modelfile_ends_where_it_does_for_ollama(value, text, comman
 )  # fmt: skip
 def test_a_number_below_0_is_left_out_only_where_it_is_the_default(setting, options):
     assert read_modelfile(f"FROM m\nPARAMETER {setting}", "x")[0].options == options
+
+
+@pytest.mark.parametrize("setting", ["tfs_z 1", "tfs_z 1.0", "penalize_newline false"])
+def test_a_removed_sampler_of_ollama_may_be_turned_off(setting):
+    assert read_modelfile(f"FROM m\nPARAMETER {setting}", "x")[0].options == {}
+    name, value = setting.split()
+    form = ROUTES["/api/generate"]
+    body = {"model": "m", "prompt": "a", "options": {name: json.loads(value)}}
+    assert form.requests(form.read(body), None, None)
+
+
+@pytest.mark.parametrize("setting", ["tfs_z 0.5", "penalize_newline true", "tfs_z few"])
+def test_a_removed_sampler_of_ollama_is_refused_with_another_value(setting):
+    with pytest.raises(UsageError, match=f"PARAMETER {setting.split()[0]} is not served"):
+        read_modelfile(f"FROM m\nPARAMETER {setting}", "x")
 
 
 @pytest.mark.parametrize(
