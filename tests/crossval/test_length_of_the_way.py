@@ -29,7 +29,8 @@ ROOM = f"{Path(bitnet.__file__).parent}/crossval/"
 TYPES = {
     *("CrossvalOptions", "Plan", "Prompt", "Question"),
     *("LlamaCpp", "Float64", "EngineFacts", "Trace", "PromptTrace", "Position"),
-    # A node of llama.cpp's graph, and the weight that gives a value of ours, which it has as well.
+    # Values are matched by the weight from which they are computed: in llama.cpp (Node), and here
+    # (WeightSource).
     *("Names", "Node", "WeightSource"),
     *("Operation", "Row", "TokenizerParity", "TestedModel", "Evidence"),
     "Verdict",

@@ -1,4 +1,4 @@
-"""The keys in the tables of the families: each is read, and without some a folder is refused."""
+"""The keys in the tables of the families: each is read, and one that is left out is the default."""
 
 import ast
 from pathlib import Path

@@ -60,7 +60,7 @@ class Walk:
 
 
 def gguf_to_logits(path: Path) -> None:
-    """The logits of ids, by the model in the GGUF file at *path*."""
+    """Compute the logits of ids, by the model in the GGUF file at *path*."""
     from bitnet.formats.containers import open_checkpoint
     from bitnet.kernels.kv_cache import KVCache
     from bitnet.kernels.native import select
@@ -71,7 +71,7 @@ def gguf_to_logits(path: Path) -> None:
 
 
 def text_to_logits(path: Path) -> None:
-    """The logits of a text, by the model and the tokenizer in the GGUF file at *path*."""
+    """Compute the logits of a text, by the model and the tokenizer in the GGUF file at *path*."""
     import bitnet
 
     with bitnet.load(path) as model:
