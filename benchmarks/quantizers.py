@@ -3,9 +3,9 @@
     python benchmarks/quantizers.py LIBRARY [FILE.gguf ...]
 
 LIBRARY is a libllama of llama.cpp, such as that in the npm package ``@node-llama-cpp/linux-x64``.
-Without a FILE, this prints the digests for tests/convert/test_mixtures.py, and the types that
+Without a FILE, this prints the digests for tests/convert/test_mixes.py, and the types that
 ``bitnet convert`` chooses differently. Otherwise both quantize each FILE, in F32, F16 or BF16, to
-every mixture, and this prints whether all tensors have the same bytes, and how long both took.
+every mix, and this prints whether all tensors have the same bytes, and how long both took.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/support"))
 
 import numpy as np
 from llama_quantize import quantize_file
-from mixture_models import MODELS, digest, grid, our_types, write
+from mix_models import MODELS, digest, grid, our_types, write
 
-from bitnet.convert.convert_options import MIXTURES, ConvertOptions
+from bitnet.convert.convert_options import MIXES, ConvertOptions
 from bitnet.convert.run import plan_conversion
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf import GGUF
@@ -47,32 +47,32 @@ def compare_types(library, folder):
         output = folder / "output.gguf"
         write(source, checkpoint)
         lines = []
-        for mixture, options in grid():
+        for mix, options in grid():
             weights = even(source) if options else None
             output.unlink(missing_ok=True)
-            number = MIXTURES[mixture].file_type
+            number = MIXES[mix].file_type
             assert quantize_file(library, source, output, number, importance=weights)
             with GGUF.open(output) as file:
                 theirs = [f"{key} {file.tensors[key].type.name}" for key in sorted(file.tensors)]
-            for line, ours in zip(theirs, our_types(name, mixture, options), strict=True):
+            for line, ours in zip(theirs, our_types(name, mix, options), strict=True):
                 if line != ours:
-                    print(f"{name}, {mixture} {options}: {line}, ours {ours}")
+                    print(f"{name}, {mix} {options}: {line}, ours {ours}")
             lines += theirs
         print(f'    "{name}": "{digest(lines)}",')
 
 
 def compare_files(library, source, folder):
-    """Quantize the file *source* to every mixture with both, and print a line for each."""
-    for mixture in MIXTURES:
-        if mixture == "Q2_K_S":  # it needs an importance matrix
+    """Quantize the file *source* to every mix with both, and print a line for each."""
+    for mix in MIXES:
+        if mix == "Q2_K_S":  # it needs an importance matrix
             continue
-        theirs = folder / f"{mixture}-theirs.gguf"
-        ours = folder / f"{mixture}-ours.gguf"
+        theirs = folder / f"{mix}-theirs.gguf"
+        ours = folder / f"{mix}-ours.gguf"
         started = time.perf_counter()
-        assert quantize_file(library, source, theirs, MIXTURES[mixture].file_type)
+        assert quantize_file(library, source, theirs, MIXES[mix].file_type)
         seconds = [time.perf_counter() - started]
         started = time.perf_counter()
-        plan_conversion(source, ConvertOptions(mixture)).write(ours)
+        plan_conversion(source, ConvertOptions(mix)).write(ours)
         seconds.append(time.perf_counter() - started)
         expected = open_checkpoint(theirs).weights
         actual = open_checkpoint(ours).weights
@@ -83,7 +83,7 @@ def compare_files(library, source, folder):
             != (actual[name].quant, actual[name].data.tobytes())
         ]
         verdict = f"differs in {', '.join(different)}" if different else "the same bytes"
-        print(f"{mixture}: {verdict}; theirs {seconds[0]:.1f} s, ours {seconds[1]:.1f} s")
+        print(f"{mix}: {verdict}; theirs {seconds[0]:.1f} s, ours {seconds[1]:.1f} s")
         theirs.unlink()
         ours.unlink()
 

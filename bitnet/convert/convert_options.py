@@ -21,7 +21,7 @@ BLOCKS = (  # types of rounded numbers, as a tensor may have them
 ROUNDED = ("F16", "BF16", *BLOCKS)
 
 
-class Mixture(NamedTuple):
+class Mix(NamedTuple):
     """A kind of quantized file: the type of most matrices, and its ``general.file_type``."""
 
     type: str
@@ -29,35 +29,35 @@ class Mixture(NamedTuple):
 
 
 #: Kinds of quantized files, by llama-quantize's names.
-MIXTURES = {
-    "Q8_0": Mixture("Q8_0", 7),
-    "Q6_K": Mixture("Q6_K", 18),
-    "Q5_K_M": Mixture("Q5_K", 17),
-    "Q5_K_S": Mixture("Q5_K", 16),
-    "Q5_1": Mixture("Q5_1", 9),
-    "Q5_0": Mixture("Q5_0", 8),
-    "Q4_K_M": Mixture("Q4_K", 15),
-    "Q4_K_S": Mixture("Q4_K", 14),
-    "IQ4_NL": Mixture("IQ4_NL", 25),
-    "IQ4_XS": Mixture("IQ4_XS", 30),
-    "Q4_1": Mixture("Q4_1", 3),
-    "Q4_0": Mixture("Q4_0", 2),
-    "MXFP4_MOE": Mixture("MXFP4", 38),
-    "Q3_K_L": Mixture("Q3_K", 13),
-    "Q3_K_M": Mixture("Q3_K", 12),
-    "Q3_K_S": Mixture("Q3_K", 11),
-    "Q2_K": Mixture("Q2_K", 10),
-    "Q2_K_S": Mixture("Q2_K", 21),
+MIXES = {
+    "Q8_0": Mix("Q8_0", 7),
+    "Q6_K": Mix("Q6_K", 18),
+    "Q5_K_M": Mix("Q5_K", 17),
+    "Q5_K_S": Mix("Q5_K", 16),
+    "Q5_1": Mix("Q5_1", 9),
+    "Q5_0": Mix("Q5_0", 8),
+    "Q4_K_M": Mix("Q4_K", 15),
+    "Q4_K_S": Mix("Q4_K", 14),
+    "IQ4_NL": Mix("IQ4_NL", 25),
+    "IQ4_XS": Mix("IQ4_XS", 30),
+    "Q4_1": Mix("Q4_1", 3),
+    "Q4_0": Mix("Q4_0", 2),
+    "MXFP4_MOE": Mix("MXFP4", 38),
+    "Q3_K_L": Mix("Q3_K", 13),
+    "Q3_K_M": Mix("Q3_K", 12),
+    "Q3_K_S": Mix("Q3_K", 11),
+    "Q2_K": Mix("Q2_K", 10),
+    "Q2_K_S": Mix("Q2_K", 21),
 }
 
-ENCODINGS = (*FLOATS, *MIXTURES, *TERNARY)
+ENCODINGS = (*FLOATS, *MIXES, *TERNARY)
 
 
 @dataclass(frozen=True)
 class ConvertOptions:
     """The new file."""
 
-    # A mixture gives some matrices larger types. A ternary type applies to the matrices of the
+    # A mix gives some matrices larger types. A ternary type applies to the matrices of the
     # blocks, while an embedding and a head that are not ternary are unchanged, or become F16.
     type: str = option(
         "F16",
@@ -90,5 +90,5 @@ class ConvertOptions:
             raise UsageError(
                 "Q2_K_S needs an importance matrix", hint="name one: --imatrix FILE; or choose Q2_K"
             )
-        if self.imatrix and self.type not in MIXTURES:
+        if self.imatrix and self.type not in MIXES:
             raise UsageError(f"--imatrix goes with types such as Q4_K_M, not with {self.type}")

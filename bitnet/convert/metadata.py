@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import TokenizerNotFound, Unsupported, UsageError
-from bitnet.convert.convert_options import MIXTURES
+from bitnet.convert.convert_options import MIXES
 from bitnet.families.family import find_zero, of_gguf
 from bitnet.families.heads import classifier
 from bitnet.formats.containers import ROUNDED_INPUTS, effective_keys
@@ -36,7 +36,7 @@ _FILE_TYPES = {
     "F32": 0,
     "F16": 1,
     "BF16": 32,
-    **{name: mixture.file_type for name, mixture in MIXTURES.items()},
+    **{name: mix.file_type for name, mix in MIXES.items()},
     "TQ1_0": 36,
     "TQ2_0": 37,
     "I2_S": 40,

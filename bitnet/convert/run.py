@@ -19,10 +19,10 @@ from bitnet.base.findings import Finding
 from bitnet.base.outputs import OutputFile
 from bitnet.base.quantities import human_size
 from bitnet.base.tables import quantity
-from bitnet.convert.convert_options import BLOCKS, MIXTURES
+from bitnet.convert.convert_options import BLOCKS, MIXES
 from bitnet.convert.engines import differences
 from bitnet.convert.metadata import metadata
-from bitnet.convert.mixtures import mixture_types, read_importance
+from bitnet.convert.mixes import read_importance, types_of_mix
 from bitnet.convert.tensors import Job, job
 from bitnet.formats.containers import open_checkpoint, open_gguf
 from bitnet.formats.gguf_write import NewTensor, file_size, write_new
@@ -147,7 +147,7 @@ def plan_conversion(source: Path, request: ConvertOptions) -> ConversionPlan:
             f"{checkpoint.path.name}: {len(missing)} tensors are missing, such as {missing[0]}",
             hint="compare the weights with those that the model's author publishes",
         )
-    mixed = mixture_types(checkpoint, request, tensors.vectors) if request.type in MIXTURES else {}
+    mixed = types_of_mix(checkpoint, request, tensors.vectors) if request.type in MIXES else {}
     importance = read_importance(Path(request.imatrix)) if request.imatrix else None
     jobs = tuple(
         job(weight, checkpoint, config, request, tensors.vectors, mixed, importance)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.base.errors import Unsupported
-from bitnet.convert.convert_options import BLOCKS, MIXTURES, ROUNDED, TERNARY
-from bitnet.convert.mixtures import importance_of
+from bitnet.convert.convert_options import BLOCKS, MIXES, ROUNDED, TERNARY
+from bitnet.convert.mixes import importance_of
 from bitnet.models.orders import column_order, row_order
 from bitnet.quants import registry, types
 from bitnet.quants.scaled_blocks import SCALED_BLOCKS
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.convert.convert_options import ConvertOptions
-    from bitnet.convert.mixtures import Importance
+    from bitnet.convert.mixes import Importance
     from bitnet.families.blocks import ModelConfig
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.quants.types import QuantType
@@ -325,19 +325,19 @@ def job(
     config: ModelConfig,
     request: ConvertOptions,
     vectors: Container[str],
-    mixture: Mapping[str, QuantType],
+    mix: Mapping[str, QuantType],
     importance: Importance | None,
 ) -> Job:
     """Job for one *weight* of *checkpoint*, a model of *config*, according to *request*.
 
-    *vectors* names matrices that take part in no product: they keep their numbers. *mixture* has
+    *vectors* names matrices that take part in no product: they keep their numbers. *mix* has
     the types of some tensors by name. *importance* weighs the errors of rounding.
     """
     is_gguf = checkpoint.path.is_file()
     is_exact = len(weight.shape) < 2 or weight.name in vectors or weight.name.endswith(_EXACT)
-    if weight.name in mixture:
-        target = mixture[weight.name]
-    elif is_exact or request.type in MIXTURES:  # which name everything that they round
+    if weight.name in mix:
+        target = mix[weight.name]
+    elif is_exact or request.type in MIXES:  # which name everything that they round
         target = _RENAMED.get(weight.quant, weight.quant) if is_gguf else types.by_name("F32")
     else:
         target = _target(weight, request, keeps=is_gguf)

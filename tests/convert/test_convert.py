@@ -473,7 +473,7 @@ def test_a_disk_that_changes_codes_is_noticed(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "options",
     [
-        {"type": "Q4_K"},  # of one tensor; a file has a mixture such as Q4_K_M
+        {"type": "Q4_K"},  # of one tensor; a file has a mix such as Q4_K_M
         {"type": "F16", "no_tokenizer": True, "pre": "gpt-2"},  # a part of the tokenizer left out
     ],
 )

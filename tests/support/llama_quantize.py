@@ -67,7 +67,7 @@ def quantize_file(library, source, output, file_type, *, importance=None, **opti
         library: file of a libllama; that of xllamacpp lacks this function.
         source: GGUF file.
         output: the new file.
-        file_type: number of the mixture.
+        file_type: number of the mix.
         importance: weights of inputs by the name of a matrix.
         options: fields of the parameters.
     """

@@ -1,6 +1,6 @@
 """The types of a quantized file's tensors, as llama-quantize chooses; importance matrices.
 
-A mixture such as Q4_K_M gives most matrices one type and a few that suffer most from rounding a
+A mix such as Q4_K_M gives most matrices one type and a few that suffer most from rounding a
 larger one: the output head, the values of the attention, and the down projections of some blocks.
 The rules are those of llama.cpp's ``src/llama-quant.cpp`` (b11434); what they depend on, and which
 tensors they leave alone, is the same, so that files have the same types.
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet.base.errors import InvalidFormat, NotFound
-from bitnet.convert.convert_options import MIXTURES
+from bitnet.convert.convert_options import MIXES
 from bitnet.formats.gguf import GGUF
 from bitnet.quants import types
 from bitnet.quants.registry import dequantize
@@ -74,7 +74,7 @@ _PARTS = {
 }
 
 
-# The type of a role's tensors in a mixture; None: that of most matrices.
+# The type of a role's tensors in a mix; None: that of most matrices.
 _VALUES: Mapping[str, _Rule] = {
     "Q2_K": lambda tensor: "Q4_K" if tensor.sharing >= 4 else "Q3_K",
     "Q2_K_S": lambda tensor: "Q4_K" if tensor.sharing >= 4 else None,
@@ -108,7 +108,7 @@ _FALCON_DOWN: Mapping[str, _Rule | None] = {
 }
 _ATTENTION_OUTPUT = {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}
 _FALCON_ATTENTION_OUTPUT = {"Q3_K_L": "Q4_K"}
-# Mixtures that give the attention output Q5_K in models of eight experts.
+# Mixes that give the attention output Q5_K in models of eight experts.
 _EIGHT_EXPERTS_OUTPUT = frozenset(
     {"Q2_K", "Q3_K_S", "Q3_K_M", "IQ4_NL", "Q4_K_S", "Q4_K_M", "IQ4_XS"}
 )
@@ -147,10 +147,10 @@ class _TensorPosition:
         return sensitive if self.is_sensitive else other
 
 
-def mixture_types(
+def types_of_mix(
     checkpoint: Checkpoint, request: ConvertOptions, vectors: Container[str]
 ) -> dict[str, QuantType]:
-    """Type of each matrix of *checkpoint* that the mixture ``request.type`` quantizes.
+    """Type of each matrix of *checkpoint* that the mix ``request.type`` quantizes.
 
     *vectors* names tensors that take part in no product.
     """
@@ -171,8 +171,8 @@ class _Assignment:
     """Types of the tensors of one model, asked in llama.cpp's order: by block, then by name."""
 
     def __init__(self, checkpoint: Checkpoint, request: ConvertOptions) -> None:
-        self.mixture = request.type
-        self.default = MIXTURES[request.type].type
+        self.mix = request.type
+        self.default = MIXES[request.type].type
         self.has_importance = bool(request.imatrix)
         self.weights = checkpoint.weights
         self.architecture = checkpoint.architecture
@@ -205,7 +205,7 @@ class _Assignment:
         """Name of the type of *weight* by the rules, whether or not its blocks fit the rows."""
         default = self.default
         is_head = role == "output" or (role == "embedding" and "output.weight" not in self.weights)
-        if self.mixture == "MXFP4_MOE":
+        if self.mix == "MXFP4_MOE":
             is_expert = len(weight.shape) > 2 and weight.shape[0] > 1
             # Of this architecture, matrices of the latent attention are stored for each head.
             if self.architecture == "bailingmoe3":
@@ -228,10 +228,10 @@ class _Assignment:
             return self._apply(rules, weight.name, role, self.layers)
         if role == "attention output":
             if self.architecture == "falcon":
-                return _FALCON_ATTENTION_OUTPUT.get(self.mixture, default)
+                return _FALCON_ATTENTION_OUTPUT.get(self.mix, default)
             if has_eight_experts:
-                return "Q5_K" if self.mixture in _EIGHT_EXPERTS_OUTPUT else default
-            return _ATTENTION_OUTPUT.get(self.mixture, default)
+                return "Q5_K" if self.mix in _EIGHT_EXPERTS_OUTPUT else default
+            return _ATTENTION_OUTPUT.get(self.mix, default)
         return default
 
     def _apply(self, rules: Mapping[str, _Rule | None], name: str, role: str, layers: int) -> str:
@@ -244,7 +244,7 @@ class _Assignment:
             self.has_importance,
         )
         self.counts[role] += 1
-        rule = rules.get(self.mixture)
+        rule = rules.get(self.mix)
         type_ = rule(tensor) if callable(rule) else rule
         return type_ or self.default
 

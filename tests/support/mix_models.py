@@ -10,8 +10,8 @@ import numpy as np
 from builders import Tensor, write_gguf
 from tiny_keys import LATENT as LATENT_KEYS
 
-from bitnet.convert.convert_options import MIXTURES, ConvertOptions
-from bitnet.convert.mixtures import mixture_types
+from bitnet.convert.convert_options import MIXES, ConvertOptions
+from bitnet.convert.mixes import types_of_mix
 from bitnet.formats.checkpoint import Checkpoint
 from bitnet.quants import types
 from bitnet.quants.weight import Weight
@@ -121,23 +121,23 @@ MODELS = {
 
 
 def grid():
-    """Every mixture with further options of the conversion: without an importance matrix, and with.
+    """Every mix with further options of the conversion: without an importance matrix, and with.
 
     Q2_K_S needs one.
     """
-    for mixture in MIXTURES:
-        if mixture != "Q2_K_S":
-            yield mixture, {}
-        yield mixture, {"imatrix": Path("imatrix.gguf")}
+    for mix in MIXES:
+        if mix != "Q2_K_S":
+            yield mix, {}
+        yield mix, {"imatrix": Path("imatrix.gguf")}
 
 
-def our_types(name, mixture, own):
+def our_types(name, mix, own):
     """Lines ``NAME TYPE``, as ``bitnet convert`` chooses types for the model *name* of MODELS.
 
     *own* are further options of the conversion.
     """
     checkpoint = MODELS[name]
-    chosen = mixture_types(checkpoint, ConvertOptions(mixture, **own), ())
+    chosen = types_of_mix(checkpoint, ConvertOptions(mix, **own), ())
     weights = checkpoint.weights
     return [f"{key} {chosen.get(key, weights[key].quant).name}" for key in sorted(weights)]
 

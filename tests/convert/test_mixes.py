@@ -8,13 +8,13 @@ import pytest
 from builders import write_gguf
 from conversions import convert
 from llama_quantize import INSTALLED, REASON, quantize_rows
-from mixture_models import MODELS, digest, grid, our_types
+from mix_models import MODELS, digest, grid, our_types
 from tiny_models import tiny, write_model
 
 from bitnet.base import native
 from bitnet.base.errors import InvalidFormat, NotFound, Unsupported, UsageError
 from bitnet.convert.convert_options import ConvertOptions
-from bitnet.convert.mixtures import importance_of, read_importance
+from bitnet.convert.mixes import importance_of, read_importance
 from bitnet.convert.run import plan_conversion
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf import GGUF
@@ -22,7 +22,7 @@ from bitnet.quants import registry, types
 
 compiled = pytest.mark.skipif(native.module() is None, reason="the native module is not installed")
 
-# By the model's name: digest of the type of every tensor in every mixture, as llama-quantize
+# By the model's name: digest of the type of every tensor in every mix, as llama-quantize
 # chooses them. benchmarks/quantizers.py printed them, with llama.cpp v0.5.0.
 DIGESTS = {
     "llama of 20 blocks, four queries to a key": "a30f0ca1bb8d5efe",
@@ -49,7 +49,7 @@ DIGESTS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_types_are_those_of_llama_quantize(name):
-    lines = [line for mixture, options in grid() for line in our_types(name, mixture, options)]
+    lines = [line for mix, options in grid() for line in our_types(name, mix, options)]
     assert digest(lines) == DIGESTS[name]
 
 
@@ -88,12 +88,12 @@ def gguf_file(path, sums, counts=(3,)):
 
 @compiled
 @pytest.mark.skipif(not INSTALLED, reason=REASON)
-@pytest.mark.parametrize("mixture", ["Q4_K_M", "Q3_K_L", "Q2_K", "IQ4_XS"])
+@pytest.mark.parametrize("mix", ["Q4_K_M", "Q3_K_L", "Q2_K", "IQ4_XS"])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_a_file_has_the_bytes_of_llama_cpps_quantizers(source, mixture, weighted, tmp_path):
+def test_a_file_has_the_bytes_of_llama_cpps_quantizers(source, mix, weighted, tmp_path):
     before = open_checkpoint(source).weights
     sums = sums_of(open_checkpoint(source)) if weighted else {}
-    request = ConvertOptions(mixture)
+    request = ConvertOptions(mix)
     if weighted:
         request = replace(request, imatrix=gguf_file(tmp_path / "imatrix.gguf", sums))
     convert(source, tmp_path / "out.gguf", request)
