@@ -347,6 +347,7 @@ class Store:
             }
             try:
                 for blob, target in items:
+                    self._seal_if_unshared(blob)
                     folder = folders[target.parent]
                     may_be_edited = self.folder not in target.parents
                     prepared.append(
@@ -461,6 +462,17 @@ class Store:
         with suppress(OSError):
             links.remove(blob.path)
         self.verified.forget(blob.path)
+
+    def _seal_if_unshared(self, blob: Blob) -> None:
+        """Seal a stored file that a killed run left writable, and that no other program has.
+
+        A writable file may be another program's, and a small one is copied into projects then.
+        """
+        with suppress(OSError):
+            status = blob.path.stat()
+            is_stored = self.folder in blob.path.parents
+            if is_stored and status.st_nlink == 1 and status.st_mode & 0o222:
+                self._seal(blob.path, blob.sha256)
 
     def _seal(self, path: Path, sha256: str) -> None:
         """Make the stored file *path* read-only, and record its digest, which was just computed."""

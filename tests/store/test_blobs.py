@@ -243,6 +243,16 @@ def test_a_small_writable_file_that_was_taken_in_is_not_shared_with_a_project(tm
     assert not (is_small and target.samefile(own))
 
 
+def test_a_stored_file_that_a_killed_run_left_writable_is_not_copied_into_a_project(
+    store, blob, tmp_path
+):
+    blob.path.chmod(0o644)
+    store.place(store.find(DIGEST), tmp_path / "m.gguf")
+    assert (tmp_path / "m.gguf").samefile(blob.path)
+    assert not blob.path.stat().st_mode & 0o222
+    assert store.find(DIGEST) == blob
+
+
 def test_a_long_name_is_cut_between_two_characters():
     for name in ("é" * 120, "a" + "é" * 120):
         short = links.short_name(name)
