@@ -117,8 +117,8 @@ class ChainOptions:
     )
     samplers: list[str] = option(
         [],
-        f"name of a sampler, in the order in which they run, without those that are left out; may "
-        f"be given several times; {BY_THE_MODEL}, else {', '.join(SAMPLERS)}",
+        f"name of a sampler; may be given several times: only these run, in this order; "
+        f"{BY_THE_MODEL}, else {', '.join(SAMPLERS)}",
         metavar="NAME",
     )
     #: Names of the options that the command line sets, be it to their defaults.

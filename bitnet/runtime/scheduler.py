@@ -208,9 +208,10 @@ class Scheduler:
         ready = with_caches_read(self.running)
         decoding = [sequence for sequence in ready if sequence.decodes]
         drafter = self._drafter if self._pace.drafting else None
-        # What drafts cost is known only beside the time of a pass without any: else this pass has
-        # none, and its time is noted. With attention in both directions, a token would see the
-        # drafts after it; such models have no drafter.
+        # What drafts cost is known only beside the time of a pass without any: until one of this
+        # number of sequences was timed, no draft is looked up, and this pass gives that time. With
+        # attention in both directions, a token would see the drafts after it; such models have no
+        # drafter.
         looking_up = self._times.has_undrafted(len(decoding)) and self.model.config.looks_back
         plan_decoding(decoding, drafter, self.context, looking_up=looking_up)
         prompts = [sequence for sequence in ready if not sequence.decodes]

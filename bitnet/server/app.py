@@ -222,7 +222,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 @_llama_server.get(
     "/props",
-    summary="Facts about a model, which is loaded",
+    summary="Facts about a model, which is loaded for this",
     responses=refusals_of("/props", 404, 503, 504),
 )
 async def props(request: Request, model: str | None = None) -> dict[str, Any]:

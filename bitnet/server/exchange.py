@@ -461,7 +461,7 @@ def prepare_sequences(
     reserves at most its share of the memory, so that others fit as well. With *clamps*, a length
     beyond *limit*, or beyond what is left of the context, is lowered instead of refused.
     """
-    with _refusing_what_is_too_long():  # a query and a document, together
+    with _refusing_what_is_too_long():  # pairs of texts to rank; other prompts are measured below
         ids, model_request = slot.model.prepare(request)
     tokens = model_request.length_limit
     if request.max_tokens is None or tokens == EVERYTHING:

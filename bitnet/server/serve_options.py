@@ -69,7 +69,7 @@ class ServeOptions:
         "", "key of the certificate as PEM; default: in the same file", metavar="FILE"
     )
     max_batch: int = option(8, "answers generated at the same time", bounds=(1, None))
-    queue: int = option(64, "requests that may wait; further ones get status 429", bounds=(1, None))
+    queue: int = option(64, "answers that may wait; further ones get status 429", bounds=(1, None))
     kv_memory: int = option(
         0,
         "megabytes for keys and values of each loaded model; 0: a quarter of the machine's memory",
@@ -177,7 +177,7 @@ class ServeOptions:
     @property
     def idle_s(self) -> float:
         """Seconds without a request after which a model is unloaded."""
-        if self.models_idle.strip().lower() in ("0", "never"):
+        if self.models_idle.strip().lower() == "never":
             return float("inf")
         return parse_duration(self.models_idle, "--models-idle")
 

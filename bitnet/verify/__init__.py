@@ -399,7 +399,10 @@ class _Examination:
         agreement = measure_agreement(tokenizer.encode, own.encode)
         if agreement.first_difference is None:
             return f"{verdict}; {agreement}"
-        text = f"{agreement} as the embedded one; first other: {agreement.first_difference!r}"
+        text = (
+            f"{agreement.equal} of {agreement.total} probe texts ({agreement.ratio:.0%}) give the "
+            f"same ids as the embedded one; first other: {agreement.first_difference!r}"
+        )
         hint = (
             f"bitnet verify-tokenizer {shell_quote(self.path)} "
             f"--against {shell_quote(self.tokenizer)}"

@@ -12,15 +12,14 @@ if TYPE_CHECKING:
 
     from bitnet.tokenizer import Tokenizer
 
-#: Tokens that mark the text before a gap, the text after it, and the answer that fills it: of Qwen,
-#: StarCoder, Granite, DeepSeek, CodeLlama and CodeGemma.
+#: Tokens that mark the text before a gap, the text after it, and the answer that fills it.
 _MARKS = (
-    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
-    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
-    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
-    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
-    (" <PRE>", " <SUF>", " <MID>"),
-    ("<PRE>", "<SUF>", "<MID>"),
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # the same, in other files
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek
+    (" <PRE>", " <SUF>", " <MID>"),  # CodeLlama
+    ("<PRE>", "<SUF>", "<MID>"),  # CodeLlama, without the spaces
 )
 _FILE = ("<|file_sep|>", "<file_sep>")  # tokens before the name and the text of a file
 

@@ -185,8 +185,8 @@ def answer_ignores(body: Body, model: Served) -> Iterator[str]:
 def find_ignored_options(body: Body, model: Served = None) -> Iterator[str]:
     """Names of the options in *body* for loading and running *model*, which have no effect."""
     for name, value in (body["options"] or {}).items():
-        # A prompt is not cut to a context shorter than the model's, and a longer one, which
-        # clients compute from the length of their text, is the model's, as in Ollama.
+        # A num_ctx below the model's context does not cut prompts. One above it, which clients
+        # compute from the length of their text, counts as the model's context, as in Ollama.
         is_other_context = name == "num_ctx" and (model is None or value != model.context)
         if value is not None and (name in RUNNING or is_other_context):
             yield f"options.{name}"

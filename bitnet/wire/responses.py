@@ -319,7 +319,7 @@ class _Items:
         for part in piece.parts:
             is_text = isinstance(part, TextDelta) and not part.is_reasoning
             # Only messages have log-probabilities. A piece without a token is a whole answer, from
-            # response_reply: there they belong to its text.
+            # response_reply, where they belong to its text, or ends an answer.
             if not is_text and piece.token is not None:
                 self._described.clear()
             if isinstance(part, CallDelta):

@@ -192,6 +192,7 @@ def test_two_models_of_one_name_are_refused_with_both_paths(refused, folder, tmp
         (("--models", "."  , "--model", "x"), "--model and --models exclude each other"),
         (("--models", ".", "--tokenizer", "x"), "--tokenizer and --models exclude each other"),
         (("--models", "x", "--models-idle", "soon"), "--models-idle expects a number and a unit"),
+        (("--models", "x", "--models-idle", "0"), "--models-idle expects a number and a unit"),
         (("--models", "x", "--memory-budget", "-1"), "--memory-budget is -1"),
         (("--models", "smolm2-135m"), "no such file or folder, and no model of that name"),
     ],

@@ -373,7 +373,8 @@ document.onkeydown = (event) => {
 window.onresize = typed;
 window.onhashchange = () => openConversation(location.hash.slice(1));
 store.watch(async (id) => {
-  if (id === conversation.id && !running && !isNew) await openConversation(id);
+  const isShown = id === conversation.id || id === ""; // "": all were deleted
+  if (isShown && !running && !isNew) await openConversation(conversation.id);
   else await list.show();
 });
 

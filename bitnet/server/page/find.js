@@ -1,4 +1,4 @@
-/* The messages of the open conversation in which the words of the search stand. */
+/* The messages of the open conversation in which any of the words of the search stands. */
 
 import { at } from "./dom.js";
 
@@ -22,7 +22,7 @@ export class Find {
   }
 
   /**
-   * Look for the search's words in *conversation*, also in versions that are not shown.
+   * Look for any of the search's words in *conversation*, also in versions that are not shown.
    *
    * The place stays at its message while the words and the conversation are the same.
    */

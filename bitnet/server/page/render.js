@@ -149,7 +149,7 @@ export class Streamed {
     for (const element of this.tail) this.element.append(element);
   }
 
-  /** Make the blocks that whole lines have ended. */
+  /** Make, once and for all, the blocks behind which a complete line has begun another. */
   settle(text) {
     const end = text.lastIndexOf("\n") + 1;
     if (end <= this.start) return;

@@ -10,7 +10,7 @@ const EXAMPLES = [
   "Write a Python function that counts the words of a text file.",
   "Rewrite this sentence so that it is easier to read: ",
 ];
-const SHARE = 4; // time between two drawings, in drawings: at most a fifth goes into them
+const PAUSE = 4; // times as long as a drawing took until the next: at most a fifth of the time is drawing
 
 export class Talk {
   /** Show conversations in *element*; *actions* as for {@link Message}, and draft(text) fills the box. */
@@ -84,7 +84,7 @@ export class Talk {
       return;
     }
     this.shown.get(node)?.draw(true);
-    this.notBefore = performance.now() + SHARE * (performance.now() - begin);
+    this.notBefore = performance.now() + PAUSE * (performance.now() - begin);
     this.follow();
   }
 

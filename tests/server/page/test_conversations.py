@@ -294,6 +294,21 @@ def test_another_tab_sees_what_changes(worker, person):
     assert second_tab.problems == []
 
 
+def test_a_tab_does_not_keep_what_another_one_deleted_with_all_conversations(worker, person):
+    person.goes_to(worker.address)
+    person.says("abc")
+    second_tab = type(person)(person.page.context.new_page())
+    second_tab.goes_to(worker.address)
+    second_tab.page.once("dialog", lambda dialog: dialog.accept())
+    second_tab.button("Settings").click()
+    second_tab.button("Delete all conversations").click()
+    person.expect(person.questions).to_have_count(0)
+    person.says("d")
+    person.expect(person.questions).to_have_text(["d"])
+    person.expect(second_tab.conversations).to_have_text(["d"])
+    assert second_tab.problems == []
+
+
 def test_a_tab_that_is_read_stays_where_it_is_while_another_one_writes(writer, person, dictate):
     person.page.set_viewport_size({"width": 900, "height": 300})
     person.goes_to(writer.address)
