@@ -77,8 +77,12 @@ class Agreement:
         certain = any(difference.certain for difference in self.differences)
         return self.ratio == 1 and 0 < self.decoded == self.decoded_equal and not certain
 
+    def count_equal(self) -> str:
+        """How many texts have equal ids, for messages."""
+        return f"{self.equal} of {self.total} probe texts ({self.ratio:.0%}) give the same ids"
+
     def __str__(self) -> str:
-        ids = f"{self.equal} of {self.total} probe texts ({self.ratio:.0%}) give the same ids"
+        ids = self.count_equal()
         if not self.decoded:
             return f"{ids}; texts of ids not checked"
         return f"{ids}, {self.decoded_equal} of {self.decoded} lists of ids the same text"

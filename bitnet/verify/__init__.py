@@ -397,16 +397,12 @@ class _Examination:
         except BitnetError:  # the file has no other tokenizer to compare with
             return verdict
         agreement = measure_agreement(tokenizer.encode, own.encode)
-        if agreement.first_difference is None:
+        first = agreement.first_difference
+        if first is None:
             return f"{verdict}; {agreement}"
-        text = (
-            f"{agreement.equal} of {agreement.total} probe texts ({agreement.ratio:.0%}) give the "
-            f"same ids as the embedded one; first other: {agreement.first_difference!r}"
-        )
-        hint = (
-            f"bitnet verify-tokenizer {shell_quote(self.path)} "
-            f"--against {shell_quote(self.tokenizer)}"
-        )
+        text = f"{agreement.count_equal()} as the embedded one; first other: {first!r}"
+        other = shell_quote(self.tokenizer)
+        hint = f"bitnet verify-tokenizer {shell_quote(self.path)} --against {other}"
         return self._report("failed", text, hint)
 
     @_check("files")

@@ -224,6 +224,17 @@ def test_a_named_tokenizer_is_compared_text_by_text(model, tmp_path, bitnet):
     assert "40 of 40 probe texts (100%) give the same ids" in found.text
 
 
+def test_a_named_tokenizer_with_other_ids_fails_with_the_first_text(model, tmp_path, bitnet):
+    assert bitnet("export-tokenizer", model, "--into", tmp_path / "own").code == 0
+    file = tmp_path / "own/tokenizer.json"
+    spec = json.loads(file.read_text())
+    spec["normalizer"] = {"type": "Lowercase"}
+    file.write_text(json.dumps(spec))
+    found = verdicts(model, tokenizer=file)["tokenizer"]
+    assert found.severity == "failed"
+    assert "give the same ids as the embedded one; first other: '" in found.text
+
+
 def test_an_unknown_architecture_fails_by_name(tmp_path):
     found = verdicts(tiny_gguf(tmp_path / "m.gguf", **{"general.architecture": "mamba"}))
     assert found["metadata"].severity == "failed"
