@@ -77,12 +77,15 @@ class Agreement:
         certain = any(difference.certain for difference in self.differences)
         return self.ratio == 1 and 0 < self.decoded == self.decoded_equal and not certain
 
-    def count_equal(self) -> str:
-        """How many texts have equal ids, for messages."""
+    def describe_first_other(self, name: str) -> str:
+        """Number of texts with the ids that *name* gives, and the first text with others."""
+        return f"{self._count_equal()} as {name}; first other: {self.first_difference!r}"
+
+    def _count_equal(self) -> str:
         return f"{self.equal} of {self.total} probe texts ({self.ratio:.0%}) give the same ids"
 
     def __str__(self) -> str:
-        ids = self.count_equal()
+        ids = self._count_equal()
         if not self.decoded:
             return f"{ids}; texts of ids not checked"
         return f"{ids}, {self.decoded_equal} of {self.decoded} lists of ids the same text"

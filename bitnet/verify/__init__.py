@@ -397,12 +397,13 @@ class _Examination:
         except BitnetError:  # the file has no other tokenizer to compare with
             return verdict
         agreement = measure_agreement(tokenizer.encode, own.encode)
-        first = agreement.first_difference
-        if first is None:
+        if agreement.first_difference is None:
             return f"{verdict}; {agreement}"
-        text = f"{agreement.count_equal()} as the embedded one; first other: {first!r}"
-        other = shell_quote(self.tokenizer)
-        hint = f"bitnet verify-tokenizer {shell_quote(self.path)} --against {other}"
+        text = agreement.describe_first_other("the embedded one")
+        hint = (
+            f"bitnet verify-tokenizer {shell_quote(self.path)} "
+            f"--against {shell_quote(self.tokenizer)}"
+        )
         return self._report("failed", text, hint)
 
     @_check("files")
